@@ -1,4 +1,5 @@
-"""What an accelerator is: its rates, caches and source, and rates that were measured on one."""
+"""What an accelerator is: its rates, caches and source, and rates that were measured on one; and those of
+specified.toml. A user's own are tables of the same form (:mod:`.user_file`), ``cpu`` is this machine (:mod:`.cpu`)."""
 
 from __future__ import annotations
 
@@ -6,11 +7,12 @@ import dataclasses
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated
+from typing import Annotated, Any
 
 from ...results.arguments import unknown
-from ...results.toml_tables import Must
+from ...results.toml_tables import Must, read_toml
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,8 +96,8 @@ class Accelerator(Specification):
         For fp32 that is the TF32 rate where there is one: kernels may round fp32 operands to TF32, so a lower figure
         would not bound them.
         """
-        rates = [self.matrix_flops[name] for name in _MULTIPLIED_AS.get(dtype, (dtype,)) if name in self.matrix_flops]
-        return max(rates, default=None)
+        names = ("fp32", "tf32") if dtype == "fp32" else (dtype,)
+        return max((self.matrix_flops[name] for name in names if name in self.matrix_flops), default=None)
 
     @property
     def usual_dtype(self) -> str:
@@ -133,4 +135,29 @@ class Accelerator(Specification):
         )
 
 
-_MULTIPLIED_AS: dict[str, tuple[str, ...]] = {"fp32": ("fp32", "tf32")}
+_MEASURED = {
+    "h200_sxm": Roofs(
+        matrix_flops={"bf16": 790e12},
+        bandwidth_bytes_s=4.29e12,
+        source="best of repeated runs on one H200 (driver 580.159, torch 2.11.0+cu130): 8192^3 bf16 matmul 750 to "
+        "790 TFLOP/s, device-to-device copy 4.26 to 4.29 TB/s read plus written",
+    )
+}
+
+
+def read_accelerators(path: Path, keys: Any, what: str) -> Mapping[str, Accelerator]:
+    """Return the accelerators of a file, whose tables are named as ``keys`` says; errors as :func:`.read_toml`."""
+    tables: Mapping[str, Specification] = read_toml(path, Mapping[keys, Specification], what)
+    found = {}
+    for key, table in tables.items():
+        fields: dict[str, Any] = {name: getattr(table, name) for name in Specification.__dataclass_fields__}
+        fields["matrix_flops"] = MappingProxyType(fields["matrix_flops"])
+        found[key] = Accelerator(key=key, measured=_MEASURED.get(key), **fields)
+    return MappingProxyType(found)
+
+
+ACCELERATORS = read_accelerators(Path(__file__).with_name("specified.toml"), str, "specifications")
+"""Specified accelerators by key; :func:`.get_accelerator` also knows the local CPU and the user's own."""
+
+ALIASES: Mapping[str, str] = {"a100": "a100_80_pcie", "h100": "h100_sxm", "h200": "h200_sxm"}
+"""Short names on the command line -> key: the SXM part, and for the A100 the TFLA paper's 80 GB PCIe card."""

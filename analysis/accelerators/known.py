@@ -7,9 +7,8 @@ import re
 from pathlib import Path
 
 from ...results.arguments import unknown
-from .accelerator import Accelerator, Roofs
+from .accelerator import ACCELERATORS, ALIASES, Accelerator, Roofs
 from .cpu import local_cpu
-from .specified import ACCELERATORS, ALIASES
 from .user_file import user_accelerators
 
 _DEVICE_NAMES = (

@@ -118,7 +118,7 @@ def with_roofs(accelerator: Accelerator, choice: str) -> Accelerator:
 
 
 def _default_folders() -> list[Path]:
-    folders = dict.fromkeys((Path(__file__).resolve().parents[2] / "results", Path("results").resolve()))
+    folders = dict.fromkeys((store.HERE, Path("results").resolve()))
     return [folder for folder in folders if folder.is_dir()]
 
 
@@ -132,7 +132,7 @@ def _calibration_files(paths: Iterable[Path]) -> list[Path]:
 
 def _shown(path: Path) -> str:
     """Return the path as it is told from here or from the root of the repository."""
-    for base in (Path.cwd(), Path(__file__).resolve().parents[2]):
+    for base in (Path.cwd(), store.HERE.parent):
         if path.resolve().is_relative_to(base):
             return str(path.resolve().relative_to(base))
     return str(path)

@@ -31,8 +31,7 @@ from types import MappingProxyType
 from typing import Annotated
 
 from ...results.toml_tables import Must
-from .accelerator import Accelerator
-from .specified import ACCELERATORS, ALIASES, read_accelerators
+from .accelerator import ACCELERATORS, ALIASES, Accelerator, read_accelerators
 
 VARIABLE = "LRBENCH_ACCELERATORS"
 

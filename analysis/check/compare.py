@@ -50,7 +50,7 @@ NOISY = "unclear: noisy"
 VERDICTS = ("faster", "slower", "same", "unclear", NOISY)
 GROUP_COLUMNS = ("kernel", *CASE_COLUMNS)
 HOST_COLUMNS = ("a_host_ms", "b_host_ms")
-"""Of what :func:`case_rows` prints: a call's time on the host, shown and not judged."""
+"""Columns of :func:`case_rows`: a call's time on the host, which is shown but not judged."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -279,7 +279,7 @@ def case_rows(found: Comparison) -> list[dict[str, Any]]:
 def brief_rows(found: Comparison) -> list[dict[str, Any]]:
     """Return the compared cases that differ as rows for people, the largest difference first."""
     changed = sorted((p for p in found.pairs if p.verdict != "same"), key=lambda p: -abs(math.log(p.ratio)))
-    # What all cases have in common the title says.
+    # The title says what all cases have in common.
     names = [name for name in ("op", "impl", "mode") if len({(p.a[name], p.b[name]) for p in found.pairs}) > 1]
     return [
         {

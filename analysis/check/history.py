@@ -40,29 +40,28 @@ def history_rows(rows: Sequence[Row]) -> list[dict[str, Any]]:
     lines = []
     before: Row | None = None
     for row in with_slowness(rows)[0]:
-        line: dict[str, Any] = {
-            "measured_at": row["measured_at"],
-            "commit": (row["git_commit"] or "unknown")[:10] + ("+" if row["git_dirty"] else ""),
-            "run": row["run_id"][:8],
-            "status": row["status"],
-            "time_ms": row["time_ms"],
-            "low_ms": row["time_ci_low_ms"],
-            "high_ms": row["time_ci_high_ms"],
-            "ratio": None,
-            "verdict": None,
-            "peak_memory_bytes": row["peak_memory_bytes"],
-            "rel_error": row["rel_error"],
-            "noise": ", ".join(reason.partition(":")[0] for reason in (row["noise"] or "").split("; ")) or None,
-            "changed": None,
-        }
-        if before is not None:
-            line["changed"] = _changed(before, row)
-            if is_measured(row):
-                line["ratio"] = row["time_ms"] / before["time_ms"]
-                line["verdict"] = judge(time_interval(row, before), MARGIN, noisy=is_noisy(row, before))
-        if is_measured(row):
-            before = row
-        lines.append(line)
+        ratio = verdict = None
+        if before is not None and is_measured(row):
+            ratio = row["time_ms"] / before["time_ms"]
+            verdict = judge(time_interval(row, before), MARGIN, noisy=is_noisy(row, before))
+        lines.append(
+            {
+                "measured_at": row["measured_at"],
+                "commit": (row["git_commit"] or "unknown")[:10] + ("+" if row["git_dirty"] else ""),
+                "run": row["run_id"][:8],
+                "status": row["status"],
+                "time_ms": row["time_ms"],
+                "low_ms": row["time_ci_low_ms"],
+                "high_ms": row["time_ci_high_ms"],
+                "ratio": ratio,
+                "verdict": verdict,
+                "peak_memory_bytes": row["peak_memory_bytes"],
+                "rel_error": row["rel_error"],
+                "noise": ", ".join(reason.partition(":")[0] for reason in (row["noise"] or "").split("; ")) or None,
+                "changed": None if before is None else _changed(before, row),
+            }
+        )
+        before = row if is_measured(row) else before
     return lines
 
 

@@ -11,11 +11,11 @@ must be far rarer than one in a hundred runs. The distance to the threshold sees
 confidence: with 1 % noise and 10 samples the ratio of two medians scatters by 0.6 %, and a false alarm at a threshold
 of 2.5 % needs 3.3 %.
 
-What the interval does not see is what shifts all samples of a case in a run: clocks, placement in memory, the process,
+The interval does not see what shifts all samples of a case in a run: clocks, placement in memory, the process,
 another day. Samples that follow each other are nearly independent (their lag-1 correlation in the stored H200 runs is
 about 0.1, which makes an interval a tenth too narrow), but medians of runs differ by more than their samples say: the
 twelve cases of mlstm_sig in two H200 runs of different days differ by 0.3 % in the median, ten by less than 1.2 %. The
-threshold is what covers that; ``--rerun`` measures what lies across or beyond it a second time. Load lengthens times by
+threshold covers that; ``--rerun`` measures what lies across or beyond it a second time. Load lengthens times by
 any factor: a time measured on a busy machine, on either side, is neither a regression nor an improvement. It counts as
 compared only where the baseline was idle and the run is no slower in spite of its load.
 """

@@ -18,5 +18,5 @@ from .formulations import (
     is_chunked,
     tile_rounded_causal_factor,
 )
-from .model import Count, Factors, Head, Layer, Tally, Widths
+from .model import Count, Factors, Problem, Tally, Widths
 from .problem import count, count_case

@@ -6,15 +6,13 @@ intensity can stand beside the linear RNNs'.
 
 from __future__ import annotations
 
-import dataclasses
-
-from .model import Head, Passed, Problem, Scalar, Tally, Work, decoding, one_pass
+from .model import Problem, Scalar, Tally, Work, decoding
 
 STATISTIC_BYTES = 4
 """FlashAttention keeps one fp32 log-sum-exp per query."""
 
 
-def attention_forward(head: Head) -> Tally:
+def attention_forward(problem: Problem) -> Tally:
     """Softmax attention over ``length`` tokens as FlashAttention computes it (Dao et al. 2022, algorithm 1).
 
     scores F_causal 2 T^2 d_qk; softmax F_causal T^2 (scale, running maximum F_max, subtraction, F_exp, row sum) and
@@ -22,7 +20,7 @@ def attention_forward(head: Head) -> Tally:
     the diagonal is not counted. Matrices are never stored: q, k, v read, o and the log-sum-exp written. Key and value
     tiles that are read again for further query tiles are taken to hit the L2.
     """
-    length, d_qk, d_v, causal, f, widths = head.length, head.d_qk, head.d_v, head.causal, head.f, head.widths
+    length, d_qk, d_v, causal, f, widths = problem.per_head
     square = causal * length * length
     work = {
         "scores": Work(matrix=2 * square * d_qk),
@@ -36,14 +34,14 @@ def attention_forward(head: Head) -> Tally:
     return Tally(work=work, traffic=traffic)
 
 
-def attention_backward(head: Head) -> Tally:
+def attention_backward(problem: Problem) -> Tally:
     """Backward of softmax attention (Dao et al. 2022, algorithm 4), scores recomputed and not counted.
 
     delta = row sums of do o: 2T d_v; dV = P^T dO and dP = dO V^T: F_causal 4 T^2 d_v; dS = P (dP - delta):
     F_causal 2 T^2; dQ = dS K and dK = dS^T Q: F_causal 4 T^2 d_qk, scaled. With the recomputed scores the matrix work
     is 2.5 times the forward pass where d_qk = d_v, the figure in common use; without, as here, 2 times.
     """
-    length, d_qk, d_v, causal, f, widths = head.length, head.d_qk, head.d_v, head.causal, head.f, head.widths
+    length, d_qk, d_v, causal, f, widths = problem.per_head
     square = causal * length * length
     work = {
         "delta": Work(vector=2 * length * d_v),
@@ -60,12 +58,12 @@ def attention_backward(head: Head) -> Tally:
     return Tally(work=work, traffic=traffic, recomputed_work=recomputed)
 
 
-def attention_step(head: Head) -> Tally:
+def attention_step(problem: Problem) -> Tally:
     """One decoding step of softmax attention over a cache of ``length`` keys and values, read once.
 
     The last of them are the step's own, which it reads as its inputs and stores in the cache.
     """
-    length, d_qk, d_v, f, widths = head.length, head.d_qk, head.d_v, head.f, head.widths
+    length, d_qk, d_v, f, widths = problem.seq_len, problem.head_dim_qk, problem.head_dim_v, problem.f, problem.widths
     work = {
         "scores": Work(vector=2 * length * d_qk),
         "softmax": Work(vector=length * (3 + f.max + f.exp)),
@@ -79,13 +77,13 @@ def attention_step(head: Head) -> Tally:
     return Tally(work=work, traffic=traffic)
 
 
-def attention_compulsory(head: Head, *, backward: bool) -> Scalar:
+def attention_compulsory(problem: Problem, *, backward: bool) -> Scalar:
     """Bytes of q, k, v and o once; backward: q, k, v, o, do, dq, dk, dv once (o is needed for delta)."""
-    length, d_qk, d_v, widths = head.length, head.d_qk, head.d_v, head.widths
+    length, d_qk, d_v, widths = problem.seq_len, problem.head_dim_qk, problem.head_dim_v, problem.widths
     return length * widths.qkv * (4 * d_qk + 4 * d_v if backward else 2 * d_qk + 2 * d_v)
 
 
-def gla_chunk_forward(head: Head) -> Tally:
+def gla_chunk_forward(problem: Problem) -> Tally:
     """Gated linear attention, log decay per key channel, one chunk (Yang et al. 2024, section 4).
 
     gates: cumulative sums, at an addition an element, and their exponentials for q, k and the state:
@@ -93,7 +91,7 @@ def gla_chunk_forward(head: Head) -> Tally:
     F_causal 2 L^2 (d_qk + d_v), mask F_causal L^2; inter-chunk outputs 2LD; combination L d_v. States are stored once a
     chunk and loaded once.
     """
-    length, d_qk, d_v, causal, f, widths = head.length, head.d_qk, head.d_v, head.causal, head.f, head.widths
+    length, d_qk, d_v, causal, f, widths = problem.per_head
     square, cells = causal * length * length, d_qk * d_v
     work = {
         "gates": Work(vector=length * d_qk * (2 + 3 * f.exp) + d_qk * f.exp),
@@ -113,14 +111,14 @@ def gla_chunk_forward(head: Head) -> Tally:
     return Tally(work=work, traffic=traffic)
 
 
-def gla_chunk_backward(head: Head) -> Tally:
+def gla_chunk_backward(problem: Problem) -> Tally:
     """Backward of one chunk of gated linear attention: the products of the scalar-decay backward, gates per channel.
 
     dC: 2D + 2LD; dV: F_causal 2 L^2 d_v + 2LD + L d_v; dS: F_causal (2 L^2 d_v + L^2); dQ and dK: F_causal 2 L^2 d_qk
     + 2LD + 3L d_qk each; dg: reverse cumulative sum of q dq - k dk: 4L d_qk, plus what reaches the chunk's end, through
     exp(b_L) <C, dC> and through k's share in the state: 3L d_qk + 2D + 2 d_qk.
     """
-    length, d_qk, d_v, causal, f, widths = head.length, head.d_qk, head.d_v, head.causal, head.f, head.widths
+    length, d_qk, d_v, causal, f, widths = problem.per_head
     square, cells = causal * length * length, d_qk * d_v
     work = {
         "state gradient": Work(matrix=2 * length * cells, vector=2 * cells),
@@ -149,12 +147,12 @@ def gla_chunk_backward(head: Head) -> Tally:
     return Tally(work=work, traffic=traffic, recomputed_work=recomputed_work, recomputed_traffic=recomputed_traffic)
 
 
-def gla_step(head: Head) -> Tally:
+def gla_step(problem: Problem) -> Tally:
     """One decoding step of gated linear attention, the state loaded and stored: diag(exp(g)) S + k v^T, then S^T q.
 
     Gates F_exp d_qk; state D + 2D; output 2D + d_qk.
     """
-    d_qk, d_v, f, widths = head.d_qk, head.d_v, head.f, head.widths
+    d_qk, d_v, f, widths = problem.head_dim_qk, problem.head_dim_v, problem.f, problem.widths
     cells = d_qk * d_v
     work = {
         "gates": Work(vector=f.exp * d_qk),
@@ -168,22 +166,23 @@ def gla_step(head: Head) -> Tally:
     return Tally(work=work, traffic=traffic)
 
 
-def gla_compulsory(head: Head, *, backward: bool) -> Scalar:
+def gla_compulsory(problem: Problem, *, backward: bool) -> Scalar:
     """Bytes of q, k, v, g and o once; backward: q, k, v, g, do, dq, dk, dv, dg once."""
-    length, d_qk, d_v, widths = head.length, head.d_qk, head.d_v, head.widths
+    length, d_qk, d_v, widths = problem.seq_len, problem.head_dim_qk, problem.head_dim_v, problem.widths
     if backward:
         return length * ((4 * d_qk + 3 * d_v) * widths.qkv + 2 * d_qk * widths.gate)
     return length * ((2 * d_qk + 2 * d_v) * widths.qkv + d_qk * widths.gate)
 
 
-def selective_scan_forward(head: Head) -> Tally:
+def selective_scan_forward(problem: Problem) -> Tally:
     """Mamba's selective scan over ``length`` tokens of all channels (Gu and Dao 2023, algorithm 2), fused.
 
     Step sizes come positive: their softplus belongs to the layer. Per token and channel dt u 1; per state cell
     exp(dt A) 1 + F_exp, the share of the input 1, the recurrence 2, the output 2. No matrix products.
     Bytes: u, dt read, y written per channel; B, C read once for all channels; A, fp32, once a sequence.
     """
-    length, channels, state, f, widths = head.length, head.d_v, head.d_qk, head.f, head.widths
+    length, channels, state = problem.seq_len, problem.channels, problem.head_dim_qk
+    f, widths = problem.f, problem.widths
     cells = length * channels * state
     work = {
         "discretisation": Work(vector=cells * (2 + f.exp) + length * channels),
@@ -197,14 +196,15 @@ def selective_scan_forward(head: Head) -> Tally:
     return Tally(work=work, traffic=traffic)
 
 
-def selective_scan_backward(head: Head) -> Tally:
+def selective_scan_backward(problem: Problem) -> Tally:
     """Backward of the selective scan, hidden states recomputed and not counted.
 
     Per state cell: the recurrence of dx, exp(dt_{t+1} A) dx_{t+1} + C dy: 3; dC 2, dB 2, d(dt u) 2; d(dt A) = dx
     x_{t-1} exp(dt A): 2, and from it dA 2 and d dt 2. Per token and channel: du 1, the share of d dt in d(dt u) 2.
     Reads u, dt, B, C, dy, A; writes du, d dt, dB, dC, dA (A and dA once a sequence).
     """
-    length, channels, state, f, widths = head.length, head.d_v, head.d_qk, head.f, head.widths
+    length, channels, state = problem.seq_len, problem.channels, problem.head_dim_qk
+    f, widths = problem.f, problem.widths
     cells = length * channels * state
     work = {
         "recurrence gradient": Work(vector=3 * cells),
@@ -223,32 +223,14 @@ def selective_scan_backward(head: Head) -> Tally:
     return Tally(work=work, traffic=traffic, recomputed_work=recomputed)
 
 
-def attention_passed(problem: Problem, direction: str) -> Passed:
+def attention(problem: Problem, direction: str) -> Tally:
     """Return one pass of a head of softmax attention."""
-    head, backward = problem.head, direction == "backward"
-    if direction == "step":
-        step = attention_step(head)
-        return step, step.bytes
-    return (attention_backward if backward else attention_forward)(head), attention_compulsory(head, backward=backward)
+    return {"forward": attention_forward, "backward": attention_backward, "step": attention_step}[direction](problem)
 
 
-def gla_passed(problem: Problem, direction: str) -> Passed:
-    """Return one pass of a head of gated linear attention."""
-    if direction == "step":
-        step = gla_step(problem.head)
-        return step, step.bytes
-    backward = direction == "backward"
-    tally = problem.chunks(gla_chunk_backward if backward else gla_chunk_forward)
-    least = gla_compulsory(problem.head, backward=backward)
-    return (one_pass(tally, least) if problem.formulation == "fused" else tally), least
-
-
-def selective_scan_passed(problem: Problem, direction: str) -> Passed:
+def selective_scan(problem: Problem, direction: str) -> Tally:
     """Return one pass of a whole problem of the selective scan."""
-    formula, head = selective_scan_backward if direction == "backward" else selective_scan_forward, problem.head
+    tally = (selective_scan_backward if direction == "backward" else selective_scan_forward)(problem)
     if direction == "step":
-        head = dataclasses.replace(head, length=1)
-        tally = decoding(formula(head), head.d_v * head.d_qk * head.widths.state) * problem.batch
-    else:
-        tally = formula(head) * problem.batch
-    return tally, tally.bytes
+        tally = decoding(tally, problem.channels * problem.head_dim_qk * problem.widths.state)
+    return tally * problem.batch

@@ -56,7 +56,7 @@ from ...kernels.scalar_decay.config import (
 )
 from ...kernels.spec import resolve
 from ...results.arguments import one_of
-from .model import Problem, Widths
+from .model import Problem
 from .scalar_decay import GATE_MODELS, WALKS
 
 MIN_TILE = 16
@@ -95,29 +95,16 @@ def parse_tiles(settings: Iterable[str]) -> dict[str, int]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class Run(Problem):
     """A problem as the engine or a Lightning kernel runs it.
 
     Attributes:
-        rows: batch x heads.
-        whole: those of them that are not cut into chunks, as the pass at hand takes them.
-        chunk: chunk length in force; of a Lightning kernel the whole sequence, padded.
-        qk_share: groups / heads where heads share q and k, else 1.
-        bf16: whether inputs are bf16 and not fp16; partial results of two launches are then bf16 too.
+        chunk_size: chunk length in force; of a Lightning kernel the whole sequence, padded.
+        whole: how many of the rows (batch x heads) the pass at hand does not cut into chunks.
         config: the kernels' own launches.
     """
 
-    op: str
-    formulation: str
-    rows: int
     whole: int
-    length: int
-    d_qk: int
-    d_v: int
-    chunk: int
-    qk_share: float
-    bf16: bool
-    widths: Widths
     config: Any
 
     @property
@@ -128,7 +115,7 @@ class Run:
     @property
     def several(self) -> bool:
         """Whether any head has more than one chunk, so that states leave the chip."""
-        return self.chunk < self.length and self.whole < self.rows
+        return self.chunk_size < self.seq_len and self.whole < self.rows
 
     @property
     def cut(self) -> float:
@@ -138,7 +125,7 @@ class Run:
     @property
     def chunks(self) -> int:
         """Number of chunks."""
-        return -(-self.length // self.chunk)
+        return -(-self.seq_len // self.chunk_size)
 
     @property
     def contributing_chunks(self) -> int:
@@ -148,8 +135,8 @@ class Run:
     @property
     def keeps_states(self) -> bool:
         """Whether the backward pass has the forward pass's states: they fit its chunks and take little memory."""
-        inputs = self.length * (2 * self.qk_share * self.d_qk + self.d_v) * self.widths.qkv
-        states = self.chunks * self.d_qk * self.d_v * self.widths.state
+        inputs = self.seq_len * (2 * self.qk_share * self.head_dim_qk + self.head_dim_v) * self.widths.qkv
+        states = self.chunks * self.head_dim_qk * self.head_dim_v * self.widths.state
         same_chunks = self.formulation in WALKS and self.of_pass("backward") == self
         return same_chunks and KEPT_STATES * states * self.cut <= inputs
 
@@ -163,7 +150,7 @@ class Run:
     @property
     def block_t(self) -> int:
         """Rows of a tile, never more than the chunk's."""
-        return min(self.config.output.block_t, self.chunk)
+        return min(self.config.output.block_t, self.chunk_size)
 
     @property
     def block_s(self) -> int:
@@ -183,18 +170,18 @@ class Run:
     @property
     def anchor_every(self) -> int:
         """Positions between the states that a walk keeps for the gradient of the decay."""
-        return anchor_every(self.formulation, self.chunk, sums_decay=self.op == "mamba2_ssd")
+        return anchor_every(self.formulation, self.chunk_size, sums_decay=self.op == "mamba2_ssd")
 
     @property
     def states_tiles(self) -> tuple[int, int]:
         """Blocks of K and of V that the programs of a states pass take."""
-        return -(-self.d_qk // self.config.states.block_k), -(-self.d_v // self.config.states.block_v)
+        return -(-self.head_dim_qk // self.config.states.block_k), -(-self.head_dim_v // self.config.states.block_v)
 
     def pieces(self) -> Iterator[tuple[int, int]]:
         """Yield (length, how many) of whole chunks and a ragged last one."""
-        whole, rest = divmod(self.length, self.chunk)
+        whole, rest = divmod(self.seq_len, self.chunk_size)
         if whole:
-            yield self.chunk, whole
+            yield self.chunk_size, whole
         if rest:
             yield rest, 1
 
@@ -202,17 +189,18 @@ class Run:
         """Return the problem as one pass takes it: a walk's backward pass may split chunks further."""
         if direction != "backward" or self.formulation not in WALKS:
             return self
-        shape = _shape(self.op, self.length, self.rows, self.d_qk, self.d_v)
-        chunk, whole = as_cut(shape, self.formulation, direction, self.chunk)
-        return dataclasses.replace(self, chunk=chunk, whole=whole)
+        chunk_size, whole = as_cut(shape(self), self.formulation, direction, self.chunk_size)
+        return dataclasses.replace(self, chunk_size=chunk_size, whole=whole)
 
 
-def _shape(op: str, length: int, rows: int, d_qk: int, d_v: int) -> Shape:
-    return Shape(seq_len=length, rows=rows, head_dim_qk=d_qk, head_dim_v=d_v, normalised=op == "mlstm_exp")
+def shape(problem: Problem) -> Shape:
+    """Return what the engine chooses by."""
+    dims = {"head_dim_qk": problem.head_dim_qk, "head_dim_v": problem.head_dim_v}
+    return Shape(seq_len=problem.seq_len, rows=problem.rows, **dims, normalised=problem.op == "mlstm_exp")
 
 
 def as_cut(shape: Shape, formulation: str, direction: str, chunk: int) -> tuple[int, int]:
-    """Return the chunk length that a pass takes, and how many heads it does not cut, none where a chunk holds all."""
+    """Return the chunk length that a pass takes and how many heads it does not cut; 0 where a chunk is a whole head."""
     backward = direction == "backward"
     if backward:
         chunk = min(chunk, backward_chunk(shape, formulation))
@@ -228,7 +216,7 @@ def run_of(problem: Problem, tiles: Mapping[str, int] | None = None) -> Run | No
     Raises:
         ValueError: a tile that the kernels of this formulation do not have.
     """
-    rows, length = problem.batch * problem.num_heads, problem.seq_len
+    length = problem.seq_len
     dims = {"head_dim_qk": problem.head_dim_qk, "head_dim_v": problem.head_dim_v}
     config: Any
     if problem.formulation.startswith("lightning"):
@@ -244,23 +232,12 @@ def run_of(problem: Problem, tiles: Mapping[str, int] | None = None) -> Run | No
             return None
         chunk = fit_chunk(chunk, length)
         config = select_config(
-            scheme=problem.formulation, capability=CAPABILITY, item_bytes=2, **dims, chunk=chunk, rows=rows
+            scheme=problem.formulation, capability=CAPABILITY, item_bytes=2, **dims, chunk=chunk, rows=problem.rows
         )
-    shape = _shape(problem.op, length, rows, problem.head_dim_qk, problem.head_dim_v)
-    return Run(
-        op=problem.op,
-        formulation=problem.formulation,
-        rows=rows,
-        whole=as_cut(shape, problem.formulation, "forward", chunk)[1],
-        length=length,
-        d_qk=problem.head_dim_qk,
-        d_v=problem.head_dim_v,
-        chunk=chunk,
-        qk_share=problem.qk_share,
-        bf16=problem.dtype == "bf16",
-        widths=problem.widths,
-        config=_with_tiles(config, tiles, problem.formulation) if tiles else config,
-    )
+    whole = as_cut(shape(problem), problem.formulation, "forward", chunk)[1]
+    config = _with_tiles(config, tiles, problem.formulation) if tiles else config
+    same = {field.name: getattr(problem, field.name) for field in dataclasses.fields(Problem)}
+    return Run(**{**same, "chunk_size": chunk}, whole=whole, config=config)
 
 
 def _with_tiles(config: Any, tiles: Mapping[str, int], formulation: str) -> Any:
@@ -375,7 +352,7 @@ def _row_sums(run: Run, role: Role) -> int:
 
 def blocks_of(run: Run, role: Role) -> tuple[int, int, int, int, int, int]:
     """Return DX, DZ, BLOCK_X, BLOCK_Z and how many of each cover them."""
-    dx, dz = (run.d_qk, run.d_v) if role.x_is_qk else (run.d_v, run.d_qk)
+    dx, dz = (run.head_dim_qk, run.head_dim_v) if role.x_is_qk else (run.head_dim_v, run.head_dim_qk)
     launch = _launch_of(run, role)
     # A Lightning kernel takes the whole contraction at once.
     block_x = min(getattr(launch, "block_x", MAX_HEAD_DIM), padded_dim(dx))
@@ -398,7 +375,7 @@ def _walk(run: Run, role: Role, total: Executed) -> None:
     dx, dz, block_x, block_z, launches, columns = blocks_of(run, role)
     block_t = run.block_t
     tiles, squares = _walk_tiles(run)
-    rank, scores, outputs = 2 * run.length * dx * dz, 2 * squares * dx, 2 * squares * dz
+    rank, scores, outputs = 2 * run.seq_len * dx * dz, 2 * squares * dx, 2 * squares * dz
     needed = _role_products(role, rank, scores, outputs, columns)
     needed["recomputed_intra"] = (launches - 1) * outputs
     needed[role.state] += rank
@@ -439,20 +416,20 @@ def _normaliser(run: Run, total: Executed) -> None:
     q, k, b, u, w, m and n loaded; a part of n^T q stored for each block; parts and m loaded, the denominators stored.
     """
     block_k = run.config.normaliser.block_k
-    blocks = -(-run.d_qk // block_k)
+    blocks = -(-run.head_dim_qk // block_k)
     tiles, squares = _walk_tiles(run)
-    scores = 2 * squares * run.d_qk
+    scores = 2 * squares * run.head_dim_qk
     padding = 2 * tiles * blocks * run.block_t**2 * block_k - scores
     _add(total.flops, "normaliser pass", {"recomputed_scores": scores, "padding": padding})
-    vectors, parts = run.length * 4 * FP32_BYTES, blocks * run.length * FP32_BYTES
+    vectors, parts = run.seq_len * 4 * FP32_BYTES, blocks * run.seq_len * FP32_BYTES
     moved = {
-        "load": 2 * run.qk_share * run.length * run.d_qk * run.widths.qkv + vectors,
-        "states": run.chunks * run.d_qk * FP32_BYTES * run.several,
+        "load": 2 * run.qk_share * run.seq_len * run.head_dim_qk * run.widths.qkv + vectors,
+        "states": run.chunks * run.head_dim_qk * FP32_BYTES * run.several,
         "parts": 2 * parts,
-        "denominators": 2 * run.length * FP32_BYTES,
+        "denominators": 2 * run.seq_len * FP32_BYTES,
     }
     _add(total.bytes, "normaliser pass", moved)
-    shared = 2 * (1 - run.qk_share) * run.length * run.d_qk * run.widths.qkv
+    shared = 2 * (1 - run.qk_share) * run.seq_len * run.head_dim_qk * run.widths.qkv
     _add(total.rereads, "normaliser pass", {"load": shared + (blocks - 1) * vectors})
 
 
@@ -464,7 +441,7 @@ def _sweep(run: Run, role: Role, total: Executed) -> None:
     """
     dx, dz, block_x, block_z, contractions, columns = blocks_of(run, role)
     grid = _sweep_grid(run, role)
-    rank = 2 * run.length * dx * dz if run.several else 0
+    rank = 2 * run.seq_len * dx * dz if run.several else 0
     needed = _role_products(role, rank, 2 * grid.entries * dx, 2 * grid.entries * dz, columns)
     per_row_tile = 2 * run.block_t * block_x * contractions * block_z if run.several else 0
     per_column_tile = 2 * run.block_t * run.block_s * (block_x * contractions + block_z)
@@ -511,20 +488,22 @@ def _states(run: Run, total: Executed, name: str, *, recomputed: bool, normalise
     gradient of the decay.
     """
     states, gradient = run.config.states, name == "state_gradient"
-    block_t, (columns_k, columns_v) = min(states.block_t, run.chunk), run.states_tiles
+    block_t, (columns_k, columns_v) = min(states.block_t, run.chunk_size), run.states_tiles
     left_out = 0
     if states.parallel:
-        left_out = run.chunk if gradient else run.length - (run.chunks - 1) * run.chunk
-    length = run.length - left_out
-    needed = Counter({_again(name) if recomputed else name: 2 * length * run.d_qk * run.d_v})
+        left_out = run.chunk_size if gradient else run.seq_len - (run.chunks - 1) * run.chunk_size
+    length = run.seq_len - left_out
+    needed = Counter({_again(name) if recomputed else name: 2 * length * run.head_dim_qk * run.head_dim_v})
     padded = -(-length // block_t) * columns_k * columns_v * 2 * block_t * states.block_k * states.block_v
     needed["padding"] = padded - needed.total()
     _add(total.flops, f"{name} pass", needed, run.cut)
 
-    kept = run.chunks * run.d_qk * run.d_v * run.widths.state
+    kept = run.chunks * run.head_dim_qk * run.head_dim_v * run.widths.state
     weights = length * (_query_bytes(run) if gradient else run.vector_bytes)
-    keys, values = length * run.d_qk * run.widths.qkv, length * run.d_v * run.widths.qkv
-    state_bytes = run.d_qk * run.d_v * run.widths.state + (run.d_qk * FP32_BYTES if normaliser else 0)
+    keys, values = length * run.head_dim_qk * run.widths.qkv, length * run.head_dim_v * run.widths.qkv
+    state_bytes = run.head_dim_qk * run.head_dim_v * run.widths.state + (
+        run.head_dim_qk * FP32_BYTES if normaliser else 0
+    )
     moved = {
         "load": run.qk_share * keys + values + weights,
         "store": run.contributing_chunks * state_bytes,
@@ -546,19 +525,21 @@ def _role_traffic(run: Run, role: Role, total: Executed) -> None:
     dx, dz, block_x, _, blocks, _ = blocks_of(run, role)
     launches = blocks if run.walks else 1
     share_x, share_z = (run.qk_share, 1.0) if role.x_is_qk else (1.0, run.qk_share)
-    x, z = run.length * dx * run.widths.qkv, run.length * dz * run.widths.qkv
+    x, z = run.seq_len * dx * run.widths.qkv, run.seq_len * dz * run.widths.qkv
     normalises = run.makes_denominators and role.name == "h"
     # As run_fused_chunk has it.
-    partial = run.widths.qkv if launches == 2 and (run.bf16 or run.formulation == "whole_state") else FP32_BYTES
+    partial = (
+        run.widths.qkv if launches == 2 and (run.dtype == "bf16" or run.formulation == "whole_state") else FP32_BYTES
+    )
     sums = role.gate_sums and bool(GATE_MODELS[run.op].gates)
     pair = z if sums else 0
     moved = {
-        "load": 2 * share_x * x + share_z * (launches * z + pair) + launches * run.length * _gate_bytes(run, role),
-        "store": z + (run.length * run.vector_bytes if normalises else 0),
-        "partial results": 2 * (launches - 1) * run.length * dz * partial,
+        "load": 2 * share_x * x + share_z * (launches * z + pair) + launches * run.seq_len * _gate_bytes(run, role),
+        "store": z + (run.seq_len * run.vector_bytes if normalises else 0),
+        "partial results": 2 * (launches - 1) * run.seq_len * dz * partial,
         "states": run.chunks * dx * (dz * run.widths.state + (FP32_BYTES if normalises else 0)) * run.several * run.cut,
-        "row sums": _row_sums(run, role) * run.length * FP32_BYTES * sums,
-        "anchors": -(-run.length // run.anchor_every) * blocks * block_x * dz * run.widths.qkv * (run.walks and sums),
+        "row sums": _row_sums(run, role) * run.seq_len * FP32_BYTES * sums,
+        "anchors": -(-run.seq_len // run.anchor_every) * blocks * block_x * dz * run.widths.qkv * (run.walks and sums),
         "sum over heads": (1 + run.qk_share) * z * (run.qk_share < 1 and role.gate_sums),
     }
     _add(total.bytes, role.name, moved)
@@ -572,17 +553,17 @@ def _issued(run: Run, role: Role) -> float:
     Y and Z that it meets, and a contraction of several blocks loads X anew for every product.
     """
     dx, dz, block_x, _, blocks, columns = blocks_of(run, role)
-    width, x = run.widths.qkv, run.length * dx
+    width, x = run.widths.qkv, run.seq_len * dx
     if run.walks:
-        tensors = 2 * columns * x + blocks * run.length * dz
-        return tensors * width + columns * blocks * run.length * _gate_bytes(run, role)
+        tensors = 2 * columns * x + blocks * run.seq_len * dz
+        return tensors * width + columns * blocks * run.seq_len * _gate_bytes(run, role)
     grid = _sweep_grid(run, role)
-    products = run.length * block_x + x * run.several + grid.loads * dx
+    products = run.seq_len * block_x + x * run.several + grid.loads * dx
     tensors = columns * (x if blocks == 1 else products) + grid.columns * (columns * dx + dz)
     row, column = _query_bytes(run, role), _key_bytes(run)
     if role.future:
         row, column = column, row
-    return tensors * width + columns * (run.length * row + grid.columns * column)
+    return tensors * width + columns * (run.seq_len * row + grid.columns * column)
 
 
 def _query_bytes(run: Run, role: Role | None = None) -> int:
@@ -605,9 +586,9 @@ def _gate_bytes(run: Run, role: Role) -> int:
 
 def _gates(run: Run, total: Executed) -> None:
     """Add the gate kernels: gates loaded, b, w, u stored; stabilised, m stored and merged with what comes in."""
-    gates = GATE_MODELS[run.op].gates * run.length * run.widths.gate
-    vectors = run.length * (run.vector_bytes + _key_bytes(run))
-    stabiliser = run.length * (run.vector_bytes + 3 * FP32_BYTES) if run.stabilised else 0
+    gates = GATE_MODELS[run.op].gates * run.seq_len * run.widths.gate
+    vectors = run.seq_len * (run.vector_bytes + _key_bytes(run))
+    stabiliser = run.seq_len * (run.vector_bytes + 3 * FP32_BYTES) if run.stabilised else 0
     _add(total.bytes, "gates", {"load": gates, "store": vectors, "stabiliser": stabiliser})
 
 
@@ -616,7 +597,7 @@ def _gates_backward(run: Run, total: Executed) -> None:
     gates = GATE_MODELS[run.op].gates
     sums = sum(_row_sums(run, role) for role in BACKWARD_ROLES if role.gate_sums)
     loaded = sums * FP32_BYTES + (gates - run.stabilised) * run.widths.gate
-    moved = {"load": run.length * loaded, "store": run.length * gates * run.widths.gate}
+    moved = {"load": run.seq_len * loaded, "store": run.seq_len * gates * run.widths.gate}
     _add(total.bytes, "gate gradients", moved)
 
 

@@ -1,6 +1,6 @@
-"""Derived counts of a gated MLP's first half, y = silu(x W_gate) * (x W_up), for M = ``batch`` x ``length`` tokens.
+"""Derived counts of a gated MLP's first half, y = silu(x W_gate) * (x W_up), for M = ``batch`` x ``seq_len`` tokens.
 
-D is ``d_model`` and F is ``channels`` (d_ff). Source: "Towards Fused Kernels for Gated MLP" (two projections and their
+D is ``d_model`` and F is ``d_ff``. Source: "Towards Fused Kernels for Gated MLP" (two projections and their
 product), after Shazeer, GLU Variants Improve Transformer (2020). Nobody prints a total.
 
 - fused: one kernel, which keeps both projections on the chip: M D + 2 D F loaded, M F stored.
@@ -13,20 +13,20 @@ product), after Shazeer, GLU Variants Improve Transformer (2020). Nobody prints 
 
 from __future__ import annotations
 
-from .model import Layer, Passed, Problem, Scalar, Tally, Work
+from .model import Problem, Scalar, Tally, Work
 
 
-def forward(layer: Layer, formulation: str) -> Tally:
+def forward(problem: Problem) -> Tally:
     """Forward FLOPs and bytes: products 4 M D F; silu(g) = g sigma(g) and the product with up: M F (2 + F_sig).
 
     Elements loaded and stored: fused M D + 2 D F and M F; fused_save M D + 2 D F and 3 M F; cublas_activation M D +
     2 D F + 2 M F and 2 M F + M F; gemms_activation M D more loaded; eager 2 M D + 2 D F + M F + 2 M F and 2 M F + M F +
     M F; gemms 2 M D + 2 D F and 2 M F.
     """
-    inputs, weights, outputs = _sizes(layer)
-    work = {"projections": Work(matrix=4 * inputs * layer.channels)}
-    if formulation != "gemms":
-        work["activation"] = Work(vector=outputs * (1 + layer.f.sig))
+    inputs, weights, outputs = _sizes(problem)
+    work = {"projections": Work(matrix=4 * inputs * problem.d_ff)}
+    if problem.formulation != "gemms":
+        work["activation"] = Work(vector=outputs * (1 + problem.f.sig))
         work["product"] = Work(vector=outputs)
     gemms = {"GEMMs load": 2 * (inputs + weights), "GEMMs store": 2 * outputs}
     one_kernel = {"activation and product load": 2 * outputs, "activation and product store": outputs}
@@ -43,11 +43,11 @@ def forward(layer: Layer, formulation: str) -> Tally:
             "product load": 2 * outputs,
             "product store": outputs,
         },
-    }[formulation]
-    return Tally(work=work, traffic=layer.moved(elements))
+    }[problem.formulation]
+    return Tally(work=work, traffic=problem.moved(elements))
 
 
-def backward(layer: Layer, formulation: str) -> Tally:
+def backward(problem: Problem) -> Tally:
     """Backward FLOPs and bytes, from dy: up's gradient dy silu(g) and the gate's, dy up silu'(g).
 
     silu' = sigma (1 + g (1 - sigma)): 4; the gradients: 1 and 2: M F 7. GEMMs: dx and the weights' gradients, 4 M D F
@@ -61,15 +61,15 @@ def backward(layer: Layer, formulation: str) -> Tally:
     gemms_activation: x and dx twice, and the addition). Fused loads x and the weights to make the projections again;
     fused_save is cublas_activation's. Projections alone have the GEMMs of gemms_activation.
     """
-    inputs, weights, outputs = _sizes(layer)
-    gemm = 4 * inputs * layer.channels
+    inputs, weights, outputs = _sizes(problem)
+    gemm, formulation = 4 * inputs * problem.d_ff, problem.formulation
     apart = formulation in ("eager", "gemms_activation", "gemms")
     work = {
         "activation gradient": Work(vector=7 * outputs),
         "input gradient": Work(matrix=gemm, vector=inputs if apart else 0),
         "weight gradients": Work(matrix=gemm),
     }
-    recomputed = {"activation": Work(vector=outputs * (layer.f.sig + int(formulation != "eager")))}
+    recomputed = {"activation": Work(vector=outputs * (problem.f.sig + int(formulation != "eager")))}
     again: dict[str, Scalar] = {}
     loaded, stored = {"eager": (6, 3), "fused": (1, 2)}.get(formulation, (3, 2))
     elements: dict[str, Scalar] = {
@@ -89,31 +89,29 @@ def backward(layer: Layer, formulation: str) -> Tally:
         again = {"projections load": inputs + 2 * weights}
     return Tally(
         work=work,
-        traffic=layer.moved(elements),
+        traffic=problem.moved(elements),
         recomputed_work=recomputed,
-        recomputed_traffic=layer.moved(again),
+        recomputed_traffic=problem.moved(again),
     )
 
 
-def compulsory(layer: Layer, formulation: str, *, backward: bool) -> Scalar:
+def compulsory(problem: Problem, *, backward: bool) -> Scalar:
     """Bytes of x, both weights and y once; backward: x, weights, dy and the gradients of x and the weights once.
 
     Of projections alone, both of them or both their gradients in place of y or dy.
     """
-    inputs, weights, outputs = _sizes(layer)
-    outputs *= 2 if formulation == "gemms" else 1
+    inputs, weights, outputs = _sizes(problem)
+    outputs *= 2 if problem.formulation == "gemms" else 1
     elements = 2 * inputs + 4 * weights + outputs if backward else inputs + 2 * weights + outputs
-    return elements * layer.widths.qkv
+    return elements * problem.widths.qkv
 
 
-def _sizes(layer: Layer) -> tuple[Scalar, Scalar, Scalar]:
+def _sizes(problem: Problem) -> tuple[Scalar, Scalar, Scalar]:
     """Elements of x, of one weight and of y."""
-    tokens = layer.batch * layer.length
-    return tokens * layer.d_model, layer.d_model * layer.channels, tokens * layer.channels
+    tokens = problem.batch * problem.seq_len
+    return tokens * problem.d_model, problem.d_model * problem.d_ff, tokens * problem.d_ff
 
 
-def passed(problem: Problem, direction: str) -> Passed:
+def passed(problem: Problem, direction: str) -> Tally:
     """Return one pass of a problem."""
-    layer, is_backward = problem.layer(direction), direction == "backward"
-    tally = (backward if is_backward else forward)(layer, problem.formulation)
-    return tally, compulsory(layer, problem.formulation, backward=is_backward)
+    return (backward if direction == "backward" else forward)(problem)

@@ -48,13 +48,10 @@ class Comparison:
     """Measured over counted, and the reasons where that is outside the tolerances.
 
     Attributes:
-        expected_tensor_flops, expected_bytes: what the counter was compared with.
         tensor_flops_ratio, bytes_ratio: measured / expected; None where either is missing or nothing was expected.
         explanation: sentences; empty where all is within the tolerances.
     """
 
-    expected_tensor_flops: float
-    expected_bytes: float
     tensor_flops_ratio: float | None
     bytes_ratio: float | None
     explanation: tuple[str, ...]
@@ -77,8 +74,6 @@ def compare(count: Count, counters: Counters, *, dtype: str, last_cache_bytes: i
     if bytes_ratio is not None and abs(bytes_ratio - 1) > BYTES_TOLERANCE:
         reasons += _why_bytes(count, counters, moved, bytes_ratio, last_cache_bytes)
     return Comparison(
-        expected_tensor_flops=flops,
-        expected_bytes=moved,
         tensor_flops_ratio=flops_ratio,
         bytes_ratio=bytes_ratio,
         explanation=tuple(reasons),

@@ -13,22 +13,22 @@ from __future__ import annotations
 
 import dataclasses
 
-from .model import Head, Problem, Tally, Work
+from .model import Problem, Tally, Work
 
 
-def decays(head: Head) -> Tally:
-    """FLOPs of lightning2's decays, once per head and pass, ``length`` being L.
+def decays(problem: Problem) -> Tally:
+    """FLOPs of lightning2's decays, once per head and pass, of a problem of L tokens.
 
     M_ij = exp(-s (i - j)) masked: L^2 (2 + F_exp + F_mask); Lambda = exp(-s i): L (1 + F_exp); lambda^L Lambda^-1 =
     exp(-s (L - i)): L (2 + F_exp); lambda^L: 1 + F_exp. (The source writes Lambda with two ranges of exponents; this
     is the one that makes KV the state.)
     """
-    length, f = head.length, head.f
+    length, f = problem.seq_len, problem.f
     flops = length * length * (2 + f.exp + f.mask) + length * (3 + 2 * f.exp) + 1 + f.exp
     return Tally(work={"decays": Work(vector=flops)})
 
 
-def block_forward(head: Head) -> Tally:
+def block_forward(problem: Problem) -> Tally:
     """FLOPs and bytes of one block of lightning2's algorithm 1.
 
     - intra-chunk outputs: [(Q K^T) * M] V: F_causal (2 L^2 (d_qk + d_v) + L^2)
@@ -38,7 +38,7 @@ def block_forward(head: Head) -> Tally:
 
     Q, K, V loaded, O stored.
     """
-    length, d_qk, d_v, causal = head.length, head.d_qk, head.d_v, head.causal
+    length, d_qk, d_v, causal = problem.seq_len, problem.head_dim_qk, problem.head_dim_v, problem.causal
     square, cells = causal * length * length, d_qk * d_v
     work = {
         "intra-chunk outputs": Work(matrix=2 * square * (d_qk + d_v), vector=square),
@@ -47,13 +47,13 @@ def block_forward(head: Head) -> Tally:
         "state": Work(matrix=2 * length * cells, vector=2 * cells + length * d_qk),
     }
     traffic = {
-        "load": length * (2 * head.d_qk_read + d_v) * head.widths.qkv,
-        "store": length * d_v * head.widths.qkv,
+        "load": length * (2 * problem.d_qk_read + d_v) * problem.widths.qkv,
+        "store": length * d_v * problem.widths.qkv,
     }
     return Tally(work=work, traffic=traffic)
 
 
-def block_backward(head: Head) -> Tally:
+def block_backward(problem: Problem) -> Tally:
     """FLOPs and bytes of one block of lightning2's algorithm 2: a loop forward for dQ, one backward for dK and dV.
 
     - score gradient: (dO V^T) * M: F_causal (2 L^2 d_v + L^2)
@@ -67,9 +67,9 @@ def block_backward(head: Head) -> Tally:
     Bytes: K, V, dO loaded and dQ stored; Q, K, V, dO loaded and dK, dV stored. (Both loops load O in the source, and
     neither uses it.)
     """
-    length, d_qk, d_v, causal = head.length, head.d_qk, head.d_v, head.causal
+    length, d_qk, d_v, causal = problem.seq_len, problem.head_dim_qk, problem.head_dim_v, problem.causal
     square, cells = causal * length * length, d_qk * d_v
-    qk, width = head.d_qk_read, head.widths.qkv
+    qk, width = problem.d_qk_read, problem.widths.qkv
     ends = length * (d_qk + d_v)
     state = Work(matrix=2 * length * cells, vector=2 * cells + length * d_qk)
     score_gradient = Work(matrix=2 * square * d_v, vector=square)
@@ -94,31 +94,31 @@ def block_backward(head: Head) -> Tally:
     return Tally(work=work, traffic=traffic, recomputed_work=recomputed)
 
 
-def quadratic_forward(head: Head) -> Tally:
+def quadratic_forward(problem: Problem) -> Tally:
     """FLOPs and bytes of lightning1 over a sequence of ``length``: [(Q K^T) * M] V, tile by tile.
 
     Scores F_causal 2 T^2 d_qk, outputs F_causal 2 T^2 d_v; decays exp(-s (i - j)) masked F_causal T^2 (2 + F_exp +
     F_mask), applied F_causal T^2. Q, K, V loaded once (tiles read again are taken to hit the L2), O stored.
     """
-    length, d_qk, d_v, f = head.length, head.d_qk, head.d_v, head.f
-    square, width = head.causal * length * length, head.widths.qkv
+    length, d_qk, d_v, f = problem.seq_len, problem.head_dim_qk, problem.head_dim_v, problem.f
+    square, width = problem.causal * length * length, problem.widths.qkv
     work = {
         "scores": Work(matrix=2 * square * d_qk, vector=square),
         "decays": Work(vector=square * (2 + f.exp + f.mask)),
         "outputs": Work(matrix=2 * square * d_v),
     }
-    traffic = {"load": length * (2 * head.d_qk_read + d_v) * width, "store": length * d_v * width}
+    traffic = {"load": length * (2 * problem.d_qk_read + d_v) * width, "store": length * d_v * width}
     return Tally(work=work, traffic=traffic)
 
 
-def quadratic_backward(head: Head) -> Tally:
+def quadratic_backward(problem: Problem) -> Tally:
     """Backward of lightning1: dV = [(Q K^T) * M]^T dO, dS = (dO V^T) * M, dQ = dS K, dK = dS^T Q.
 
     F_causal 4 T^2 (d_qk + d_v) and, for dS, F_causal T^2. Scores and decays are recomputed and not counted. Q, K, V, dO
     loaded, dQ, dK, dV stored.
     """
-    length, d_qk, d_v, f = head.length, head.d_qk, head.d_v, head.f
-    square, qk, width = head.causal * length * length, head.d_qk_read, head.widths.qkv
+    length, d_qk, d_v, f = problem.seq_len, problem.head_dim_qk, problem.head_dim_v, problem.f
+    square, qk, width = problem.causal * length * length, problem.d_qk_read, problem.widths.qkv
     work = {
         "value gradient": Work(matrix=2 * square * d_v),
         "score gradient": Work(matrix=2 * square * d_v, vector=square),
@@ -137,6 +137,6 @@ def passed(problem: Problem, direction: str) -> Tally:
     """Return one pass of a head as lightning1 or lightning2 computes it."""
     backward = direction == "backward"
     if problem.formulation == "lightning1":
-        return (quadratic_backward if backward else quadratic_forward)(problem.head)
-    one_block = dataclasses.replace(problem.head, length=min(problem.chunk_size, problem.seq_len))
-    return problem.chunks(block_backward if backward else block_forward) + decays(one_block)
+        return (quadratic_backward if backward else quadratic_forward)(problem)
+    one_block = dataclasses.replace(problem, seq_len=min(problem.chunk_size, problem.seq_len))
+    return problem.over_chunks(block_backward if backward else block_forward) + decays(one_block)

@@ -7,37 +7,23 @@ a causal square that is computed. All functions count one head: per chunk, per s
 
 from __future__ import annotations
 
-from .model import Head, Scalar, Tally, Work
+from .model import Problem, Tally, Work
 
 OPERATIONS = ("mlstm_exp", "mlstm_sig")
 
 
-def chunk(op: str, head: Head, *, published: bool = False) -> Tally:
+def chunk(problem: Problem) -> Tally:
     """Forward FLOPs (tables 8 and 14) and bytes (table 9) of one chunk.
 
-    Part by part, with D = d_qk d_v:
-
-    - gates: 2L + L(L + 1)/2 + L(1 + F_exp + F_log + F_sig) + 3 + F_max + F_exp for exp,
-      2L + L(L + 1)/2 + L F_exp + F_exp + 2L(F_log + F_sig) for sig
-    - state: 2D + 2LD + L d_qk;  normaliser state (exp): 2 d_qk + 2L d_qk
-    - cumulative forget gates: L(L + 1)/2 + L(F_log + F_sig), twice the second term for sig
-    - gate matrix: F_causal (L^2 (3 + F_exp + F_max) + L(1 + F_max)) for exp, F_causal L^2 (2 + F_exp) for sig
-    - intra-chunk outputs: F_causal (2 L^2 (d_qk + d_v) + 3 L^2)
-    - inter-chunk outputs: 2LD + 3L d_qk for exp, 2LD + L d_qk for sig
-    - combination: 2L d_v + L(1 + F_max + F_abs + F_exp) for exp, L d_v for sig
-
-    Args:
-        op: mlstm_exp or mlstm_sig.
-        length: L.
-        published: reproduce the paper's printed total for mLSTMsig (eq. 118), which carries mLSTMexp's gate row: with
-            every F at 1 the operation's own parts are that total + L - 4.
+    ``published`` reproduces the paper's printed total for mLSTMsig (eq. 118), which carries mLSTMexp's gate row: with
+    every F at 1 the operation's own parts are that total + L - 4.
     """
-    length, d_qk, d_v, causal, f, widths = head.length, head.d_qk, head.d_v, head.causal, head.f, head.widths
+    length, d_qk, d_v, causal, f, widths = problem.per_head
     square = length * length
     cells = d_qk * d_v
-    exp = op == "mlstm_exp"
+    exp = problem.op == "mlstm_exp"
     gates = 2 * length + length * (length + 1) / 2
-    if exp or published:
+    if exp or problem.published:
         gates += length * (1 + f.exp + f.log + f.sig) + 3 + f.max + f.exp
     else:
         gates += length * f.exp + f.exp + 2 * length * (f.log + f.sig)
@@ -59,7 +45,7 @@ def chunk(op: str, head: Head, *, published: bool = False) -> Tally:
         work["normaliser state"] = Work(vector=2 * d_qk + 2 * length * d_qk)
 
     gate_bytes = 2 * length * widths.gate
-    state_bytes = state_elements(op, d_qk, d_v) * widths.state
+    state_bytes = (cells + (d_qk + 1 if exp else 0)) * widths.state
     statistics = 2 * length * widths.state if exp else 0
     traffic = {
         "recurrent load": length * (d_qk + d_v) * widths.qkv + gate_bytes,
@@ -70,24 +56,15 @@ def chunk(op: str, head: Head, *, published: bool = False) -> Tally:
     return Tally(work=work, traffic=traffic)
 
 
-def state_elements(op: str, d_qk: Scalar, d_v: Scalar) -> Scalar:
-    """Elements of one head's state: C, and for mLSTMexp also n and m."""
-    return d_qk * d_v + (d_qk + 1 if op == "mlstm_exp" else 0)
-
-
-def parallel(op: str, head: Head, *, published: bool = False) -> Tally:
+def parallel(problem: Problem) -> Tally:
     """Forward FLOPs (table 10) and bytes (table 11) of the fully parallel formulation over a sequence of ``length``.
-
-    T(T + 1)/2 + T(F_log + F_sig), twice the second term for sig; gate matrix T^2 (3 + F_exp + F_max + F_mask) for exp
-    and T^2 (2 + F_exp + F_mask) for sig; scores F_causal (2 T^2 d_qk + 2 T^2); normalisation (exp)
-    F_causal (T^2 (3 + F_abs) + T(F_exp + F_max)); outputs F_causal 2 T^2 d_v.
 
     ``published`` gives mLSTMsig the paper's gate matrix, which is mLSTMexp's (one subtraction and F_max too many).
     """
-    length, d_qk, d_v, causal, f, widths = head.length, head.d_qk, head.d_v, head.causal, head.f, head.widths
+    length, d_qk, d_v, causal, f, widths = problem.per_head
     square = length * length
-    exp = op == "mlstm_exp"
-    per_entry = 3 + f.exp + f.max + f.mask if exp or published else 2 + f.exp + f.mask
+    exp = problem.op == "mlstm_exp"
+    per_entry = 3 + f.exp + f.max + f.mask if exp or problem.published else 2 + f.exp + f.mask
     work = {
         "forget gates": Work(vector=length * (length + 1) / 2 + (1 if exp else 2) * length * (f.log + f.sig)),
         "gate matrix": Work(vector=square * per_entry),
@@ -103,16 +80,14 @@ def parallel(op: str, head: Head, *, published: bool = False) -> Tally:
     return Tally(work=work, traffic=traffic)
 
 
-def step(op: str, head: Head) -> Tally:
+def step(problem: Problem) -> Tally:
     """FLOPs (table 12) and bytes (table 13) of one recurrent step, the state loaded and stored as in decoding.
 
-    gates 4 + 2 F_exp + F_log + F_sig + F_max (sig: 2 F_sig); state 4 d_qk d_v; normaliser (exp)
-    6 d_qk + d_v + 1 + F_abs + F_max; output 2 d_qk d_v + d_qk. Nothing runs on matrix units: every product is a
-    rank-one update or a matrix-vector product.
+    Nothing runs on matrix units: every product is a rank-one update or a matrix-vector product.
     """
-    d_qk, d_v, f, widths = head.d_qk, head.d_v, head.f, head.widths
+    d_qk, d_v, f, widths = problem.head_dim_qk, problem.head_dim_v, problem.f, problem.widths
     cells = d_qk * d_v
-    exp = op == "mlstm_exp"
+    exp = problem.op == "mlstm_exp"
     gates = 4 + 2 * f.exp + f.log + f.sig + f.max if exp else 2 * f.sig
     work = {
         "gates": Work(vector=gates),
@@ -121,7 +96,7 @@ def step(op: str, head: Head) -> Tally:
     }
     if exp:
         work["normaliser"] = Work(vector=6 * d_qk + d_v + 1 + f.abs + f.max)
-    state_bytes = state_elements(op, d_qk, d_v) * widths.state
+    state_bytes = (cells + (d_qk + 1 if exp else 0)) * widths.state
     traffic = {
         "load": (2 * d_qk + d_v) * widths.qkv + 2 * widths.gate + state_bytes,
         "store": d_v * widths.qkv + state_bytes,

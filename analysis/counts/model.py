@@ -77,62 +77,6 @@ class Widths:
     state: Scalar = 4
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Head:
-    """One head of a problem, or one chunk of it.
-
-    Attributes:
-        length: tokens: a chunk length L or a sequence length T, as the formula says.
-        d_qk, d_v: head dims K and V. A selective scan has its state size and its channels here.
-        causal: F_causal, the share of the length x length square that is computed.
-        f: costs of elementary functions.
-        widths: bytes of elements.
-        qk_share: share of q and k that a head reads by itself: 1, or groups / heads where heads share them (Mamba-2).
-    """
-
-    length: Scalar
-    d_qk: Scalar
-    d_v: Scalar
-    causal: Scalar = 1
-    f: Factors = field(default_factory=Factors)
-    widths: Widths = field(default_factory=Widths)
-    qk_share: Scalar = 1
-
-    @property
-    def d_qk_read(self) -> Scalar:
-        """Elements of q (or k) per token that are this head's own traffic."""
-        return self.qk_share * self.d_qk
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Layer:
-    """A problem without heads: RG-LRU, a linear scan, WKV or a gated MLP.
-
-    Attributes:
-        batch, length: sequences and tokens in each.
-        channels: C, all recurrent dims (R in the RG-LRU's source); of a gated MLP the columns of its output, d_ff.
-        d_model: columns of a gated MLP's input.
-        f: costs of elementary functions.
-        widths: bytes of elements; inputs, outputs, weights and parameters are ``widths.qkv`` wide.
-    """
-
-    batch: Scalar
-    length: Scalar
-    channels: Scalar
-    d_model: Scalar = 0
-    f: Factors = field(default_factory=Factors)
-    widths: Widths = field(default_factory=Widths)
-
-    @property
-    def cells(self) -> Scalar:
-        """Elements of one [B, T, C] tensor."""
-        return self.batch * self.length * self.channels
-
-    def moved(self, elements: Mapping[str, Scalar]) -> dict[str, Scalar]:
-        """Return the bytes of so many elements of inputs, outputs, weights and parameters."""
-        return {name: number * self.widths.qkv for name, number in elements.items()}
-
-
 @dataclass(frozen=True, slots=True)
 class Tally:
     """FLOPs and bytes of a piece of work, part by part.
@@ -185,68 +129,71 @@ def _merged(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, Any]:
 class Problem:
     """One problem: all heads and sequences, every size checked, 0 for one that does not apply.
 
+    Formulas of one head take it as well, those of one chunk with the chunk's length as ``seq_len``.
+
     Attributes:
         published: whether what a paper prints is counted, its slips included.
+        batch, seq_len: sequences and tokens in each; of a gated MLP their product counts.
+        head_dim_qk, head_dim_v: d_qk and d_v; ``head_dim_qk`` of a selective scan is its state size.
+        channels: C, all recurrent dims (R in the RG-LRU's source).
         chunk_size: L; the whole sequence where a formulation has no chunks.
-        qk_share: groups / heads where heads share q and k, else 1.
-        causal: share of the causal square that is computed; None where there is no square.
+        qk_share: share of q and k that a head reads by itself: 1, or groups / heads where heads share them (Mamba-2).
+        causal: F_causal, the share of the causal square that is computed; None where there is no square.
+        f: costs of elementary functions.
+        widths: bytes of elements; without heads inputs, outputs, weights and parameters are ``widths.qkv`` wide.
         dtype: of the inputs.
     """
 
     op: str
     formulation: str
-    published: bool
-    batch: int
-    seq_len: int
-    num_heads: int
-    head_dim_qk: int
-    head_dim_v: int
-    channels: int
-    d_model: int
-    d_ff: int
-    chunk_size: int
-    qk_share: float
-    causal: float | None
-    f: Factors
-    widths: Widths
-    dtype: str
+    published: bool = False
+    batch: Scalar = 1
+    seq_len: Scalar
+    num_heads: int = 1
+    head_dim_qk: Scalar = 0
+    head_dim_v: Scalar = 0
+    channels: Scalar = 0
+    d_model: Scalar = 0
+    d_ff: Scalar = 0
+    chunk_size: int = 0
+    qk_share: float = 1
+    causal: Scalar = None
+    f: Factors = field(default_factory=Factors)
+    widths: Widths = field(default_factory=Widths)
+    dtype: str = "bf16"
 
     @property
-    def head(self) -> Head:
-        """One head over the whole sequence; of a selective scan all channels."""
-        return Head(
-            length=self.seq_len,
-            d_qk=self.head_dim_qk,
-            d_v=self.head_dim_v or self.channels,
-            causal=1.0 if self.causal is None else self.causal,
-            f=self.f,
-            widths=self.widths,
-            qk_share=self.qk_share,
-        )
+    def rows(self) -> int:
+        """Batch x heads."""
+        return self.batch * self.num_heads
 
-    def layer(self, direction: str) -> Layer:
-        """Return the problem without heads, of one token where ``direction`` is step."""
-        return Layer(
-            batch=self.batch,
-            length=1 if direction == "step" else self.seq_len,
-            channels=self.d_ff or self.channels,
-            d_model=self.d_model,
-            f=self.f,
-            widths=self.widths,
-        )
+    @property
+    def cells(self) -> Scalar:
+        """Elements of one [B, T, C] tensor."""
+        return self.batch * self.seq_len * self.channels
 
-    def chunks(self, chunk: Callable[[Head], Tally]) -> Tally:
+    def moved(self, elements: Mapping[str, Scalar]) -> dict[str, Scalar]:
+        """Return the bytes of so many elements of inputs, outputs, weights and parameters."""
+        return {name: number * self.widths.qkv for name, number in elements.items()}
+
+    @property
+    def per_head(self) -> tuple[Scalar, Scalar, Scalar, Scalar, Factors, Widths]:
+        """What the formulas of one head are of: T (of a chunk L), d_qk, d_v, F_causal, F and the widths."""
+        return self.seq_len, self.head_dim_qk, self.head_dim_v, self.causal, self.f, self.widths
+
+    @property
+    def d_qk_read(self) -> Scalar:
+        """Elements of q (or k) per token that are a head's own traffic."""
+        return self.qk_share * self.head_dim_qk
+
+    def over_chunks(self, chunk: Callable[[Problem], Tally]) -> Tally:
         """Add up whole chunks and a ragged last one; the published counting has T / L chunks, whole or not."""
-        of_length = functools.partial(dataclasses.replace, self.head)
+        of_length = functools.partial(dataclasses.replace, self)
         if self.published:
-            return chunk(of_length(length=self.chunk_size)) * (self.seq_len / self.chunk_size)
+            return chunk(of_length(seq_len=self.chunk_size)) * (self.seq_len / self.chunk_size)
         whole, rest = divmod(self.seq_len, self.chunk_size)
-        tally = chunk(of_length(length=self.chunk_size)) * whole if whole else Tally()
-        return tally + chunk(of_length(length=rest)) if rest else tally
-
-
-Passed = tuple[Tally, Scalar]
-"""The tally of one pass (forward, backward, step) of a whole problem and its compulsory bytes."""
+        tally = chunk(of_length(seq_len=self.chunk_size)) * whole if whole else Tally()
+        return tally + chunk(of_length(seq_len=rest)) if rest else tally
 
 
 def one_pass(tally: Tally, least: Scalar) -> Tally:

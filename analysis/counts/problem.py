@@ -10,11 +10,10 @@ from fractions import Fraction
 from types import MappingProxyType
 from typing import Any
 
-from ...kernels.scalar_decay.choice import shape_of
 from ...results.arguments import one_of
 from ...results.schema import SIZE_COLUMNS
 from . import baselines, gated_mlp, lightning, mlstm, rglru, scalar_decay, wkv
-from .executed import as_cut, executed, run_of, sweep_tile
+from .executed import as_cut, executed, run_of, shape, sweep_tile
 from .executed_mlp import executed_mlp
 from .formulations import (
     ATTENTION_TILE,
@@ -33,7 +32,7 @@ from .formulations import (
     sizes_of,
     tile_rounded_causal_factor,
 )
-from .model import DTYPE_BYTES, Count, Factors, Head, Passed, Problem, Tally, Widths, one_pass
+from .model import DTYPE_BYTES, Count, Factors, Problem, Tally, Widths, one_pass
 
 PASSES: Mapping[str, tuple[str, ...]] = {
     "fw": ("forward",), "step": ("step",), "bw": ("backward",), "fwbw": ("forward", "backward"),
@@ -134,24 +133,18 @@ def count_case(
     Raises:
         ValueError: bad sizes, as :func:`count`.
     """
-    return _count_case(op, impl, mode, dtype, state_dtype, tuple(sizes.items()), launches)
+    return _count_case((op, impl, mode, dtype, state_dtype), tuple(sizes.items()), launches)
 
 
 @functools.lru_cache(maxsize=4096)
 def _count_case(
-    op: str,
-    impl: str,
-    mode: str,
-    dtype: str,
-    state_dtype: str | None,
-    sizes: tuple[tuple[str, int], ...],
-    launches: bool,
+    names: tuple[str, str, str, str, str | None], sizes: tuple[tuple[str, int], ...], launches: bool
 ) -> Count | None:
     """Return :func:`count_case`, which figures and models ask for again and again."""
+    op, impl, mode, dtype, state_dtype = names
     if op not in FORMULATIONS or not is_counted(op, formulation_of(op, impl, mode, dtype), mode):
         return None
-    check_formulation(op, formulation_of(op, impl, mode, dtype), mode, "detailed")
-    problem = case_problem(op, impl, mode, dtype, state_dtype, dict(sizes))
+    problem = case_problem(*names, dict(sizes))
     forward_state = dtype if state_dtype is None and declared(op, impl).states_as_inputs else None
     kernels = kernels_of(op, problem.formulation, impl) if launches else None
     return _count(problem, mode, kernels=kernels, forward_state=forward_state)
@@ -195,7 +188,7 @@ def _problem(
         one_of(name, named, tuple(DTYPE_BYTES))
     qkv, gate, state = (DTYPE_BYTES[name] for name in dtypes)
     share = _causal_factor(op, formulation, size, qkv, causal=causal, causal_factor=causal_factor)
-    chunk_size, num_groups = size.pop("chunk_size"), size.pop("num_groups")
+    chunk_size, num_groups = size.pop("chunk_size", 0), size.pop("num_groups", 0)
     groups = num_groups or (1 if op == "mamba2_ssd" else size["num_heads"])
     return Problem(
         op=op,
@@ -254,7 +247,7 @@ def _count(
 
 
 def _checked_sizes(op: str, formulation: str, sizes: Mapping[str, int | None]) -> dict[str, int]:
-    """Return every size, 0 for one that does not apply; ValueError for one that is missing or not positive."""
+    """Return every size that applies; ValueError for one that is missing or not positive."""
     sizes = {**sizes, "seq_len": sizes.get("context") or sizes.get("seq_len")}
     needed = ["seq_len", "batch", "num_heads", *sizes_of(op)]
     needed += ["chunk_size"] if is_chunked(op, formulation) else []
@@ -263,10 +256,10 @@ def _checked_sizes(op: str, formulation: str, sizes: Mapping[str, int | None]) -
         value = sizes.get(name)
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise ValueError(f"{name} must be a positive integer, got {value!r}")
-    names = ("head_dim_qk", "head_dim_v", "channels", "d_model", "d_ff", "chunk_size", "num_groups")
-    checked = dict.fromkeys(names, 0) | {name: sizes.get(name) or 0 for name in needed}
-    if checked["num_groups"] and checked["num_heads"] % checked["num_groups"]:
-        raise ValueError(f"num_groups must divide num_heads = {checked['num_heads']}, got {checked['num_groups']}")
+    checked = {name: int(sizes[name] or 0) for name in needed}
+    num_heads, num_groups = checked["num_heads"], checked.get("num_groups", 1)
+    if num_heads % num_groups:
+        raise ValueError(f"num_groups must divide num_heads = {num_heads}, got {num_groups}")
     return checked
 
 
@@ -294,23 +287,28 @@ def _causal_factor(
     )
 
 
-def _passed(problem: Problem, direction: str) -> Passed:
-    """Return one pass (forward, backward, step) of a whole problem."""
-    whole: Mapping[str, Callable[[Problem, str], Passed]] = {
-        "rglru": rglru.passed,
-        "rglru_layer": rglru.passed,
-        "linear_scan": rglru.scan_passed,
-        "wkv4": wkv.passed,
-        "gated_mlp": gated_mlp.passed,
-        "projections": gated_mlp.passed,
-        "selective_scan": baselines.selective_scan_passed,
-    }
-    if problem.op in whole:
-        return whole[problem.op](problem, direction)
-    by_head = {"attention": baselines.attention_passed, "gla": baselines.gla_passed}.get(problem.op, _scalar_decay)
-    tally, least = by_head(problem, direction)
-    heads = problem.batch * problem.num_heads
-    tally, least = tally * heads, least * heads
+_WITHOUT_HEADS: Mapping[str, tuple[Callable[[Problem, str], Tally], Callable[..., Any]]] = {
+    **dict.fromkeys(("rglru", "rglru_layer", "linear_scan"), (rglru.passed, rglru.compulsory)),
+    "wkv4": (wkv.passed, wkv.compulsory),
+    **dict.fromkeys(("gated_mlp", "projections"), (gated_mlp.passed, gated_mlp.compulsory)),
+}
+"""Operation -> one pass of a whole problem, and its compulsory bytes."""
+
+
+def _passed(problem: Problem, direction: str) -> tuple[Tally, Any]:
+    """Return one pass (forward, backward, step) of a whole problem and its compulsory bytes: of a step all of them."""
+    op, step, backward = problem.op, direction == "step", direction == "backward"
+    if op == "selective_scan":
+        tally = baselines.selective_scan(dataclasses.replace(problem, seq_len=1) if step else problem, direction)
+        return tally, tally.bytes
+    if op in _WITHOUT_HEADS:
+        formula, compulsory = _WITHOUT_HEADS[op]
+        tally = formula(dataclasses.replace(problem, seq_len=1) if step else problem, direction)
+        return tally, tally.bytes if step else compulsory(problem, backward=backward)
+    of_heads = {"attention": baselines.attention_compulsory, "gla": baselines.gla_compulsory}
+    least = of_heads.get(op, scalar_decay.compulsory)(problem, backward=backward)
+    tally = baselines.attention(problem, direction) if op == "attention" else _linear_rnn(problem, direction, least)
+    tally, least = tally * problem.rows, (tally.bytes if step else least) * problem.rows
     model = scalar_decay.GATE_MODELS.get(problem.op)
     if model is None or not model.head_constants:
         return tally, least
@@ -319,44 +317,46 @@ def _passed(problem: Problem, direction: str) -> Passed:
     return tally + Tally(traffic={"per-head constants": constants}), least + constants
 
 
-def _scalar_decay(problem: Problem, direction: str) -> Passed:
-    """Return one pass of a head of a scalar-decay linear RNN: mLSTM's forward formulas are the paper's."""
-    op, head, backward, paper = problem.op, problem.head, direction == "backward", problem.op in mlstm.OPERATIONS
-    least = (scalar_decay.compulsory_backward if backward else scalar_decay.compulsory_forward)(op, head)
+def _linear_rnn(problem: Problem, direction: str, least: Any) -> Tally:
+    """Return one pass of a head of GLA or of a scalar-decay linear RNN: mLSTM's forward formulas are the paper's.
+
+    Args:
+        least: its compulsory bytes.
+    """
+    backward, gla, paper = direction == "backward", problem.op == "gla", problem.op in mlstm.OPERATIONS
     if problem.formulation == "recurrent":
-        step = mlstm.step(op, head) if paper else scalar_decay.step(op, head)
-        return (step, step.bytes) if direction == "step" else (step * head.length, least)
+        step = (baselines.gla_step if gla else mlstm.step if paper else scalar_decay.step)(problem)
+        return step if direction == "step" else step * problem.seq_len
     if problem.formulation.startswith("lightning"):
-        return lightning.passed(problem, direction), least
+        return lightning.passed(problem, direction)
     if problem.formulation == "parallel":
-        if backward:
-            return scalar_decay.parallel_backward(op, head), least
-        if paper:
-            return mlstm.parallel(op, head, published=problem.published), least
-        return scalar_decay.parallel_forward(op, head), least
-
-    def chunk(piece: Head) -> Tally:
-        if backward:
-            return scalar_decay.chunk_backward(op, piece)
-        if paper:
-            return mlstm.chunk(op, piece, published=problem.published)
-        return scalar_decay.chunk_forward(op, piece)
-
-    if problem.formulation == "walk":
-        return _walk(problem, chunk, problem.chunks(chunk), least), least
+        forward = mlstm.parallel if paper else scalar_decay.parallel_forward
+        return (scalar_decay.parallel_backward if backward else forward)(problem)
+    chunk = chunk_formula(problem.op, direction)
     if problem.formulation == "whole_state":
-        return _whole_state(problem, direction, chunk, least), least
-    tally = problem.chunks(chunk)
-    return (one_pass(tally, least) if problem.formulation == "fused" else tally), least
+        return _whole_state(problem, direction, chunk, least)
+    tally = problem.over_chunks(chunk)
+    if problem.formulation == "walk":
+        return _walk(problem, chunk, tally, least)
+    return one_pass(tally, least) if problem.formulation == "fused" else tally
 
 
-def _walk(problem: Problem, chunk: Callable[[Head], Tally], chunks: Tally, least: Any) -> Tally:
+def chunk_formula(op: str, direction: str) -> Callable[[Problem], Tally]:
+    """Return the formula of one chunk of a pass: mLSTM's forward one is the paper's."""
+    if op == "gla":
+        return baselines.gla_chunk_backward if direction == "backward" else baselines.gla_chunk_forward
+    if direction == "backward":
+        return scalar_decay.chunk_backward
+    return mlstm.chunk if op in mlstm.OPERATIONS else scalar_decay.chunk_forward
+
+
+def _walk(problem: Problem, chunk: Callable[[Problem], Tally], chunks: Tally, least: Any) -> Tally:
     """Return the work of tiles with the traffic of ``chunks``; a single chunk needs no states outside the chip.
 
     With several chunks, their first states come from a pass of their own, which the walk then repeats tile by tile:
     recomputation, so it is kept apart.
     """
-    tiles = dataclasses.replace(problem, chunk_size=min(TILE, problem.chunk_size)).chunks(chunk)
+    tiles = dataclasses.replace(problem, chunk_size=min(TILE, problem.chunk_size)).over_chunks(chunk)
     if problem.seq_len <= problem.chunk_size:
         return one_pass(tiles, least)
     made = {**tiles.recomputed_work, **tiles.work}
@@ -365,17 +365,15 @@ def _walk(problem: Problem, chunk: Callable[[Head], Tally], chunks: Tally, least
     return dataclasses.replace(chunks, work=tiles.work, recomputed_work=tiles.recomputed_work) + states
 
 
-def _whole_state(problem: Problem, direction: str, chunk: Callable[[Head], Tally], least: Any) -> Tally:
+def _whole_state(problem: Problem, direction: str, chunk: Callable[[Problem], Tally], least: Any) -> Tally:
     """Return a walk that cuts only the heads which do not fill the device, the mean of all heads.
 
     Its pass for the states leaves out the chunk whose state none needs: forward the last, backward the first.
     """
-    names = ("batch", "seq_len", "num_heads", "head_dim_qk", "head_dim_v")
-    shape = shape_of({name: getattr(problem, name) for name in names}, normalised=problem.op == "mlstm_exp")
-    length, whole = as_cut(shape, problem.formulation, direction, problem.chunk_size)
+    length, whole = as_cut(shape(problem), problem.formulation, direction, problem.chunk_size)
     cut = dataclasses.replace(problem, chunk_size=length)
-    chunks, last = cut.chunks(chunk), problem.seq_len % length or length
-    unneeded = chunk(dataclasses.replace(problem.head, length=last if direction == "forward" else length))
+    chunks, last = cut.over_chunks(chunk), problem.seq_len % length or length
+    unneeded = chunk(dataclasses.replace(problem, seq_len=last if direction == "forward" else length))
 
     def without(traffic: Mapping[str, Any], part: Mapping[str, Any]) -> dict[str, Any]:
         return {name: each - part[name] if name.startswith("recurrent") else each for name, each in traffic.items()}
@@ -389,8 +387,8 @@ def _whole_state(problem: Problem, direction: str, chunk: Callable[[Head], Tally
     if not whole:
         return tally
     uncut = dataclasses.replace(problem, chunk_size=problem.seq_len)
-    share = Fraction(whole, shape.rows)
-    return tally * (1 - share) + _walk(uncut, chunk, uncut.chunks(chunk), least) * share
+    share = Fraction(whole, problem.rows)
+    return tally * (1 - share) + _walk(uncut, chunk, uncut.over_chunks(chunk), least) * share
 
 
 def _executed(

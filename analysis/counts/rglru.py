@@ -1,4 +1,4 @@
-"""Counts of the RG-LRU and of the linear scan inside it, for a whole problem of ``batch`` x ``length`` x R channels.
+"""Counts of the RG-LRU and of the linear scan inside it, for a whole problem of ``batch`` x ``seq_len`` x R channels.
 
     a_t = exp(-8 sigma(r_t) softplus(c)),  h_t = a_t h_{t-1} + sqrt(1 - a_t^2) sigma(i_t) x_t
 
@@ -22,10 +22,11 @@ which takes the weights of the GEMMs in, leaves their activations out, and reads
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 
 from ...kernels.rglru.config import SAVED_EVERY
-from .model import Factors, Layer, Passed, Problem, Scalar, Tally, Work, decoding
+from .model import Factors, Problem, Scalar, Tally, Work, decoding
 
 WITH_GEMMS = ("layer", "unfused")
 """Formulations of the whole layer."""
@@ -62,7 +63,7 @@ The decay and the two GEMMs that make x's gradient add to what is there, so they
 """
 
 
-def forward(layer: Layer, formulation: str, *, published: bool = False) -> Tally:
+def forward(problem: Problem) -> Tally:
     """Forward FLOPs and bytes.
 
     - gates: 2 sigmoids, 2N F_sig
@@ -74,16 +75,17 @@ def forward(layer: Layer, formulation: str, *, published: bool = False) -> Tally
     Bytes: fused x, r, i, c and h; layer besides the GEMMs' x twice, both weights, r and i; unfused and lines
     :data:`LINES`.
     """
-    cells, channels, f = layer.cells, layer.channels, layer.f
+    cells, channels, f = problem.cells, problem.channels, problem.f
     work = {
         "gates": Work(vector=2 * cells * f.sig),
         "decay": Work(vector=cells * (2 + f.exp) + channels * _softplus(f)),
         "input": Work(vector=cells * (5 + f.exp)),
         "recurrence": Work(vector=2 * cells),
     }
-    if formulation in WITH_GEMMS or published:
+    formulation = problem.formulation
+    if formulation in WITH_GEMMS or problem.published:
         work["gate GEMMs"] = Work(matrix=4 * cells * channels)
-    if published:
+    if problem.published:
         loads, stores = (13, 11) if formulation == "unfused" else (2, 1)
         elements = {"load": loads * cells + 2 * channels * channels + channels, "store": stores * cells}
     elif formulation in ("unfused", "lines"):
@@ -95,10 +97,10 @@ def forward(layer: Layer, formulation: str, *, published: bool = False) -> Tally
         elements = {"load": 3 * cells + channels, "store": cells}
         if formulation == "layer":
             elements |= {"gate GEMMs load": 2 * cells + 2 * channels * channels, "gate GEMMs store": 2 * cells}
-    return Tally(work=work, traffic=layer.moved(elements))
+    return Tally(work=work, traffic=problem.moved(elements))
 
 
-def backward(layer: Layer, formulation: str) -> Tally:
+def backward(problem: Problem) -> Tally:
     """Backward FLOPs and bytes; derived. g is the gradient of h, s = sqrt(1 - a^2), y = sigma(i) x.
 
     - recurrence gradient: g_t = dh_t + a_{t+1} g_{t+1}: 2N
@@ -115,9 +117,9 @@ def backward(layer: Layer, formulation: str) -> Tally:
     stores for this one alone; layer besides the four GEMMs, those of dx adding to what is there; unfused
     :data:`BACKWARD_LINES`. dc's parts, one a tile, are left out (under 1 %).
     """
-    cells, channels, f = layer.cells, layer.channels, layer.f
+    cells, channels, f = problem.cells, problem.channels, problem.f
     weights = 2 * channels * channels
-    by_line = formulation in ("unfused", "lines")
+    by_line = problem.formulation in ("unfused", "lines")
     work = {
         "recurrence gradient": Work(vector=2 * cells),
         "decay gradient": Work(vector=(8 if by_line else 6) * cells),
@@ -125,9 +127,9 @@ def backward(layer: Layer, formulation: str) -> Tally:
         "input gradient": Work(vector=2 * cells),
         "parameter gradient": Work(vector=2 * cells + channels * (1 + f.sig)),
     }
-    recomputed = forward(layer, "fused").work
+    recomputed = forward(dataclasses.replace(problem, formulation="fused")).work
     elements = {"load": 4 * cells + channels, "store": 3 * cells + channels}
-    saved = -(-layer.length // SAVED_EVERY) * layer.batch * channels * layer.widths.state
+    saved = -(-problem.seq_len // SAVED_EVERY) * problem.batch * channels * problem.widths.state
     states = {"states store": saved, "states load": saved}
     if by_line:
         states = {}
@@ -135,7 +137,7 @@ def backward(layer: Layer, formulation: str) -> Tally:
         elements["log decay load"] += channels
         elements["log decay store"] += channels
         recomputed = {"decay": Work(vector=channels * _softplus(f)), "input": Work(vector=2 * cells)}
-    if formulation in WITH_GEMMS:
+    if problem.formulation in WITH_GEMMS:
         work |= {
             "input gradient GEMMs": Work(matrix=4 * cells * channels),
             "weight gradient GEMMs": Work(matrix=4 * cells * channels),
@@ -143,10 +145,10 @@ def backward(layer: Layer, formulation: str) -> Tally:
         elements |= _line_traffic({name: moved for name, moved in BACKWARD_LINES.items() if "GEMMs" in name}, cells)
         elements["input gradient GEMMs load"] += weights
         elements["weight gradient GEMMs store"] += weights
-    return Tally(work=work, traffic=layer.moved(elements) | states, recomputed_work=recomputed)
+    return Tally(work=work, traffic=problem.moved(elements) | states, recomputed_work=recomputed)
 
 
-def chunked(one: Tally, layer: Layer, chunks: Scalar, *, gated: bool, backward: bool) -> Tally:
+def chunked(one: Tally, problem: Problem, chunks: Scalar, *, gated: bool, backward: bool) -> Tally:
     """Return ``one``, a fused pass of the RG-LRU (``gated``) or the linear scan, run as reduce, then scan.
 
     Of a chunk's L steps the reduction makes the elements a and b (backward: a alone, for w_t = a_t (dh_t + w_{t+1})),
@@ -164,8 +166,8 @@ def chunked(one: Tally, layer: Layer, chunks: Scalar, *, gated: bool, backward: 
     """
     if chunks == 1:
         return one
-    cells, channels, f = layer.cells, layer.channels, layer.f
-    states = chunks * layer.batch * channels
+    cells, channels, f = problem.cells, problem.channels, problem.f
+    states = chunks * problem.batch * channels
     again = {"maps of chunks": Work(vector=3 * cells), "states between chunks": Work(vector=2 * states)}
     if gated:
         again["gates, of chunks"] = Work(vector=(1 if backward else 2) * cells * f.sig)
@@ -173,9 +175,9 @@ def chunked(one: Tally, layer: Layer, chunks: Scalar, *, gated: bool, backward: 
         if not backward:
             again["input, of chunks"] = Work(vector=cells * (5 + f.exp))
     tensors = 3 if gated and not backward else 2
-    width = layer.widths.state
+    width = problem.widths.state
     traffic = {
-        **layer.moved({"reduction load": tensors * cells + (channels if gated else 0)}),
+        **problem.moved({"reduction load": tensors * cells + (channels if gated else 0)}),
         "maps of chunks store": 2 * states * width,
         "maps of chunks load": 2 * states * width,
         "states between chunks store": states * width,
@@ -184,30 +186,33 @@ def chunked(one: Tally, layer: Layer, chunks: Scalar, *, gated: bool, backward: 
     return one + Tally(traffic=traffic, recomputed_work=again)
 
 
-def compulsory(layer: Layer, formulation: str, *, backward: bool) -> Scalar:
+def compulsory(problem: Problem, *, backward: bool) -> Scalar:
     """Bytes of inputs and outputs, each once.
 
     fused, chunked, lines: x, r, i, c, h (backward: x, r, i, c, dh; dx, dr, di, dc). layer, unfused: x, c, h and both
-    weights (backward: x, c, dh, weights; dx, dc and the weights' gradients).
+    weights (backward: x, c, dh, weights; dx, dc and the weights' gradients). The linear scan: a, b, h (backward: a, h,
+    dh; da, db).
     """
-    if formulation in WITH_GEMMS:
-        tensors, weights = 3 if backward else 2, 2 * layer.channels * layer.channels
+    if problem.op == "linear_scan":
+        return (5 if backward else 3) * problem.cells * problem.widths.qkv
+    if problem.formulation in WITH_GEMMS or problem.published:
+        tensors, weights = 3 if backward else 2, 2 * problem.channels * problem.channels
     else:
         tensors, weights = 7 if backward else 4, 0
-    parameters = (weights + layer.channels) * (2 if backward else 1)
-    return (tensors * layer.cells + parameters) * layer.widths.qkv
+    parameters = (weights + problem.channels) * (2 if backward else 1)
+    return (tensors * problem.cells + parameters) * problem.widths.qkv
 
 
-def scan_forward(layer: Layer) -> Tally:
+def scan_forward(problem: Problem) -> Tally:
     """The linear scan h_t = a_t h_{t-1} + b_t in one pass: 2N FLOPs; a and b loaded, h stored."""
-    elements = {"load": 2 * layer.cells, "store": layer.cells}
-    return Tally(work={"recurrence": Work(vector=2 * layer.cells)}, traffic=layer.moved(elements))
+    elements = {"load": 2 * problem.cells, "store": problem.cells}
+    return Tally(work={"recurrence": Work(vector=2 * problem.cells)}, traffic=problem.moved(elements))
 
 
-def scan_backward(layer: Layer) -> Tally:
+def scan_backward(problem: Problem) -> Tally:
     """Backward of the linear scan: db_t = dh_t + a_{t+1} db_{t+1}: 2N; da_t = h_{t-1} db_t: N. a, h, dh; da, db."""
-    work = {"recurrence gradient": Work(vector=2 * layer.cells), "decay gradient": Work(vector=layer.cells)}
-    return Tally(work=work, traffic=layer.moved({"load": 3 * layer.cells, "store": 2 * layer.cells}))
+    work = {"recurrence gradient": Work(vector=2 * problem.cells), "decay gradient": Work(vector=problem.cells)}
+    return Tally(work=work, traffic=problem.moved({"load": 3 * problem.cells, "store": 2 * problem.cells}))
 
 
 def _softplus(f: Factors) -> Scalar:
@@ -225,30 +230,14 @@ def _line_traffic(lines: Mapping[str, tuple[int, int]], cells: Scalar) -> dict[s
     return traffic
 
 
-def passed(problem: Problem, direction: str) -> Passed:
-    """Return one pass of a problem of the RG-LRU or its layer."""
-    layer, is_backward = problem.layer(direction), direction == "backward"
+def passed(problem: Problem, direction: str) -> Tally:
+    """Return one pass of the RG-LRU, its layer or the linear scan."""
+    is_scan, is_backward = problem.op == "linear_scan", direction == "backward"
+    formulas = (scan_forward, scan_backward) if is_scan else (forward, backward)
+    tally = formulas[is_backward](problem)
     if direction == "step":
-        one = decoding(forward(layer, "fused"), layer.cells * layer.widths.state)
-        return one, one.bytes
-    formulation = "fused" if problem.formulation in ("recurrent", "chunked") else problem.formulation
-    tally = backward(layer, formulation) if is_backward else forward(layer, formulation, published=problem.published)
-    covered = "layer" if problem.published else formulation
-    return _reduced(problem, tally, layer, is_backward), compulsory(layer, covered, backward=is_backward)
-
-
-def scan_passed(problem: Problem, direction: str) -> Passed:
-    """Return one pass of a problem of the linear scan."""
-    layer = problem.layer(direction)
-    tally = (scan_backward if direction == "backward" else scan_forward)(layer)
-    if direction == "step":
-        tally = decoding(tally, layer.cells * layer.widths.state)
-    return _reduced(problem, tally, layer, direction == "backward"), tally.bytes
-
-
-def _reduced(problem: Problem, tally: Tally, layer: Layer, is_backward: bool) -> Tally:
-    """Return a fused pass as it is, or for the formulation chunked as reduce, then scan."""
+        return decoding(tally, problem.cells * problem.widths.state)
     if problem.formulation != "chunked":
         return tally
     chunks = -(-problem.seq_len // problem.chunk_size)
-    return chunked(tally, layer, chunks, gated=problem.op != "linear_scan", backward=is_backward)
+    return chunked(tally, problem, chunks, gated=not is_scan, backward=is_backward)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from .model import Factors, Head, Scalar, Tally, Work
+from .model import Factors, Problem, Scalar, Tally, Work
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +78,7 @@ GATE_MODELS: Mapping[str, GateModel] = {
 }
 
 
-def chunk_forward(op: str, head: Head) -> Tally:
+def chunk_forward(problem: Problem) -> Tally:
     """Forward FLOPs and bytes of one chunk; derived, for every operation but mLSTM.
 
     - gates: the activation of L tokens; b: L(L + 1)/2 additions, or L products where the decay is constant;
@@ -91,9 +91,9 @@ def chunk_forward(op: str, head: Head) -> Tally:
     Bytes are mLSTMsig's (table 9) with the operation's own gates: k, v and gates to make the states, which are stored
     and loaded once per chunk, then q, k, v and gates again, and h.
     """
-    length, d_qk, d_v, causal, f, widths = head.length, head.d_qk, head.d_v, head.causal, head.f, head.widths
-    qk = head.d_qk_read
-    gate = GATE_MODELS[op]
+    length, d_qk, d_v, causal, f, widths = problem.per_head
+    qk = problem.d_qk_read
+    gate = GATE_MODELS[problem.op]
     square, cells = length * length, d_qk * d_v
     cumulative = length * (length + 1) / 2 if gate.cumulative else length
     work = {
@@ -119,7 +119,7 @@ def chunk_forward(op: str, head: Head) -> Tally:
     return Tally(work=work, traffic=traffic)
 
 
-def chunk_backward(op: str, head: Head) -> Tally:
+def chunk_backward(problem: Problem) -> Tally:
     """Backward FLOPs and bytes of one chunk; derived from the paper's appendix B.2 (equations of the backward pass).
 
     - state gradient: dC_{k-1} = g_bar dC_k + Q_bar^T dH: 2D + 2LD
@@ -136,10 +136,10 @@ def chunk_backward(op: str, head: Head) -> Tally:
     Bytes: recurrent load of q, dH, gates; store of dC; parallel load of q, k, v, dH, gates, C and dC (and mLSTMexp's
     denominators and m, both times); store of dq, dk, dv and the gate gradients. Recomputed: k, v, gates read, C stored.
     """
-    length, d_qk, d_v, causal, f, widths = head.length, head.d_qk, head.d_v, head.causal, head.f, head.widths
-    qk = head.d_qk_read
-    gate = GATE_MODELS[op]
-    exp = op == "mlstm_exp"
+    length, d_qk, d_v, causal, f, widths = problem.per_head
+    qk = problem.d_qk_read
+    gate = GATE_MODELS[problem.op]
+    exp = problem.op == "mlstm_exp"
     square, cells = length * length, d_qk * d_v
     tile = causal * 2 * square
     gated = length * d_qk * (2 + gate.scaled)
@@ -185,16 +185,16 @@ def chunk_backward(op: str, head: Head) -> Tally:
     return Tally(work=work, traffic=traffic, recomputed_work=recomputed_work, recomputed_traffic=recomputed_traffic)
 
 
-def parallel_forward(op: str, head: Head) -> Tally:
+def parallel_forward(problem: Problem) -> Tally:
     """Forward FLOPs and bytes of the fully parallel form over a sequence of ``length``; every operation but mLSTM.
 
     Gates T activation + T(T + 1)/2 (T where the decay is constant); gate matrix T^2 (1 + [u] + F_exp + F_mask);
     scores F_causal 2 T^2 d_qk, gated and scaled F_causal T^2 (1 + [scale]); outputs F_causal 2 T^2 d_v. Bytes: q, k, v,
     gates, h once (table 11).
     """
-    length, d_qk, d_v, causal, f, widths = head.length, head.d_qk, head.d_v, head.causal, head.f, head.widths
-    qk = head.d_qk_read
-    gate = GATE_MODELS[op]
+    length, d_qk, d_v, causal, f, widths = problem.per_head
+    qk = problem.d_qk_read
+    gate = GATE_MODELS[problem.op]
     square = length * length
     cumulative = length * (length + 1) / 2 if gate.cumulative else length
     work = {
@@ -210,16 +210,16 @@ def parallel_forward(op: str, head: Head) -> Tally:
     return Tally(work=work, traffic=traffic)
 
 
-def parallel_backward(op: str, head: Head) -> Tally:
+def parallel_backward(problem: Problem) -> Tally:
     """Backward FLOPs and bytes of the fully parallel form: the intra-chunk part of :func:`chunk_backward` with L = T.
 
     dV = S_bar^T dH, dS_bar = dH V^T, dQ = dS K, dK = dS^T Q: F_causal 4 T^2 (d_qk + d_v); times D: F_causal T^2;
     scale 2T d_qk; gate gradients from row sums of q dq and k dk. Scores and gate matrix are recomputed.
     """
-    length, d_qk, d_v, causal, f, widths = head.length, head.d_qk, head.d_v, head.causal, head.f, head.widths
-    qk = head.d_qk_read
-    gate = GATE_MODELS[op]
-    exp = op == "mlstm_exp"
+    length, d_qk, d_v, causal, f, widths = problem.per_head
+    qk = problem.d_qk_read
+    gate = GATE_MODELS[problem.op]
+    exp = problem.op == "mlstm_exp"
     square = length * length
     tile = causal * 2 * square
     work = {
@@ -247,15 +247,15 @@ def parallel_backward(op: str, head: Head) -> Tally:
     return Tally(work=work, traffic=traffic, recomputed_work=recomputed_work)
 
 
-def step(op: str, head: Head) -> Tally:
+def step(problem: Problem) -> Tally:
     """FLOPs and bytes of one recurrent step, the state loaded and stored as in decoding; every operation but mLSTM.
 
     Gates: activation, one exponential of the decay and one of the input; state: exp(a) C + (exp(u) k) v^T:
     D + 2D (+ d_qk for the input); output 2D + d_qk [scale].
     """
-    d_qk, d_v, f, widths = head.d_qk, head.d_v, head.f, head.widths
-    qk = head.d_qk_read
-    gate = GATE_MODELS[op]
+    d_qk, d_v, f, widths = problem.head_dim_qk, problem.head_dim_v, problem.f, problem.widths
+    qk = problem.d_qk_read
+    gate = GATE_MODELS[problem.op]
     cells = d_qk * d_v
     work = {
         "gates": Work(vector=gate.activation(f) + f.exp * (1 + gate.has_input)),
@@ -269,15 +269,10 @@ def step(op: str, head: Head) -> Tally:
     return Tally(work=work, traffic=traffic)
 
 
-def compulsory_forward(op: str, head: Head) -> Scalar:
-    """Bytes of one head's inputs and output, each once: q, k, v, gates, h."""
-    length, qk, d_v, widths = head.length, head.d_qk_read, head.d_v, head.widths
-    gates = GATE_MODELS[op].gates
-    return length * ((2 * qk + 2 * d_v) * widths.qkv + gates * widths.gate)
-
-
-def compulsory_backward(op: str, head: Head) -> Scalar:
-    """Bytes of one head's backward inputs and outputs, each once: q, k, v, dh, gates; dq, dk, dv, gate gradients."""
-    length, qk, d_v, widths = head.length, head.d_qk_read, head.d_v, head.widths
-    gates = GATE_MODELS[op].gates
-    return length * ((4 * qk + 3 * d_v) * widths.qkv + 2 * gates * widths.gate)
+def compulsory(problem: Problem, *, backward: bool) -> Scalar:
+    """Bytes of one head's inputs and output once: q, k, v, gates, h; backward: q, k, v, dh, dq, dk, dv, gates twice."""
+    qk, d_v, widths = problem.d_qk_read, problem.head_dim_v, problem.widths
+    gates = GATE_MODELS[problem.op].gates
+    if backward:
+        return problem.seq_len * ((4 * qk + 3 * d_v) * widths.qkv + 2 * gates * widths.gate)
+    return problem.seq_len * ((2 * qk + 2 * d_v) * widths.qkv + gates * widths.gate)

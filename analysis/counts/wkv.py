@@ -1,4 +1,4 @@
-"""Derived counts of RWKV-4's WKV, for a whole problem of ``batch`` x ``length`` x C channels. All of it is vector work.
+"""Derived counts of RWKV-4's WKV, of ``batch`` x ``seq_len`` x C channels. All of it is vector work.
 
     y_t = (sum_{s<t} e^{k_s - (t-1-s) w} v_s + e^{u + k_t} v_t) / (the same with v = 1)
 
@@ -14,7 +14,7 @@ prints a total. N = B T C is the number of elements of k. Sums are kept divided 
 
 from __future__ import annotations
 
-from .model import Factors, Layer, Passed, Problem, Scalar, Tally, Work, decoding
+from .model import Factors, Problem, Scalar, Tally, Work, decoding
 
 STATE_TENSORS = 3
 """num, den and max."""
@@ -33,22 +33,22 @@ def combinations(length: int) -> int:
     return total
 
 
-def recurrent_forward(layer: Layer) -> Tally:
+def recurrent_forward(problem: Problem) -> Tally:
     """Forward FLOPs and bytes, step by step.
 
     Output: the larger of max and u + k, two exponentials relative to it, num and den with the new token, their
     quotient: 9 + 2 F_exp + F_max. State: the same with max - w and k, without the quotient: 8 + 2 F_exp + F_max.
     k, v, w, u loaded, y stored.
     """
-    cells, f = layer.cells, layer.f
+    cells, f = problem.cells, problem.f
     work = {
         "outputs": Work(vector=cells * (9 + 2 * f.exp + f.max)),
         "state": Work(vector=cells * (8 + 2 * f.exp + f.max)),
     }
-    return Tally(work=work, traffic=layer.moved({"load": 2 * cells + 2 * layer.channels, "store": cells}))
+    return Tally(work=work, traffic=problem.moved({"load": 2 * cells + 2 * problem.channels, "store": cells}))
 
 
-def recurrent_backward(layer: Layer) -> Tally:
+def recurrent_backward(problem: Problem) -> Tally:
     """Backward FLOPs and bytes in two sweeps; P = dy / den and R = -P y are the gradients of an output's num and den.
 
     Forward in time: the derivatives of num and den by w: 4; P: 1; dw: 5; du: 4.
@@ -59,38 +59,38 @@ def recurrent_backward(layer: Layer) -> Tally:
     Bytes: k, v, dy and the parameters loaded, P and the log of den's weight stored; k, v, y and those two loaded, dk
     and dv stored, dw and du once a problem.
     """
-    cells, channels, f = layer.cells, layer.channels, layer.f
+    cells, channels, f = problem.cells, problem.channels, problem.f
     work = {
         "parameter gradients": Work(vector=14 * cells),
         "state gradient": Work(vector=cells * (10 + 2 * f.exp + f.max)),
         "input gradients": Work(vector=cells * (13 + 2 * f.exp)),
     }
-    traffic = layer.moved({"load": 6 * cells + 2 * channels, "store": 2 * cells + 2 * channels})
-    statistics = 2 * cells * layer.widths.state
+    traffic = problem.moved({"load": 6 * cells + 2 * channels, "store": 2 * cells + 2 * channels})
+    statistics = 2 * cells * problem.widths.state
     return Tally(
         work=work,
         traffic=traffic | {"statistics load": statistics, "statistics store": statistics},
-        recomputed_work=recurrent_forward(layer).work,
+        recomputed_work=recurrent_forward(problem).work,
     )
 
 
-def scan_forward(layer: Layer) -> Tally:
+def scan_forward(problem: Problem) -> Tally:
     """Forward FLOPs and bytes of the scan.
 
     Combining: shift by the length times w 2, log of the sum of exponentials 3 + F_max + F_abs + F_exp + F_log, two
     weights 2 + 2 F_exp, the weighted sum 3. Outputs: the T - 1 tokens after the first combine what came before, which
     needs no shift, with (v, u + k). k, v, w, u loaded, y stored.
     """
-    rows, f = layer.batch * layer.channels, layer.f
+    rows, f = problem.batch * problem.channels, problem.f
     work = {
-        "scan": Work(vector=rows * combinations(layer.length) * (2 + _log_add(f))),
-        "outputs": Work(vector=rows * (layer.length - 1) * (1 + _log_add(f))),
+        "scan": Work(vector=rows * combinations(problem.seq_len) * (2 + _log_add(f))),
+        "outputs": Work(vector=rows * (problem.seq_len - 1) * (1 + _log_add(f))),
     }
-    traffic = {"load": 2 * layer.cells + 2 * layer.channels, "store": layer.cells}
-    return Tally(work=work, traffic=layer.moved(traffic))
+    traffic = {"load": 2 * problem.cells + 2 * problem.channels, "store": problem.cells}
+    return Tally(work=work, traffic=problem.moved(traffic))
 
 
-def scan_backward(layer: Layer) -> Tally:
+def scan_backward(problem: Problem) -> Tally:
     """Backward FLOPs and bytes of the scan: the same scan backward in time, over (dy, -dy y, -log den).
 
     Combining two such elements, whose values have signs: shift 2, the larger log weight F_max, two weights
@@ -98,26 +98,26 @@ def scan_backward(layer: Layer) -> Tally:
     Recomputed and not counted: the forward scan, whose (value, log weight) and log den are stored, and its log den.
     Bytes: k, v, y, dy, those three and the parameters loaded; dk, dv, dw, du stored.
     """
-    cells, rows, f = layer.cells, layer.batch * layer.channels, layer.f
+    cells, rows, f = problem.cells, problem.batch * problem.channels, problem.f
     work = {
-        "scan": Work(vector=rows * combinations(layer.length) * (10 + f.max + 2 * f.exp)),
+        "scan": Work(vector=rows * combinations(problem.seq_len) * (10 + f.max + 2 * f.exp)),
         "input gradients": Work(vector=cells * (14 + 2 * f.exp)),
         "parameter gradients": Work(vector=cells * (7 + f.exp)),
     }
-    stored = 3 * cells * layer.widths.state
-    traffic = layer.moved({"load": 4 * cells + 2 * layer.channels, "store": 2 * cells + 2 * layer.channels})
+    stored = 3 * cells * problem.widths.state
+    traffic = problem.moved({"load": 4 * cells + 2 * problem.channels, "store": 2 * cells + 2 * problem.channels})
     return Tally(
         work=work,
         traffic=traffic | {"states load": stored},
-        recomputed_work=scan_forward(layer).work,
-        recomputed_traffic=layer.moved({"load": 2 * cells + 2 * layer.channels}) | {"states store": stored},
+        recomputed_work=scan_forward(problem).work,
+        recomputed_traffic=problem.moved({"load": 2 * cells + 2 * problem.channels}) | {"states store": stored},
     )
 
 
-def compulsory(layer: Layer, *, backward: bool) -> Scalar:
+def compulsory(problem: Problem, *, backward: bool) -> Scalar:
     """Bytes of k, v, y and the parameters w and u once; backward: k, v, dy, dk, dv, w, u, dw, du once."""
     tensors, parameters = (5, 4) if backward else (3, 2)
-    return (tensors * layer.cells + parameters * layer.channels) * layer.widths.qkv
+    return (tensors * problem.cells + parameters * problem.channels) * problem.widths.qkv
 
 
 def _log_add(f: Factors) -> Scalar:
@@ -125,15 +125,11 @@ def _log_add(f: Factors) -> Scalar:
     return 8 + f.max + f.abs + 3 * f.exp + f.log
 
 
-def passed(problem: Problem, direction: str) -> Passed:
+def passed(problem: Problem, direction: str) -> Tally:
     """Return one pass of a problem."""
-    layer = problem.layer(direction)
     if direction == "step":
-        one = decoding(recurrent_forward(layer), STATE_TENSORS * layer.cells * layer.widths.state)
-        return one, one.bytes
+        return decoding(recurrent_forward(problem), STATE_TENSORS * problem.cells * problem.widths.state)
     backward = direction == "backward"
     if problem.formulation == "scan":
-        tally = (scan_backward if backward else scan_forward)(layer)
-    else:
-        tally = (recurrent_backward if backward else recurrent_forward)(layer)
-    return tally, compulsory(layer, backward=backward)
+        return (scan_backward if backward else scan_forward)(problem)
+    return (recurrent_backward if backward else recurrent_forward)(problem)

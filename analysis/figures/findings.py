@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from .selection import Chosen
 
 MAX_LINES = 8
-"""Lines of a figure of results that is not asked for all of them."""
+"""The most lines of a figure of results, unless all are asked for."""
 
 OURS = "lrbench"
 FAMILY = {op: kernel for kernel, ops in FAMILIES.items() for op in ops}
 PARTIAL = ("projections",)
-"""Operations that are a part of the work alone: a floor beside the others, and no contender."""
+"""Operations that do only part of the work: a figure shows them as a floor, no statement compares with them."""
 
 Line = tuple[str, str]
 """Operation and implementation."""
@@ -69,7 +69,7 @@ def lines_in_order(rows: pd.DataFrame, x: str) -> list[Line]:
 
 
 def main_lines(chosen: Chosen, rows: pd.DataFrame, x: str) -> tuple[Chosen, pd.DataFrame, Line, str]:
-    """Return what is chosen and its points without the lines that no :data:`MAX_LINES` have room for.
+    """Leave out all but the first :data:`MAX_LINES` lines.
 
     Returns:
         what is chosen, its points, the line that the figure's statement is about, and a note.
@@ -92,7 +92,7 @@ def in_lines(rows: pd.DataFrame, lines: Iterable[Line]) -> pd.Series:
     return rows["op"].combine(rows["impl"], lambda op, impl: (op, impl) in wanted).astype(bool)
 
 
-def beside_others(rows: pd.DataFrame, first: Line, x: str, over: str, column: str = "time_ms") -> str:
+def beside_others(rows: pd.DataFrame, first: Line, x: str, over: str, column: str) -> str:
     """Return by which factor ours is faster, or needs less memory, than the best of the others; "" without any.
 
     The others are those that compute the same, else all.

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ...results.select import Row, describe, device_of, with_slowness
-from .style import CURVES, MUTED, new_figure, set_alt_text, styled
+from .style import CURVES, MUTED, new_figure, styled
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -53,7 +53,7 @@ def history_figure(histories: Sequence[Sequence[Row]]) -> Figure:
         axes.grid(visible=False, axis="x")
         figure.legend(loc="outside upper left", fontsize=7.5, labelspacing=0.35)
     spans = (f"{describe(rows[0])} from {rows[0]['time_ms']:.4g} to {rows[-1]['time_ms']:.4g} ms" for rows in measured)
-    set_alt_text(figure, f"Time over {len(places)} runs, oldest first: {'; '.join(spans)}.")
+    figure.set_label(f"Time over {len(places)} runs, oldest first: {'; '.join(spans)}.")
     return figure
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from .style import MUTED, WARNING, SeriesStyle, log_axis, new_figure, set_alt_text, size_axis, styled
+from .style import MUTED, WARNING, SeriesStyle, log_axis, new_figure, size_axis, styled
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -182,7 +182,7 @@ def _compose(drawing: Drawing, width: float | None) -> Figure:
             _draw(each, panel, (width - side) / columns - 0.55, room * heights[n // columns] / sum(heights) - 0.6)
             each.set_ylabel(panel.y_label if n % columns == 0 or panel.y_label != first.y_label else "")
         rect = (0.0, bottom / height, 1 - side / width, 1 - (bottom + top) / height)
-        # Once, since finding the places takes long, and what stands in inches from the panels needs them.
+        # Run once: it is slow, and what is placed in inches from the panels needs their places.
         ConstrainedLayoutEngine(rect=rect, w_pad=0.05, h_pad=0.05, wspace=0.02, hspace=0.03).execute(figure)
         if side:
             ends = (bottom + LABEL_HEIGHT / 2, height - top - LABEL_HEIGHT / 2)
@@ -197,7 +197,7 @@ def _compose(drawing: Drawing, width: float | None) -> Figure:
         ):
             options = {"fontsize": size * scale, "linespacing": 1.3, **looks}
             figure.text(0.08 / width, y / height, "\n".join(lines), options)
-        set_alt_text(figure, drawing.described)
+        figure.set_label(drawing.described)
     return figure
 
 

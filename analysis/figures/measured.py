@@ -26,6 +26,7 @@ from .selection import (
     failure_note,
     lone_chunks,
     lowered_runs,
+    modes_of,
     other_head_dims,
     unmeasured,
     without_lone_chunks,
@@ -80,11 +81,6 @@ def _prefixed(rows: pd.DataFrame, flops: Callable[[pd.DataFrame], pd.Series], un
     return Quantity(lambda each: flops(each) / factor, f"{prefix}{unit}", name)
 
 
-def modes_of(rows: pd.DataFrame) -> list[str]:
-    """Return the modes that ``rows`` have, in the order of the panels."""
-    return [mode for mode in MODE_TITLES if mode in set(rows["mode"])]
-
-
 def _panel(rows: pd.DataFrame, mode: str, x: str, y: Quantity, title: str) -> Panel:
     """Return one mode's panel: a line per (operation, implementation) over the size ``x``; suspect rows are ringed."""
     shown = rows[rows["mode"] == mode].sort_values(x)
@@ -120,7 +116,7 @@ def _drawing(
         raise ValueError(f"results must hold {lacking} for this figure, got none")
     over = "number of tokens" if x == "seq_len" and chosen.without_order else EVERY.get(x, "")
     chosen, rows, first, hidden = main_lines(chosen, rows, x)
-    # A state does not grow with the context, so what it is held against there is what does.
+    # Over the context only attention's cache grows, so a state is compared with attention alone.
     held = rows[in_lines(rows, [first]) | rows["op"].eq("attention")] if x == "context" else rows
     column = "time_ms" if x == "context" else needs or "time_ms"
     finding = best_chunk(rows, first) if x == "chunk_size" else beside_others(held, first, x, over, column)
@@ -162,21 +158,17 @@ def _chunked(frame: pd.DataFrame, selection: Selection) -> Chosen:
     return choose(frame, selection, seq_len=True, chunks=True)
 
 
-def _over(chosen: Chosen) -> str:
-    return "tokens" if chosen.without_order else "sequence length"
-
-
 def runtime_over_length(frame: pd.DataFrame, selection: Selection) -> Drawing:
     """Runtime of one call over sequence length, every implementation at its best chunk size (TFLA paper, figure 5)."""
     chosen = choose(frame, selection)
-    title = f"Runtime over {_over(chosen)}"
+    title = f"Runtime over {chosen.axis}"
     return _drawing(chosen, "seq_len", lambda _: [_time(chosen)], title, at_best_chunk(chosen), "median")
 
 
 def memory_over_length(frame: pd.DataFrame, selection: Selection) -> Drawing:
     """Peak memory of one call over sequence length, inputs included, every implementation at its fastest chunk size."""
     chosen = choose(frame, selection)
-    title, setting = f"Memory over {_over(chosen)}", (at_best_chunk(chosen, "fastest"), INCLUDED)
+    title, setting = f"Memory over {chosen.axis}", (at_best_chunk(chosen, "fastest"), INCLUDED)
     return _drawing(chosen, "seq_len", lambda rows: [_memory(rows)], title, *setting, needs="peak_memory_bytes")
 
 
@@ -190,13 +182,13 @@ def throughput_over_length(frame: pd.DataFrame, selection: Selection) -> Drawing
         return [Quantity(of, f"throughput ({prefix}tokens/s)", "throughput")]
 
     setting = (at_best_chunk(chosen), "median")
-    return _drawing(chosen, "seq_len", rate, f"Throughput over {_over(chosen)}", *setting)
+    return _drawing(chosen, "seq_len", rate, f"Throughput over {chosen.axis}", *setting)
 
 
 def runtime_and_memory(frame: pd.DataFrame, selection: Selection) -> Drawing:
     """Runtime and, under it, peak memory over sequence length, at each one's fastest chunk size (TFLA, 15 and 16)."""
     chosen = choose(frame, selection)
-    title, setting = f"Runtime and memory over {_over(chosen)}", (at_best_chunk(chosen, "fastest"), "median", INCLUDED)
+    title, setting = f"Runtime and memory over {chosen.axis}", (at_best_chunk(chosen, "fastest"), "median", INCLUDED)
     both = lambda rows: [_time(chosen), _memory(rows)]  # noqa: E731
     return _drawing(chosen, "seq_len", both, title, *setting, needs="peak_memory_bytes")
 

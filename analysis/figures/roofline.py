@@ -19,7 +19,7 @@ from ..model.fit import case_of
 from ..model.runtime_model import SUSPECT_MARGIN
 from .findings import in_lines, main_lines, share_of_roof
 from .layout import Drawing, Line, Panel, measured_line, write
-from .measured import LABELS, modes_of
+from .measured import LABELS
 from .selection import (
     MODE_TITLES,
     Chosen,
@@ -28,6 +28,7 @@ from .selection import (
     choose,
     describe,
     failure_note,
+    modes_of,
     other_head_dims,
     unmeasured,
 )

@@ -48,10 +48,10 @@ class Selection:
         state_dtype: dtype of chunk states; None: fp32.
         tokens, batch: batch x seq_len, and batch; with neither, one of them is held constant, at the value at which
             lines over sequence length have most points.
-        head_dim: value head dim of the family's own operations; None: the one with most points. An operation without a
-            row at it (attention at its own 128) is shown at what it has, with None one without a peer's row too. Of
-            each operation one pair of head dims is shown, that at which most points of ours and of a peer are of the
-            same problem, else that with most points.
+        head_dim: value head dim of the family's own operations; None: the one with most points. An operation that was
+            not measured there (attention at its own 128) is shown at what it has; with None so is one whose peers were
+            not. Of each operation one pair of head dims, query-key and value, is shown: the one at which ours and a
+            peer share most problems, else the one with most points.
         head_dim_qk: query-key head dim, of operations that have one; None: as above.
         channels: channels, of operations with heads num_heads x head_dim_v; None: the number with most rows.
         d_model, d_ff: input and output columns of a gated MLP; None: those with most rows.
@@ -97,6 +97,11 @@ class Chosen(Selection):
     def without_order(self) -> bool:
         """Whether no operation shown mixes along a sequence: their sequence length is a number of tokens."""
         return bool(self.rows["d_model"].notna().all())
+
+    @property
+    def axis(self) -> str:
+        """What figures over sequence length are over."""
+        return "tokens" if self.without_order else "sequence length"
 
 
 def choose(
@@ -202,7 +207,7 @@ def choose(
 
 
 def _held(measured: pd.DataFrame) -> dict[str, int]:
-    """Return which of tokens and batch is held over sequence length, and its value: that of which lines have most."""
+    """Return whether tokens or batch is held over sequence length, and where lines have most points."""
     points = []
     for name in ("tokens", "batch"):
         line = ["op", "impl", "mode", "head_dim_qk", "head_dim_v", "embedding_dim", "d_model", name]
@@ -214,7 +219,7 @@ def _held(measured: pd.DataFrame) -> dict[str, int]:
 
 
 def _at_width(
-    rows: pd.DataFrame, column: str, wanted: int | None, *, option: str, head_dim: int | None = None
+    rows: pd.DataFrame, column: str, wanted: int | None, *, option: str, head_dim: int | None
 ) -> pd.DataFrame:
     """Keep the rows at one width, the one with most rows unless one is ``wanted``, and those that have no such width.
 
@@ -264,11 +269,11 @@ def _at_head_dim(rows: pd.DataFrame, head_dim: int, *, compared: bool) -> pd.Ser
 
 
 Dims = dict[tuple[Any, ...], tuple[float, float]]
-"""What is shown together, the operation and what stands along the axis -> head dims; 0 where there is none."""
+"""Operation, with the width along the axis where there is one -> its query-key and value head dim, 0 for none."""
 
 
 def _points(rows: pd.DataFrame, *, chunks: bool) -> pd.DataFrame:
-    """Keep a row of each point of a figure; ``chunks``: one over chunk size, not at each one's best."""
+    """Keep one row of each point of a figure; with ``chunks`` every chunk size is a point, else they are one."""
     point = ["op", "impl", "mode", "seq_len", "embedding_dim", "head_dim_qk", "head_dim_v"]
     return rows.drop_duplicates([*point, "chunk_size"] if chunks else point)
 
@@ -289,7 +294,7 @@ def _most_shared_dims(measured: pd.DataFrame, by: Sequence[str]) -> Dims:
 
 
 def _at_dims(rows: pd.DataFrame, by: Sequence[str], dims: Dims) -> list[bool]:
-    """Return which rows are at the head dims of what they are shown with."""
+    """Return which rows have the head dims that are shown of their operation."""
     keys = zip(*(rows[name].fillna(0) for name in by), strict=True)
     pairs = zip(rows["head_dim_qk"].fillna(0), rows["head_dim_v"].fillna(0), strict=True)
     return [dims.get(key, pair) == pair for key, pair in zip(keys, pairs, strict=True)]
@@ -310,12 +315,8 @@ def choose_over_width(frame: pd.DataFrame, selection: Selection) -> tuple[Chosen
     Raises:
         ValueError: nothing was measured at two widths, or see :func:`choose`.
     """
-    at_one = choose(frame, selection, head_dim=False, seq_len=True)
-    over = {
-        "head_dim_v": at_one,
-        "embedding_dim": choose(frame, selection, head_dim=False, channels=False, seq_len=True),
-    }
-    for column, chosen in over.items():
+    for column in ("head_dim_v", "embedding_dim"):
+        chosen = choose(frame, selection, head_dim=False, channels=column == "head_dim_v", seq_len=True)
         rows = chosen.rows
         several = rows[rows.groupby(["op", "impl"])[column].transform("nunique") > 1]
         ours = ok_rows(several)
@@ -323,7 +324,7 @@ def choose_over_width(frame: pd.DataFrame, selection: Selection) -> tuple[Chosen
             ours = ours[ours["channels"].notna()]
         if not ours.empty:
             return dataclasses.replace(chosen, rows=several, head_dim=None), column
-    measured = ok_rows(at_one.rows)
+    measured = ok_rows(rows)
     lacking = "results must hold more than one head dim, or number of channels, of an implementation for this figure"
     if measured["embedding_dim"].isna().all():
         names = sorted({operation_label(op) for op in measured["op"]})
@@ -360,6 +361,11 @@ def _int(value: Any) -> int | None:
     return None if value is None else int(value)
 
 
+def modes_of(rows: pd.DataFrame) -> list[str]:
+    """Return the modes that ``rows`` have, in the order of the panels."""
+    return [mode for mode in MODE_TITLES if mode in set(rows["mode"])]
+
+
 def failure_note(failures: pd.DataFrame) -> str:
     """Return one sentence on every case that was not measured, grouped by implementation, mode, status and reason."""
     if failures.empty:
@@ -369,14 +375,13 @@ def failure_note(failures: pd.DataFrame) -> str:
     rest = failures[failures["status"] != "unavailable"]
     keys = ["op", "impl", "status"]
     for (op, impl, status), group in rest.groupby(keys, sort=True):
-        modes = [mode for mode in MODE_TITLES if mode in set(group["mode"])]
         contexts = sizes_in_words(group["context"].dropna()) if "context" in group else ""
         lengths = sizes_in_words(group["seq_len"].dropna())
         where = f" at context {contexts}" if contexts else f" at T = {lengths}" if lengths else ""
         reasons = sorted({str(reason) for reason in group["reason"].dropna()})
         first = textwrap.shorten(reasons[0], REASON_LENGTH, placeholder=" ...") if reasons else ""
         why = f" ({first}{'; and others' if len(reasons) > 1 else ''})" if reasons else ""
-        parts.append(f"{series_label(str(op), str(impl))} {', '.join(modes)}{where}: {status}{why}")
+        parts.append(f"{series_label(str(op), str(impl))} {', '.join(modes_of(group))}{where}: {status}{why}")
     if not absent.empty:
         parts.append(f"Not installed: {', '.join(sorted(set(absent['impl'])))}")
     return f"Not shown. {'. '.join(parts)}."
@@ -445,7 +450,7 @@ def at_best_chunk(chosen: Chosen, which: str = "best") -> str:
 
 
 def without_lone_chunks(chosen: Chosen, x: str) -> tuple[Chosen, pd.DataFrame]:
-    """Leave out the points over ``x`` for which one chunk size was measured, of lines with two points of several.
+    """Leave out points over ``x`` at which one chunk size was measured, of lines that have two points with several.
 
     Returns:
         what is left, and the rows for which one chunk size was measured.

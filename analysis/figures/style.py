@@ -53,8 +53,8 @@ _MARKERS: Mapping[str, str] = {
     "lightning2": "s", "fused_save_interleaved": "d", "interleaved": "*", "fused_save": "D", "parallel": "d",
     "chunked": "D", "naive": "d", "torch": "H",
 }  # fmt: skip
-"""Of implementations, by a part of their names, the first that is in them; a circle for our other ones, and of an
-author without one a spare one, by the name."""
+"""Part of an implementation's name -> its marker; the first part that is in the name counts. Our other implementations
+have a circle, those of other authors a spare marker by the author's name."""
 
 _SPARE_MARKERS = ("*", "d", "H", "8")
 _SOLID, _DASHED = "solid", (0, (4, 1.6))
@@ -256,20 +256,11 @@ def check_format(path: str | Path) -> Path:
     return path
 
 
-def set_alt_text(figure: Figure, text: str) -> None:
-    """Give a figure the sentence that says what it shows to readers who cannot see it."""
-    figure.set_label(text)
-
-
-def alt_text(figure: Figure) -> str:
-    """Return one sentence on what a figure shows, for readers who cannot see it; files carry it in their metadata."""
-    return str(figure.get_label())
-
-
 def save_figure(figure: Figure, path: str | Path, *, dpi: int = DPI) -> Path:
     """Write a figure in the format of the file's ending (.png, .svg, .pdf); equal figures give equal files.
 
-    The alt text goes with it: as Description of a PNG, as title and desc of an SVG, as Subject of a PDF.
+    Its label, a sentence for readers who cannot see it, goes with it: as Description of a PNG, as title and desc of an
+    SVG, as Subject of a PDF.
 
     Args:
         dpi: pixels per inch of a PNG.
@@ -280,7 +271,7 @@ def save_figure(figure: Figure, path: str | Path, *, dpi: int = DPI) -> Path:
     path = check_format(path)
     if dpi < 1:
         raise ValueError(f"dpi must be positive, got {dpi}")
-    text = alt_text(figure)
+    text = str(figure.get_label())
     described = {".png": "Description", ".svg": "Title", ".pdf": "Subject"}
     undated = {".png": "Software", ".svg": "Date", ".pdf": "CreationDate"}
     file = io.BytesIO()

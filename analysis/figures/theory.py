@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 HEAD_DIMS = (32, 64, 128, 256, 512, 1024)
 MAX_LINES = 6
-"""Lines of a figure that is not asked for all of them."""
+"""The most lines of a figure, unless all are asked for."""
 
 CHUNK = "chunk size L (tokens)"
 OPTIMUM = "best chunk size L (tokens)"
@@ -396,7 +396,7 @@ def _neighbours(known: Mapping[str, float]) -> list[list[tuple[str, float]]]:
     return groups
 
 
-def runtime_over_chunk_size(theory: Theory, frame: pd.DataFrame | None = None) -> Drawing:
+def runtime_over_chunk_size(theory: Theory, frame: pd.DataFrame | None) -> Drawing:
     """Modelled time over chunk size on several accelerators, and what was measured of the same problem (TFLA, 20).
 
     Args:

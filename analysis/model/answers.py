@@ -60,7 +60,7 @@ class Question:
 
     @property
     def stands_in(self) -> str | None:
-        """What its rows are of where there are none of the mode and dtype, see :func:`.prediction.rows_by_status`."""
+        """Where the rows are from if none is of this mode and dtype (:func:`.prediction.rows_by_status`), or None."""
         found = [row.get("stands_in") for row in self.rows]
         return None if not found or None in found else ", ".join(sorted(set(map(str, found))))
 
@@ -80,17 +80,22 @@ class Question:
         Raises:
             ValueError: a bad chunk length, or a problem that is not counted or that the implementation cannot run.
         """
+        chunks = self._chunks(impl, chunk_size)
+        for chunk in chunks:
+            if reason := why_unsupported(self.op, impl, self.mode, self.dtype, self._sizes(chunk)):
+                raise ValueError(f"{self.op} {impl} cannot run this: {reason}")
+        return best_of(self.answers(impl, chunks))
+
+    def answers(self, impl: str, chunks: Sequence[int | None]) -> list[Answer]:
+        """Return what an implementation takes at each chunk length, None for one without."""
         fit, _ = self.fit(impl)
         state = state_dtype_of(self.op, impl, self.state_dtype)
         rows = [row for row in self.rows if (row["op"], row["impl"]) == (self.op, impl)]
-        found = []
-        for chunk in self._chunks(impl, chunk_size):
-            sizes = {**self.sizes, **({} if chunk is None else {"chunk_size": chunk})}
-            if reason := why_unsupported(self.op, impl, self.mode, self.dtype, sizes):
-                raise ValueError(f"{self.op} {impl} cannot run this: {reason}")
-            case = (self.op, impl, self.mode, self.dtype, state, sizes)
-            found.append(answer(case, self.accelerator, fit, rows))
-        return best_of(found)
+        cases = [(self.op, impl, self.mode, self.dtype, state, self._sizes(chunk)) for chunk in chunks]
+        return [answer(case, self.accelerator, fit, rows) for case in cases]
+
+    def _sizes(self, chunk: int | None) -> dict[str, int]:
+        return {**self.sizes, **({} if chunk is None else {"chunk_size": chunk})}
 
     def _chunks(self, impl: str, given: str | None) -> Sequence[int | None]:
         """Return the chunk lengths to choose from, (None,) where the implementation has none."""

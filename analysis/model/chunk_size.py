@@ -15,7 +15,6 @@ launches are known and were measured, :mod:`.terms` says which.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import math
 from collections.abc import Mapping
@@ -25,10 +24,10 @@ from typing import TYPE_CHECKING, Any
 from ...kernels.baselines import why_unsupported
 from ...kernels.scalar_decay.declare import FUSED_CHUNK
 from ...results.arguments import one_of
-from ..counts import Head, Tally, Widths, baselines, count, mlstm, scalar_decay
-from ..counts.formulations import state_dtype_of
+from ..counts import Problem, Widths, count, scalar_decay
 from ..counts.model import DTYPE_BYTES
-from .prediction import answer, best_of
+from ..counts.problem import PASSES, chunk_formula
+from .prediction import best_of
 from .runtime_model import flop_rate, runtime_model
 
 if TYPE_CHECKING:
@@ -38,7 +37,7 @@ MIN_CHUNK = 16
 """Chunk lengths that kernels run: powers of two from here, no longer than the sequence."""
 
 CHUNKWISE_OPERATIONS = (*scalar_decay.GATE_MODELS, "gla")
-_PASSES: Mapping[str, tuple[str, ...]] = {"fw": ("fw",), "bw": ("bw",), "fwbw": ("fw", "bw")}
+_MODES = ("fw", "bw", "fwbw")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,16 +76,20 @@ def coefficients(
     """
     check_chunkwise(op, mode)
     width = DTYPE_BYTES[dtype]
-    head = Head(
-        length=0,
-        d_qk=head_dim_qk,
-        d_v=head_dim_v,
-        causal=causal_factor,
-        widths=Widths(qkv=width, gate=width, state=DTYPE_BYTES[state_dtype]),
-    )
-    at = [
-        [_chunk(op, dataclasses.replace(head, length=length), each) for each in _PASSES[mode]] for length in (0, 1, 2)
+    chunks = [
+        Problem(
+            op=op,
+            formulation="chunkwise",
+            published=op == "mlstm_sig",
+            seq_len=length,
+            head_dim_qk=head_dim_qk,
+            head_dim_v=head_dim_v,
+            causal=causal_factor,
+            widths=Widths(qkv=width, gate=width, state=DTYPE_BYTES[state_dtype]),
+        )
+        for length in (0, 1, 2)
     ]
+    at = [[chunk_formula(op, direction)(chunk) for direction in PASSES[mode]] for chunk in chunks]
     flops = [float(sum(tally.flops for tally in tallies)) for tallies in at]
     moved = [float(sum(tally.bytes for tally in tallies)) for tallies in at]
     a = (flops[2] - 2 * flops[1] + flops[0]) / 2
@@ -96,19 +99,9 @@ def coefficients(
 def check_chunkwise(op: str, mode: str, seq_len: int = MIN_CHUNK) -> None:
     """Raise ValueError for an operation or a mode without a chunk length, or a sequence shorter than the least."""
     one_of("op", op, CHUNKWISE_OPERATIONS, " to have a modelled chunk size")
-    one_of("mode", mode, _PASSES, " for a chunk size")
+    one_of("mode", mode, _MODES, " for a chunk size")
     if seq_len < MIN_CHUNK:
         raise ValueError(too_short(seq_len))
-
-
-def _chunk(op: str, head: Head, mode: str) -> Tally:
-    if op == "gla":
-        return baselines.gla_chunk_forward(head) if mode == "fw" else baselines.gla_chunk_backward(head)
-    if mode == "bw":
-        return scalar_decay.chunk_backward(op, head)
-    if op in mlstm.OPERATIONS:
-        return mlstm.chunk(op, head, published=op == "mlstm_sig")
-    return scalar_decay.chunk_forward(op, head)
 
 
 def too_short(seq_len: int) -> str:
@@ -180,11 +173,7 @@ def chunk_size_report(
     dims: dict[str, Any] = {name: sizes[name] for name in ("head_dim_qk", "head_dim_v")}
     closed = coefficients(op, **dims, causal_factor=causal_factor or 0.5, **dtypes, mode=mode)
     intensity = flop_rate(counted[0], accelerator, dtype) / accelerator.bandwidth_bytes_s
-    held = state_dtype_of(op, impl, question.state_dtype)
-    answers = [
-        answer((op, impl, mode, dtype, held, {**sizes, "chunk_size": chunk}), accelerator, fit, question.rows)
-        for chunk in chunks
-    ]
+    answers = question.answers(impl, chunks)
     candidates: list[dict[str, Any]] = []
     for found, each in zip(answers, counted, strict=True):
         model = runtime_model(each, accelerator, dtype)

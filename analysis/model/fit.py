@@ -36,35 +36,37 @@ ROW_COLUMNS = (
 """Columns of measured rows that a fit reads."""
 
 MIN_PROBLEMS, FEWEST_PROBLEMS = 5, 3
-"""Rows of fewer problems than this are fitted together with those of other implementations of the kind; of how many
-they are fitted alone where there are no others."""
+"""An implementation with rows of fewer than MIN_PROBLEMS problems is fitted together with others of its kind; where
+there are none, FEWEST_PROBLEMS will do to fit it alone."""
 
 USELESS = 100.0
-"""High over low end of an interval that says nothing: there is no fit then."""
+"""An interval whose high end is more than this many times its low end says nothing, so there is no fit."""
 
 BETWEEN, LEAST_BETWEEN = 0.25, 0.01
-"""Variance of the logarithms of a kind's factors: assumed where it has one other implementation, and the least."""
+"""How far apart the implementations of a kind are, as the variance of the logarithms of their factors: what is assumed
+where only one other is known, and the least that is taken."""
 
 EXTRAPOLATION = 0.1
 """By how much, in logarithms, an interval is wider on either side for each factor of e beyond the sizes measured."""
 
 OTHER_SOFTWARE = 1.5
-"""How many times as long as the slowest rate explains a kernel takes at most, with 95 % chance, in other versions and
-by another Triton: by what was published of an H100 (:func:`..reproduce.published.software_factor`)."""
+"""In other versions, compiled by another Triton, a kernel takes at most so many times as long as the slowest rate
+explains, with 95 % chance; estimated from what was published of an H100, see
+:func:`..reproduce.published.software_factor`."""
 
 KIND_COUNTS = 2
 """The scatter of the other implementations of a kind weighs as much as that of so many own rows."""
 
 FAR_APART, WORSE = 10.0, 1.5
-"""Longest over shortest time, and the error by the usual launch over that by a fitted one, of rows that tell the time
-of a launch from that of the work."""
+"""The time of a launch is fitted only where the longest time is FAR_APART times the shortest, and the usual time of a
+launch makes the error WORSE times as large as a fitted one: other rows do not tell a launch from its work."""
 
 SPILLS = 1.5
-"""Work grows at most as the chunk length: a kernel that takes so many times longer than that by a longer chunk spills
-its registers, say, which no model of the work tells. No fit is about it."""
+"""Work grows at most in proportion to the chunk length. Where a longer chunk takes more than this many times longer,
+something else is the cause, such as spilled registers, and the row is left out of fits."""
 
 TINY_MS = 1e-9
-"""In place of a predicted time of 0, where rows have only terms that others do not."""
+"""Stands for a predicted time of 0, which rows get whose only terms are in no row that was fitted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -292,7 +294,7 @@ def _sample(rows: Sequence[Row], model: Model, mode: str, dtype: str, key: str, 
     same = grouped(rows, _problem)
     rows = [row for row in rows if not _spills(row, same[_problem(row)])]
     cases = [case_of(row, row["impl"], mode, dtype) for row in rows]
-    terms = [_terms_of_row(model.name, *case[:5], tuple(case[5].items()), key, roofs) for case in cases]
+    terms = [_terms_of_row(model, case[:5], tuple(case[5].items()), key, roofs) for case in cases]
     counted = [(found, row) for found, row in zip(terms, rows, strict=True) if found is not None]
     problems = [_problem(row) for _, row in counted]
     times = np.array([float(row["time_ms"]) for _, row in counted])
@@ -301,12 +303,9 @@ def _sample(rows: Sequence[Row], model: Model, mode: str, dtype: str, key: str, 
 
 
 @functools.cache
-def _terms_of_row(
-    model: str, op: str, impl: str, mode: str, dtype: str, state_dtype: str | None, sizes: Any, key: str, roofs: str
-) -> tuple[float, ...] | None:
+def _terms_of_row(model: Model, names: Any, sizes: Any, key: str, roofs: str) -> tuple[float, ...] | None:
     """Return the terms of a measured case, which are asked for again by every fit."""
-    (found,) = (each for each in MODELS if each.name == model)
-    return found.terms((op, impl, mode, dtype, state_dtype, dict(sizes)), accelerator_of(key, roofs))
+    return model.terms((*names, dict(sizes)), accelerator_of(key, roofs))
 
 
 def _pooled(own: _Sample, others: Sequence[_Sample], few: int) -> tuple[np.ndarray, float, list[float]]:

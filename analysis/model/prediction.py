@@ -19,7 +19,7 @@ from .runtime_model import RuntimeModel, floor_ms, launches_ms, runtime_model
 from .terms import LAUNCHES, Case
 
 SAME_PROBLEM = ("op", "impl", "state_dtype", "device_name", *SIZE_COLUMNS)
-"""Of two modes or dtypes, rows that agree in these are of one problem."""
+"""Rows of two modes or dtypes that agree in these columns are of one problem."""
 
 MEASURED_COLUMNS = (
     "chunk_size", "time_ms", "time_ci_low_ms", "time_ci_high_ms", "peak_memory_bytes", "git_commit", "run_id",
@@ -161,8 +161,8 @@ class Answer:
         predicted: what the model says.
         measured: the newest row of the very case on the accelerator, one of an idle machine if there is any, or None.
         memory_ratio: measured over modelled peak memory of the implementation's nearest measured problem.
-        tried: whether the chunk length may be chosen by the model: by that of launches any, by the formulation, which
-            does not see that few chunks fill no device, one that was the fastest of a measured problem.
+        tried: whether a model may choose the chunk length. That of launches may choose any. That of the formulation
+            does not see that few chunks leave a device idle, so it chooses among those that were fastest somewhere.
     """
 
     case: Case

@@ -16,13 +16,12 @@ contraction is one launch for each block of it. Tiles are those of compute capab
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from ...kernels.scalar_decay.config import MERGE_BLOCK_E, SCAN_BLOCK_N
 from ..counts import formulation_of
-from ..counts.executed import BACKWARD_ROLES, FORWARD_ROLES, Role, Run, blocks_of, executed, run_of
+from ..counts.executed import BACKWARD_ROLES, FORWARD_ROLES, Executed, Role, Run, blocks_of, executed, run_of
 from ..counts.problem import PASSES, case_problem
 
 RESIDENT: Mapping[str, int] = {
@@ -50,7 +49,7 @@ class Launch:
     name: str
     kind: str
     programs: int
-    steps: int
+    steps: int = 1
     flops: float = 0.0
     state_bytes: float = 0.0
     merge_bytes: float = 0.0
@@ -70,49 +69,34 @@ def launches_of(
     return None if run is None else tuple(launch for direction in PASSES[mode] for launch in _pass(run, direction))
 
 
-class _Parts:
-    """The executed counts of one pass, by what they are of."""
-
-    def __init__(self, run: Run, direction: str) -> None:
-        counted = executed(run, direction)
-        self.flops: Counter[str] = Counter()
-        for name, value in counted.flops.items():
-            self.flops[name.partition(":")[0]] += value
-        self.bytes = counted.bytes
-
-    def state_bytes(self, name: str) -> float:
-        """Return the bytes of states that a role loads, or a states pass stores."""
-        return self.bytes[f"{name}: store"] if name.endswith(" pass") else self.bytes[f"{name}: states"]
-
-
 def _pass(run: Run, direction: str) -> Iterator[Launch]:
-    parts = _Parts(run, direction)
+    counted = executed(run, direction)
     has_states = run.keeps_states
     run = run.of_pass(direction)
     tile = run.block_t
     if direction == "forward":
-        tiles = -(-run.length // tile)
-        yield Launch(name="gates", kind="gates", programs=tiles * run.rows, steps=1)
+        tiles = -(-run.seq_len // tile)
+        yield Launch(name="gates", kind="gates", programs=tiles * run.rows)
         if run.stabilised:
             yield Launch(name="stabiliser", kind="scan", programs=run.rows, steps=-(-tiles // SCAN_BLOCK_N))
-            yield _elements("stabiliser", -(-run.length // SCAN_BLOCK_N) * run.rows)
-        yield from _states(run, parts, "state pass")
+            yield Launch(name="stabiliser", kind="elements", programs=-(-run.seq_len // SCAN_BLOCK_N) * run.rows)
+        yield from _states(run, counted, "state pass")
         if run.stabilised:
-            yield from _normaliser(run, parts)
+            yield from _normaliser(run, counted)
         for role in FORWARD_ROLES:
-            yield from _walk(run, parts, role)
+            yield from _walk(run, counted, role)
         return
     if not has_states:
-        yield from _states(run, parts, "state pass")
+        yield from _states(run, counted, "state pass")
     for role in BACKWARD_ROLES:
         if role.name == "dk":
-            yield from _states(run, parts, "state_gradient pass")
-        yield from _walk(run, parts, role)
-    programs = -(-run.length // run.anchor_every) * run.rows
-    yield Launch(name="gate gradients", kind="gate gradients", programs=programs, steps=1)
+            yield from _states(run, counted, "state_gradient pass")
+        yield from _walk(run, counted, role)
+    programs = -(-run.seq_len // run.anchor_every) * run.rows
+    yield Launch(name="gate gradients", kind="gate gradients", programs=programs)
 
 
-def _states(run: Run, parts: _Parts, name: str) -> Iterator[Launch]:
+def _states(run: Run, counted: Executed, name: str) -> Iterator[Launch]:
     if not run.several:
         return
     states = run.config.states
@@ -120,37 +104,33 @@ def _states(run: Run, parts: _Parts, name: str) -> Iterator[Launch]:
         name=name,
         kind="states",
         programs=run.rows * math.prod(run.states_tiles) * (run.contributing_chunks if states.parallel else 1),
-        steps=-(-(run.chunk if states.parallel else run.length) // min(states.block_t, run.chunk)),
-        flops=parts.flops[name],
-        state_bytes=parts.state_bytes(name),
+        steps=-(-(run.chunk_size if states.parallel else run.seq_len) // min(states.block_t, run.chunk_size)),
+        flops=_flops(counted, name),
+        state_bytes=counted.bytes[f"{name}: store"],
     )
     if states.parallel:
         yield Launch(
             name=name,
             kind="merge",
-            programs=-(-run.d_qk * run.d_v // MERGE_BLOCK_E) * run.rows,
+            programs=-(-run.head_dim_qk * run.head_dim_v // MERGE_BLOCK_E) * run.rows,
             steps=run.chunks,
-            merge_bytes=parts.bytes[f"{name}: merge"],
+            merge_bytes=counted.bytes[f"{name}: merge"],
         )
 
 
-def _normaliser(run: Run, parts: _Parts) -> Iterator[Launch]:
-    blocks = -(-run.d_qk // run.config.normaliser.block_k)
+def _normaliser(run: Run, counted: Executed) -> Iterator[Launch]:
+    blocks = -(-run.head_dim_qk // run.config.normaliser.block_k)
     yield Launch(
         name="normaliser pass",
         kind="normaliser",
         programs=blocks * run.chunks * run.rows,
         steps=_tiles_of_a_chunk(run),
-        flops=parts.flops["normaliser pass"],
+        flops=_flops(counted, "normaliser pass"),
     )
-    yield _elements("denominators", -(-run.rows * run.length // SCAN_BLOCK_N))
+    yield Launch(name="denominators", kind="elements", programs=-(-run.rows * run.seq_len // SCAN_BLOCK_N))
 
 
-def _elements(name: str, programs: int) -> Launch:
-    return Launch(name=name, kind="elements", programs=programs, steps=1)
-
-
-def _walk(run: Run, parts: _Parts, role: Role) -> Iterator[Launch]:
+def _walk(run: Run, counted: Executed, role: Role) -> Iterator[Launch]:
     *_, blocks, columns = blocks_of(run, role)
     for _ in range(blocks):
         yield Launch(
@@ -158,10 +138,15 @@ def _walk(run: Run, parts: _Parts, role: Role) -> Iterator[Launch]:
             kind="walk",
             programs=columns * run.chunks * run.rows,
             steps=_tiles_of_a_chunk(run),
-            flops=parts.flops[role.name] / blocks,
-            state_bytes=parts.state_bytes(role.name) / blocks,
+            flops=_flops(counted, role.name) / blocks,
+            state_bytes=counted.bytes[f"{role.name}: states"] / blocks,
         )
 
 
 def _tiles_of_a_chunk(run: Run) -> int:
-    return -(-min(run.chunk, run.length) // run.block_t)
+    return -(-min(run.chunk_size, run.seq_len) // run.block_t)
+
+
+def _flops(counted: Executed, name: str) -> float:
+    """Return the FLOPs of all products of a role or a pass."""
+    return sum(value for part, value in counted.flops.items() if part.startswith(f"{name}: "))

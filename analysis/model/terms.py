@@ -98,8 +98,8 @@ def _formulation_terms(case: Case, accelerator: Accelerator) -> tuple[float, ...
 def sequential_steps(op: str, impl: str, mode: str, dtype: str, sizes: Mapping[str, int]) -> float:
     """Return how many steps of a problem wait for one another: its chunks, or tokens where there is no chunk length.
 
-    Attention, an MLP and the quadratic form have one. Of programs that hold whole states it is the time that their
-    walks take one after the other, in microseconds, by which a call chooses its chunk length.
+    Attention, an MLP and the quadratic form have one. For programs that hold whole states it is a time instead: how
+    many microseconds their walks take one after the other, by the estimate that a call chooses its chunk length with.
     """
     formulation = formulation_of(op, impl, mode, dtype)
     if formulation == "whole_state" and "chunk_size" in sizes:

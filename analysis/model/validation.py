@@ -7,10 +7,12 @@ would.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median_high
 from typing import Any
 
 from ...results.names import current_name
@@ -66,11 +68,10 @@ def validate(results: Sequence[Path], ops: Sequence[str] | None = None, impl: st
         for op, name in dict.fromkeys((row["op"], row["impl"]) for row in rows):
             declared = mode in MODES and FORMULATION.kind(op, name, mode, dtype) is not None
             if declared and (ops is None or op in ops) and (impl is None or current_name(op, impl) == name):
-                for here in devices:
-                    for fitted_on in devices:
-                        found = _predicted(rows, op, name, mode, dtype, fitted_on, here)
-                        if found:
-                            yield _coverage((op, name, mode, dtype, fitted_on, here), found)
+                for here, fitted_on in itertools.product(devices, repeat=2):
+                    if found := _predicted(rows, op, name, mode, dtype, fitted_on, here):
+                        names = {"op": op, "impl": name, "mode": mode, "dtype": dtype}
+                        yield _coverage(found, **names, fitted_on=fitted_on, held_out_on=here)
 
 
 def _predicted(
@@ -99,23 +100,16 @@ def _predicted(
     return found
 
 
-def _coverage(names: tuple[str, ...], found: Sequence[tuple[Row, Prediction]]) -> Coverage:
-    op, impl, mode, dtype, fitted_on, here = names
+def _coverage(found: Sequence[tuple[Row, Prediction]], **names: str) -> Coverage:
     fitted = [(row["time_ms"], each) for row, each in found if each.time_ms is not None]
     errors = [time_ms / each.time_ms for time_ms, each in fitted if each.time_ms is not None]
-    widths = sorted(each.high_ms / each.low_ms for _, each in fitted)
     return Coverage(
-        op=op,
-        impl=impl,
-        mode=mode,
-        dtype=dtype,
-        fitted_on=fitted_on,
-        held_out_on=here,
+        **names,
         rows=len(fitted),
         held=sum(each.low_ms <= time_ms <= each.high_ms for time_ms, each in fitted),
         unfitted=len(found) - len(fitted),
         median_error=errors_of(errors)[0] if errors else None,
-        width=widths[len(widths) // 2] if widths else None,
+        width=median_high(each.high_ms / each.low_ms for _, each in fitted) if fitted else None,
     )
 
 

@@ -40,8 +40,8 @@ class Choice:
 
     @property
     def model(self) -> str:
-        """Which model chooses: launches, formulation or none."""
-        return "none" if self.report is None else str(self.report["model"])
+        """Which model chooses: launches or formulation; "" for none."""
+        return "" if self.report is None else str(self.report["model"])
 
     @property
     def slowest(self) -> Any:
@@ -66,7 +66,7 @@ def choices(subject: Subject) -> list[Choice]:
     rows = rows[rows["chunk_size"].notna() & (rows["mode"] != "step")]
     fits = _fits(subject, rows)
     rows = best_rows(rows, (*PROBLEM_COLUMNS, "chunk_size"))
-    # Tuples are made of all rows at once: of each problem's few they would cost as much as of all.
+    # Tuples are made of all rows at once: for each problem's few it would cost as much again.
     number = rows.groupby(list(PROBLEM_COLUMNS), dropna=False, sort=True).ngroup()
     problems: dict[int, list[Any]] = {n: [] for n in sorted(set(number))}
     for n, row in zip(number, rows.itertuples(index=False), strict=True):
@@ -121,45 +121,24 @@ def choice_table(subject: Subject, found: list[Choice]) -> Html:
     """Return one row for each problem: optima in closed form, modelled and measured choice, regret and memory."""
     rows = []
     for each in found:
-        memory = each.row.peak_memory_bytes
-        rows.append(
-            [
-                name_cell(each.row),
-                each.row.mode,
-                problem_in_words(each.row),
-                size(each.row.seq_len),
-                *_modelled(each),
-                size(each.row.chunk_size),
-                numeric(each.row.time_ms),
-                numeric(None if memory != memory else memory / 2**30),
-                size(each.slowest.chunk_size),
-                numeric(100 * (each.slowest.time_ms / each.row.time_ms - 1), 2),
-                *((numeric(each.regret_ms, 2), numeric(each.regret, 2)) if subject.on_target else ()),
-            ]
-        )
-    header = [
-        "implementation",
-        "mode",
-        "sizes",
-        "T",
-        "L of least FLOPs",
-        "L of least modelled time",
-        "modelled choice",
-        "model of it",
-        "measured best",
-        "time at it (ms)",
-        "peak memory at it (GiB)",
-        "measured slowest",
-        "takes more by (%)",
-        *(("regret (ms)", "regret (%)") if subject.on_target else ()),
-    ]
+        report = each.report or {}
+        row: dict[str, str | Cell] = {
+            "implementation": name_cell(each.row),
+            "mode": each.row.mode,
+            "sizes": problem_in_words(each.row),
+            "T": size(each.row.seq_len),
+            "L of least FLOPs": numeric(report.get("flop_optimal")),
+            "L of least modelled time": numeric(report.get("runtime_optimal")),
+            "modelled choice": size(each.modelled),
+            "model of it": each.model or ABSENT,
+            "measured best": size(each.row.chunk_size),
+            "time at it (ms)": numeric(each.row.time_ms),
+            "peak memory at it (GiB)": numeric(each.row.peak_memory_bytes / 2**30),
+            "measured slowest": size(each.slowest.chunk_size),
+            "takes more by (%)": numeric(100 * (each.slowest.time_ms / each.row.time_ms - 1), 2),
+        }
+        if subject.on_target:
+            row |= {"regret (ms)": numeric(each.regret_ms, 2), "regret (%)": numeric(each.regret, 2)}
+        rows.append(row)
     where = subject.device_name if subject.on_target else f"{subject.accelerator.name} modelled, {subject.device_name}"
-    return table(f"Chunk lengths, {where}", header, rows)
-
-
-def _modelled(each: Choice) -> list[str | Cell]:
-    """Return the optima in closed form, the model's choice and which model it is."""
-    if each.report is None:
-        return [ABSENT] * 4
-    closed = (each.report["flop_optimal"], each.report["runtime_optimal"])
-    return [*map(numeric, closed), size(each.modelled), each.model]
+    return table(f"Chunk lengths, {where}", rows)

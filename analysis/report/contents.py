@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any
 from ... import __version__
 from ...results.select import is_ok, ok_rows
 from ..derive import gradient_twice
+from ..figures.selection import MODE_TITLES
 from ..figures.style import operation_label
 from . import chunks, failures, figures, speedups, summary
-from .markup import ABSENT, Cell, Html, join, number, numeric, paragraph, render, size, table
-from .subject import MODE_TITLES, Subject, known, load_subjects, name_cell, other_subjects
+from .markup import ABSENT, Cell, Html, TableRow, join, number, numeric, paragraph, render, size, table
+from .subject import Subject, known, load_subjects, name_cell, other_subjects
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -36,10 +37,10 @@ HOST = "host (ms)"
 
 
 def per_family(needs: str | None = None) -> Callable[[Callable[[Report], Html]], Callable[[Report], Html]]:
-    """Let a section of a report on several families say one after the other, each under its name.
+    """Let a section of a report on several families show them one after the other, each under its name.
 
     Args:
-        needs: a column without which a family has nothing to say here, where another family has it.
+        needs: a column; families without it are left out where another one has it.
     """
 
     def decorate(section: Callable[[Report], Html]) -> Callable[[Report], Html]:
@@ -107,14 +108,13 @@ class Report:
         rows = [row for each in self.families for row in speedups.peer_rows(each.subject, each.speedups_found)]
         if not rows:
             return paragraph("No baseline was timed on a problem of ours, so there is nothing to compare.")
-        header = ["ours beside peer", *speedups.PEER_MODES.values(), "our memory / theirs, beyond inputs", "remarks"]
         at = "; ".join(
             f"{each.subject.family}{': ' if each.subject.family else ''}{each.subject.at(each.subject.seq_len)}, "
             f"{each.subject.setting()}"
             for each in self.families
             if each.subject.seq_len is not None
         )
-        return join(table(f"Their time over ours, {self.subject.device_name}", header, rows), render("small", f"{at}."))
+        return join(table(f"Their time over ours, {self.subject.device_name}", rows), render("small", f"{at}."))
 
     @per_family()
     def results(self) -> Html:
@@ -130,10 +130,10 @@ class Report:
             rows += [_result(*each, mode) for each in zip(at.itertuples(index=False), gradient_twice(at), strict=True)]
         if not rows:
             return paragraph(f"Nothing was timed at {subject.at(length)}.")
-        header = [name for name in rows[0] if name != HOST or self.has("host_ms")]
+        if not self.has("host_ms"):
+            rows = [{name: cell for name, cell in row.items() if name != HOST} for row in rows]
         caption = f"{subject.at(length)}, {subject.setting()}, {subject.device_name}"
-        cells = [[row[name] for name in header] for row in rows]
-        return render("results", self.has("chunk_size"), table(caption, header, cells))
+        return render("results", self.has("chunk_size"), table(caption, rows))
 
     @per_family()
     def figures(self) -> Html:
@@ -203,17 +203,18 @@ class Report:
         if subject.on_target:
             return Html("")
         best = [row for mode in subject.modes for row in subject.best(mode).itertuples(index=False)]
-        rows: list[list[str | Cell]] = [
-            [name_cell(row), MODE_TITLES[row.mode], size(row.seq_len), numeric(row.time_ms), numeric(row.model_time_ms)]
+        rows: list[TableRow] = [
+            {
+                "implementation": name_cell(row),
+                "mode": MODE_TITLES[row.mode],
+                "T": size(row.seq_len),
+                f"measured on {subject.device_name} (ms)": numeric(row.time_ms),
+                f"modelled for {subject.accelerator.name} (ms)": numeric(row.model_time_ms),
+            }
             for row in best
             if row.accelerator == subject.accelerator.key and known(row.model_time_ms) is not None
         ]
-        if not rows:
-            return Html("")
-        measured = f"measured on {subject.device_name} (ms)"
-        modelled = f"modelled for {subject.accelerator.name} (ms)"
-        header = ["implementation", "mode", "T", measured, modelled]
-        return table(f"What the runtime model gives for {subject.accelerator.part}", header, rows)
+        return table(f"What the runtime model gives for {subject.accelerator.part}", rows)
 
 
 def _result(row: Any, twice: bool, mode: str) -> dict[str, str | Cell]:
@@ -242,34 +243,33 @@ def _result(row: Any, twice: bool, mode: str) -> dict[str, str | Cell]:
 
 
 def _runs(rows: pd.DataFrame) -> Html:
-    body: list[list[str | Cell]] = []
+    body: list[TableRow] = []
     versions = {"driver": "driver", "CUDA": "cuda", "torch": "torch", "Triton": "triton", "Python": "python",
                 "lrbench": "lrbench"}  # fmt: skip
     for run, group in rows.groupby("run_id", sort=False):
         measured, commit = group[is_ok(group)], group["git_commit"].iloc[0]
         dirty = " with uncommitted changes" if group["git_dirty"].fillna(False).astype(bool).any() else ""
         body.append(
-            [
-                str(run)[:8],
-                str(group["measured_at"].min())[:16].replace("T", " "),
-                size(len(group)),
-                _values(group, "device_name"),
-                *(_values(group, f"{name}_version") for name in versions.values()),
-                f"{commit[:7]}{dirty}" if isinstance(commit, str) else ABSENT,
-                *(_span(measured[name]) for name in ("sm_clock_mhz", "power_w", "temperature_c")),
-                size(measured["throttled"].notna().sum()),
-            ]
+            {
+                "run": str(run)[:8],
+                "from (UTC)": str(group["measured_at"].min())[:16].replace("T", " "),
+                "cases": size(len(group)),
+                "device": _values(group, "device_name"),
+                **{title: _values(group, f"{name}_version") for title, name in versions.items()},
+                "commit": f"{commit[:7]}{dirty}" if isinstance(commit, str) else ABSENT,
+                "clock (MHz)": _span(measured["sm_clock_mhz"]),
+                "power (W)": _span(measured["power_w"]),
+                "temperature (°C)": _span(measured["temperature_c"]),
+                "lowered clocks": size(measured["throttled"].notna().sum()),
+            }
         )
-    header = ["run", "from (UTC)", "cases", "device", *versions, "commit"]
-    return table("Runs", [*header, "clock (MHz)", "power (W)", "temperature (°C)", "lowered clocks"], body)
+    return table("Runs", body)
 
 
 def _providers(rows: pd.DataFrame) -> Html:
     columns = ["provider", "provider_version"]
     found = rows[columns].dropna().drop_duplicates().sort_values(columns)
-    if found.empty:
-        return Html("")
-    return table("Packages", ["package", "version"], [[str(p), str(v)] for p, v in found.itertuples(index=False)])
+    return table("Packages", [{"package": str(p), "version": str(v)} for p, v in found.itertuples(index=False)])
 
 
 def _values(rows: pd.DataFrame, column: str) -> str:

@@ -38,10 +38,8 @@ def check_extra() -> None:
         raise ValueError(f"a report needs {', '.join(missing)}: pip install 'lrbench[report]'")
 
 
-def execute(
-    notebook: NotebookNode, *, folder: Path | None = None, begins: Callable[[int], None] = lambda _: None
-) -> NotebookNode:
-    """Run a notebook in place with the running Python, from ``folder`` [the current one].
+def execute(notebook: NotebookNode, *, begins: Callable[[int], None] = lambda _: None) -> NotebookNode:
+    """Run a notebook in place with the running Python, in the current folder.
 
     Args:
         begins: is told the number of each cell that begins to run.
@@ -71,7 +69,6 @@ def execute(
             on_cell_start=lambda cell, cell_index: begins(cell_index),
             # It has nothing to put in order, and asked to end it may take seconds.
             shutdown_kernel="immediate",
-            resources={"metadata": {"path": str(folder or Path.cwd())}},
             extra_arguments=["--InteractiveShellApp.ignore_cwd=True", "--HistoryManager.enabled=False"],
         )
         try:

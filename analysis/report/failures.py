@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...results.select import failed_rows
 from ..figures.style import binary
-from .markup import ABSENT, Html, size, table
+from .markup import ABSENT, Html, TableRow, size, table
 from .subject import Subject, lengths, name_cell
 
 if TYPE_CHECKING:
@@ -38,23 +38,22 @@ def failure_groups(failed: pd.DataFrame) -> list[pd.DataFrame]:
 
 def failure_table(caption: str, failed: pd.DataFrame) -> Html:
     """Return one row for each group, with the reason of its first case."""
-    rows = []
+    rows: list[TableRow] = []
     for group in failure_groups(failed):
         first = next(group.itertuples(index=False))
         rows.append(
-            [
-                name_cell(first),
-                first.mode,
-                first.status,
-                size(len(group)),
-                lengths(group["seq_len"].dropna()) if group["seq_len"].notna().any() else ABSENT,
-                _listed(group["head_dim_v"]),
-                _listed(group["chunk_size"]),
-                reason(group),
-            ]
+            {
+                "implementation": name_cell(first),
+                "mode": first.mode,
+                "status": first.status,
+                "cases": size(len(group)),
+                "sequence lengths": lengths(group["seq_len"].dropna()) if group["seq_len"].notna().any() else ABSENT,
+                "head dims": _listed(group["head_dim_v"]),
+                "chunk lengths": _listed(group["chunk_size"]),
+                "reason": reason(group),
+            }
         )
-    header = ["implementation", "mode", "status", "cases", "sequence lengths", "head dims", "chunk lengths", "reason"]
-    return table(caption, header, rows)
+    return table(caption, rows)
 
 
 def reason(group: pd.DataFrame) -> str:

@@ -11,15 +11,16 @@ from ..accelerators.known import get_accelerator, known_accelerators
 from ..figures.findings import OURS
 from ..figures.plots import drawing
 from ..figures.roofline import roofline
+from ..figures.selection import MODE_TITLES
 from ..figures.style import binary
-from .markup import ABSENT, Cell, Html, figure, join, numeric, paragraph, render, table
-from .subject import MODE_TITLES, Subject, known, name_cell, name_of
+from .markup import ABSENT, Cell, Html, TableRow, figure, join, numeric, paragraph, render, table
+from .subject import Subject, known, name_cell, name_of
 
 if TYPE_CHECKING:
     from ..figures.layout import Drawing
 
 KINDS = ("runtime", "memory", "chunk-size", "roofline", "head-dim", "trade-off")
-"""The figures of a family of kernels, those first whose findings say most; the last says what another does."""
+"""The figures of a family of kernels, the most telling findings first; the last one's only repeats another."""
 
 OPENING_INCHES = 8.0
 """Width of the figure beside the findings."""
@@ -107,12 +108,12 @@ def _numbers(subject: Subject, kind: str, mode: str, shown: Drawing) -> Html:
     rows = shown.rows[shown.rows["mode"] == mode]
     sizes = sorted({int(value) for value in rows[shown.x]})
     columns = [*dict.fromkeys(("op", "impl", "chunk_size", shown.x, column))]
-    body: list[list[str | Cell]] = []
+    body: list[TableRow] = []
     for _, group in rows[columns].groupby(["op", "impl"], sort=True):
         at = {int(row[shown.x]): row for row in group.to_dict("records")}
-        body.append([name_cell(group.iloc[0]), *(_value(at.get(size), shown.x, column, scale) for size in sizes)])
-    caption = f"{MODE_TITLES[mode]}: {name} over {X_NAMES.get(shown.x, subject.axis)}"
-    return table(caption, ["implementation", *map(binary, sizes)], body) if body else Html("")
+        values = {binary(size): _value(at.get(size), shown.x, column, scale) for size in sizes}
+        body.append({"implementation": name_cell(group.iloc[0]), **values})
+    return table(f"{MODE_TITLES[mode]}: {name} over {X_NAMES.get(shown.x, subject.axis)}", body)
 
 
 def _value(row: Mapping[Any, Any] | None, x: str, column: str, scale: int) -> str | Cell:

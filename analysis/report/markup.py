@@ -8,7 +8,7 @@ import functools
 import io
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -66,6 +66,9 @@ class Cell(NamedTuple):
     text: str
     value: float | None = None
     detail: str = ""
+
+
+TableRow = Mapping[str, str | Cell]
 
 
 @functools.cache
@@ -128,16 +131,15 @@ def size(value: float | None) -> Cell:
     return Cell(ABSENT) if value is None or math.isnan(value) else Cell(f"{int(value):,}", float(value))
 
 
-def table(caption: str, header: Sequence[str], rows: Iterable[Sequence[str | Cell]]) -> Html:
-    """Return a table that the page's script makes sortable; columns with numbers are set right.
+def table(caption: str, rows: Sequence[TableRow]) -> Html:
+    """Return a table that the page's script makes sortable, nothing without rows; columns with numbers are set right.
 
     Args:
-        header: names of the columns.
-        rows: cells, as many in each row as in the header; the first names the row.
+        rows: cells by the names of their columns, the same in all; the first names the row.
     """
-    cells = [[Cell(cell) if isinstance(cell, str) else cell for cell in row] for row in rows]
-    right = [any(row[n].value is not None for row in cells) for n in range(len(header))]
-    return render("table", caption, header, cells, right)
+    cells = [[Cell(cell) if isinstance(cell, str) else cell for cell in row.values()] for row in rows]
+    right = [any(cell.value is not None for cell in column) for column in zip(*cells, strict=True)]
+    return render("table", caption, [*rows[0]], cells, right) if rows else Html("")
 
 
 class Image(NamedTuple):

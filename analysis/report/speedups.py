@@ -17,7 +17,7 @@ from ...results.schema import PROBLEM_SIZES
 from ...results.select import best_rows, grouped
 from ..check.statistics import MIN_SAMPLES, ratio_interval
 from ..figures.findings import OURS
-from .markup import ABSENT, Cell, Html, number, numeric, table
+from .markup import ABSENT, Cell, Html, TableRow, number, numeric, table
 from .subject import Subject, known, name_cell, name_of, problem_in_words
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ SAME_SIZES = ("mode", "dtype", *PROBLEM_SIZES)
 SAME_WORK = ("mode", "dtype", "seq_len", "tokens", "embedding_dim")
 PEER_MODES = {"fw": "forward", "fwbw": "forward + backward"}
 TIMES = "\N{MULTIPLICATION SIGN}"
+MEMORY = "our memory / theirs, beyond inputs"
 ENVIRONMENT = ("driver_version", "torch_version", "triton_version", "cuda_version")
 
 
@@ -36,7 +37,7 @@ class Speedup:
 
     Attributes:
         ours, theirs: the rows, as named tuples of their columns.
-        again: whether there is a newer row of one side, of another run.
+        again: whether a side has a newer row, of another run, that is not compared here.
     """
 
     ours: Any
@@ -164,7 +165,7 @@ def speedup_table(subject: Subject, found: list[Speedup]) -> Html:
     """Return a row for each baseline, operation of ours, mode and width, with a column for each sequence length."""
     lines = grouped(found, lambda each: _line(subject, each))
     columns = sorted({each.length for each in found})
-    rows = []
+    rows: list[TableRow] = []
     for line in sorted(
         lines, key=lambda key: [f"{part:012.1f}" if isinstance(part, float | int) else str(part) for part in key]
     ):
@@ -172,32 +173,21 @@ def speedup_table(subject: Subject, found: list[Speedup]) -> Html:
         at = {each.length: each for each in group}
         first = group[0]
         rows.append(
-            [
-                name_cell(first.theirs),
-                _ours_cell(group),
-                first.theirs.mode,
-                problem_in_words(first.ours),
-                *(_ratio_cell(at.get(length)) for length in columns),
-                numeric(geometric_mean(each.ratio for each in group), unit=TIMES),
-                _memory_cell(group),
-                remarks(group),
-            ]
+            {
+                "baseline": name_cell(first.theirs),
+                "ours": _ours_cell(group),
+                "mode": first.theirs.mode,
+                "sizes": problem_in_words(first.ours),
+                **{subject.at_all([length]): _ratio_cell(at.get(length)) for length in columns},
+                "geometric mean": numeric(geometric_mean(each.ratio for each in group), unit=TIMES),
+                MEMORY: _memory_cell(group),
+                "remarks": remarks(group),
+            }
         )
-    header = [
-        "baseline",
-        "ours",
-        "mode",
-        "sizes",
-        *(subject.at_all([length]) for length in columns),
-        "geometric mean",
-        "our memory / theirs, beyond inputs",
-        "remarks",
-    ]
-    caption = f"Speed-up: their median time over ours, 95 % interval, {subject.device_name}"
-    return table(caption, header, rows)
+    return table(f"Speed-up: their median time over ours, 95 % interval, {subject.device_name}", rows)
 
 
-def peer_rows(subject: Subject, found: Iterable[Speedup]) -> list[list[str | Cell]]:
+def peer_rows(subject: Subject, found: Iterable[Speedup]) -> list[TableRow]:
     """Return the rows of the table that a report opens with, at the report's one length, a row for each peer.
 
     Peers are the baselines of our operations, and the fastest of every operation that is other mathematics; beside them
@@ -210,10 +200,11 @@ def peer_rows(subject: Subject, found: Iterable[Speedup]) -> list[list[str | Cel
     for each in sorted(here, key=lambda each: (not each.same_operation, each.ours.time_ms, each.theirs.time_ms)):
         peer = each.theirs_name if each.same_operation else each.theirs.op
         pairs.setdefault(peer, {}).setdefault(each.theirs.mode, each)
-    rows = []
+    rows: list[TableRow] = []
     for group in pairs.values():
-        times = (_peer_cell(group.get(mode)) for mode in PEER_MODES)
-        rows.append([_names(group), *times, _memory_cell([*group.values()]), remarks([*group.values()])])
+        times = {title: _peer_cell(group.get(mode)) for mode, title in PEER_MODES.items()}
+        memory, notes = _memory_cell([*group.values()]), remarks([*group.values()])
+        rows.append({"ours beside peer": _names(group), **times, MEMORY: memory, "remarks": notes})
     return rows
 
 

@@ -26,13 +26,13 @@ from ..accelerators.known import Accelerator, get_accelerator
 from ..accelerators.roofs import with_stored_roofs
 from ..derive import derive_anew, of_today
 from ..figures.selection import (
-    MODE_TITLES,
     Chosen,
     Selection,
     choose,
     dims_in_words,
     held_in_words,
     length_in_words,
+    modes_of,
     widths_in_words,
 )
 from ..figures.style import series_label, sizes_in_words
@@ -135,8 +135,7 @@ class Subject:
     @property
     def modes(self) -> list[str]:
         """Modes with measured rows, in the order of figures."""
-        present = set(self.rows["mode"][is_ok(self.rows)])
-        return [mode for mode in MODE_TITLES if mode in present]
+        return modes_of(ok_rows(self.rows))
 
     @property
     def selection(self) -> Selection:
@@ -162,22 +161,17 @@ class Subject:
         return best_rows(rows, ("op", "impl", "seq_len"))
 
     @property
-    def without_order(self) -> bool:
-        """Whether sequence lengths are numbers of tokens that have no order."""
-        return self.chosen is not None and self.chosen.without_order
-
-    @property
     def axis(self) -> str:
         """What figures over sequence length are over."""
-        return "tokens" if self.without_order else "sequence length"
+        return "sequence length" if self.chosen is None else self.chosen.axis
 
     def at(self, seq_len: int) -> str:
         """Return a sequence length in words."""
-        return length_in_words(seq_len, tokens=self.without_order)
+        return length_in_words(seq_len, tokens=self.axis == "tokens")
 
     def at_all(self, seq_lens: Sequence[float]) -> str:
         """Return sequence lengths in words, see :func:`lengths`."""
-        return f"{sizes_in_words(seq_lens)} tokens" if self.without_order else lengths(seq_lens)
+        return f"{sizes_in_words(seq_lens)} tokens" if self.axis == "tokens" else lengths(seq_lens)
 
 
 def load_subjects(results: Sequence[str | Path], gpu: str) -> list[Subject]:

@@ -161,9 +161,9 @@ class Asked(NamedTuple):
         """Return the points, the last axis fastest."""
         return [dict(zip(self.over, values, strict=True)) for values in itertools.product(*self.over.values())]
 
-    def terms(self, side: str, point: Terms | None = None) -> dict[str, Any]:
+    def terms(self, side: str, point: Terms) -> dict[str, Any]:
         """Return what selects a side's rows at a point, or what is counted there."""
-        found: dict[str, Any] = {**DEFAULTS, **self.entry.rows, **self.claim.rows, **(point or {})}
+        found: dict[str, Any] = {**DEFAULTS, **self.entry.rows, **self.claim.rows, **point}
         found |= self.document.sides[side]
         # In this order: what another size follows from.
         for name, size, follows in DERIVED:

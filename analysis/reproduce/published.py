@@ -1,7 +1,7 @@
 """Times that documents state of their own accelerators: how many lie in the intervals of ours as translated.
 
-What other software may cost (:data:`..model.fit.OTHER_SOFTWARE`) is an estimate from the same times; therefore
-each implementation is also held against intervals by what the others alone say of it.
+What other software may cost (:data:`..model.fit.OTHER_SOFTWARE`) is estimated from the same times. So each
+implementation is also held against intervals that follow from the other implementations alone.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Published(NamedTuple):
         impl: operation and implementation.
         stated_ms: as the document states it.
         line: ours as translated; what it was translated from is its only value, None where it was not measured.
-        slowest: how many times as long it takes there by the rate that is lowest against ours.
+        slowest: how many times as long it would take there by the rate that is furthest below ours.
     """
 
     impl: tuple[str, str]

@@ -26,6 +26,7 @@ from ..counts import count, count_case, kv_savings
 from ..derive import ONCE_SINCE
 from ..model.answers import Question
 from ..model.chunk_size import coefficients
+from ..model.fit import case_of
 from ..model.prediction import stored_rows
 from ..model.runtime_model import runtime_model
 from ..transfer import gains
@@ -95,7 +96,7 @@ class Found:
 
 
 class Store:
-    """The rows of a device that are ``wanted``, the newest good one of each case. No device is the one of most rows."""
+    """The ``wanted`` rows of a device, by default the one with most rows: of each case the newest good one."""
 
     def __init__(
         self, results: Sequence[Path], device: str | None = None, wanted: Callable[[Row], bool] = lambda _: True
@@ -188,8 +189,7 @@ def _metric(asked: Asked, terms: dict[str, Any], store: Store) -> float | str:
         return UNMEASURED if row["peak_memory_bytes"] is None else row["peak_memory_bytes"] - row["input_bytes"]
     if metric == "tokens_per_s":
         return 1e3 * row["batch"] * row["seq_len"] / row["time_ms"]
-    sizes = {name: row[name] for name in SIZE_COLUMNS if row[name] is not None}
-    counted = count_case(row["op"], row["impl"], row["mode"], row["dtype"], row["state_dtype"], sizes)
+    counted = count_case(*case_of(row, row["impl"], row["mode"], row["dtype"]))
     if counted is None:
         return "not counted"
     if metric == "tflops":

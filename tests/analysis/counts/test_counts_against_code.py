@@ -22,8 +22,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from lrbench.analysis.counts import (
     Count,
     Factors,
-    Head,
-    Layer,
+    Problem,
     Widths,
     count,
     count_case,
@@ -171,7 +170,7 @@ def test_attention_matrix_work_is_exact() -> None:
 
 def test_gated_mlp_eager_is_exactly_torch() -> None:
     """Forward and backward pass as torch's autograd dispatches them, work and traffic."""
-    layer = Layer(batch=1, length=7, channels=6, d_model=4, f=F, widths=Widths(qkv=8))
+    layer = Problem(op="gated_mlp", formulation="eager", seq_len=7, d_model=4, d_ff=6, f=F, widths=Widths(qkv=8))
     x, w_up, w_gate = (torch.randn(shape, dtype=torch.float64).requires_grad_() for shape in ((7, 4), (4, 6), (4, 6)))
     with OperationCounter() as forward:
         y = torch.nn.functional.silu(x @ w_gate) * (x @ w_up)
@@ -179,7 +178,7 @@ def test_gated_mlp_eager_is_exactly_torch() -> None:
     with OperationCounter() as backward:
         torch.autograd.grad(y, (x, w_up, w_gate), dy)
     for counter, formula in ((forward, gated_mlp.forward), (backward, gated_mlp.backward)):
-        tally = formula(layer, "eager")
+        tally = formula(layer)
         assert counter.products == tally.matrix_flops
         assert counter.products + counter.others == tally.flops + sum(
             work.flops for work in tally.recomputed_work.values()
@@ -205,7 +204,7 @@ def triangle(length: int) -> int:
 def test_recurrent_references_do_the_counted_work(op: str) -> None:
     """A step of every operation against its definition."""
     gate, d_qk = scalar_decay.GATE_MODELS[op], SIZES["head_dim_qk"]
-    head = Head(length=1, d_qk=d_qk, d_v=SIZES["head_dim_v"], f=F)
+    head = Problem(op=op, formulation="recurrent", seq_len=1, head_dim_qk=d_qk, head_dim_v=SIZES["head_dim_v"], f=F)
     if op == "mlstm_sig":
         # Gates go through their logarithms; sigma(i) scales k, where the paper's table scales k v^T.
         named = 2 * F.log + 2 * F.exp + d_qk - CELLS
@@ -215,7 +214,7 @@ def test_recurrent_references_do_the_counted_work(op: str) -> None:
     else:
         # The definition scales every k and q, by one where the operation has no gate or scale.
         named = (0 if gate.has_input else F.exp + d_qk) + (0 if gate.scaled else d_qk)
-    step = mlstm.step(op, head) if op in mlstm.OPERATIONS else scalar_decay.step(op, head)
+    step = (mlstm if op in mlstm.OPERATIONS else scalar_decay).step(head)
     # A slope is negated once a head; Mamba-2's dt A and log dt are activations.
     assert work_of(op, "recurrent", SIZES | {"seq_len": 3}) / (3 * HEADS) == step.flops + named
 
@@ -224,9 +223,9 @@ def test_recurrent_references_do_the_counted_work(op: str) -> None:
 def test_parallel_references_do_the_counted_work(op: str) -> None:
     """The quadratic form of every operation against the reference's."""
     gate, length, d_qk, d_v = scalar_decay.GATE_MODELS[op], 5, SIZES["head_dim_qk"], SIZES["head_dim_v"]
-    head = Head(length=length, d_qk=d_qk, d_v=d_v, f=F)
+    head = Problem(op=op, formulation="parallel", seq_len=length, head_dim_qk=d_qk, head_dim_v=d_v, causal=1, f=F)
     paper = op in mlstm.OPERATIONS
-    tally = mlstm.parallel(op, head) if paper else scalar_decay.parallel_forward(op, head)
+    tally = mlstm.parallel(head) if paper else scalar_decay.parallel_forward(head)
     square = length * length
     # The reference also makes the last state, and a weight for a state before the first token.
     named = 2 * length * d_qk * d_v + 2 * length * d_qk + length * F.exp

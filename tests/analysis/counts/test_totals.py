@@ -8,6 +8,7 @@ state. Without heads N = B T C are the elements of an input; a gated MLP has M =
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -15,8 +16,7 @@ import sympy
 
 from lrbench.analysis.counts import (
     Factors,
-    Head,
-    Layer,
+    Problem,
     Tally,
     Widths,
     baselines,
@@ -34,9 +34,23 @@ SYMBOLS["N"] = SYMBOLS["B"] * SYMBOLS["T"] * SYMBOLS["C"]
 SYMBOLS["M"] = SYMBOLS["B"] * SYMBOLS["T"]
 F = Factors(**{name: SYMBOLS[name] for name in FUNCTIONS})
 WIDTHS = Widths(qkv=SYMBOLS["w"], gate=SYMBOLS["g"], state=SYMBOLS["s"])
-HEAD = Head(length=SYMBOLS["L"], d_qk=SYMBOLS["K"], d_v=SYMBOLS["V"], causal=SYMBOLS["c"], f=F, widths=WIDTHS)
-LAYER = Layer(batch=SYMBOLS["B"], length=SYMBOLS["T"], channels=SYMBOLS["C"], d_model=SYMBOLS["D"], f=F, widths=WIDTHS)
-TOKENS = Layer(batch=1, length=16, channels=SYMBOLS["C"], f=F, widths=WIDTHS)
+HEAD = Problem(
+    op="", formulation="", seq_len=SYMBOLS["L"], head_dim_qk=SYMBOLS["K"], head_dim_v=SYMBOLS["V"],
+    channels=SYMBOLS["V"], causal=SYMBOLS["c"], f=F, widths=WIDTHS,
+)  # fmt: skip
+LAYER = Problem(
+    op="", formulation="", batch=SYMBOLS["B"], seq_len=SYMBOLS["T"], channels=SYMBOLS["C"], d_model=SYMBOLS["D"],
+    d_ff=SYMBOLS["C"], f=F, widths=WIDTHS,
+)  # fmt: skip
+TOKENS = Problem(op="", formulation="", seq_len=16, channels=SYMBOLS["C"], f=F, widths=WIDTHS)
+
+
+def head(op: str, **changes: Any) -> Problem:
+    return dataclasses.replace(HEAD, op=op, **changes)
+
+
+def layer(formulation: str, *, published: bool = False) -> Problem:
+    return dataclasses.replace(LAYER, formulation=formulation, published=published)
 
 
 def check(tally: Tally, matrix: str, vector: str, recomputed: str, moved: str, **known: Any) -> None:
@@ -54,43 +68,42 @@ CHUNK = "4*L*K*V + 2*c*L**2*(K + V)"
 HEADS = {
     # TFLA paper, tables 8 and 9, 10 and 11, 12 and 13.
     "mLSTMexp chunk": (
-        mlstm.chunk("mlstm_exp", HEAD), CHUNK,
+        mlstm.chunk(head("mlstm_exp")), CHUNK,
         "2*L + L*(L + 1)/2 + L*(1 + exp + log + sig) + 3 + max + exp + 2*K*V + L*K + 2*K + 2*L*K + L*(L + 1)/2"
         " + L*(log + sig) + c*(L**2*(3 + exp + max) + L*(1 + max)) + 3*c*L**2 + 3*L*K + 2*L*V"
         " + L*(1 + max + abs + exp)",
         "0", "L*(3*K + 3*V)*w + 4*L*g + 2*(K*V + K + 1)*s + 2*L*s",
     ),
     "mLSTMsig chunk": (
-        mlstm.chunk("mlstm_sig", HEAD), CHUNK,
+        mlstm.chunk(head("mlstm_sig")), CHUNK,
         "2*L + L*(L + 1)/2 + L*exp + exp + 2*L*(log + sig) + 2*K*V + L*K + L*(L + 1)/2 + 2*L*(log + sig)"
         " + c*L**2*(2 + exp) + 3*c*L**2 + L*K + L*V",
         "0", "L*(3*K + 3*V)*w + 4*L*g + 2*K*V*s",
     ),
     "mLSTMexp parallel": (
-        mlstm.parallel("mlstm_exp", HEAD), "2*c*L**2*(K + V)",
+        mlstm.parallel(head("mlstm_exp")), "2*c*L**2*(K + V)",
         "L*(L + 1)/2 + L*(log + sig) + L**2*(3 + exp + max + mask) + 2*c*L**2 + c*(L**2*(3 + abs) + L*(exp + max))",
         "0", "L*(2*K + 2*V)*w + 2*L*g + 2*L*s",
     ),
     "mLSTMsig parallel": (
-        mlstm.parallel("mlstm_sig", HEAD), "2*c*L**2*(K + V)",
+        mlstm.parallel(head("mlstm_sig")), "2*c*L**2*(K + V)",
         "L*(L + 1)/2 + 2*L*(log + sig) + L**2*(2 + exp + mask) + 2*c*L**2", "0", "L*(2*K + 2*V)*w + 2*L*g",
     ),
     "mLSTMexp step": (
-        mlstm.step("mlstm_exp", HEAD), "0",
+        mlstm.step(head("mlstm_exp")), "0",
         "4 + 2*exp + log + sig + max + 4*K*V + 6*K + V + 1 + abs + max + 2*K*V + K",
         "0", "(2*K + 2*V)*w + 2*g + 2*(K*V + K + 1)*s",
     ),
     "mLSTMsig step": (
-        mlstm.step("mlstm_sig", HEAD), "0", "2*sig + 4*K*V + 2*K*V + K", "0", "(2*K + 2*V)*w + 2*g + 2*K*V*s",
+        mlstm.step(head("mlstm_sig")), "0", "2*sig + 4*K*V + 2*K*V + K", "0", "(2*K + 2*V)*w + 2*g + 2*K*V*s",
     ),
     # Equation 118 prints mLSTMexp's gates in mLSTMsig's total, and table 10 its gate matrix.
     "mLSTMsig chunk as printed": (
-        mlstm.chunk("mlstm_sig", Head(length=HEAD.length, d_qk=HEAD.d_qk, d_v=HEAD.d_v, causal=HEAD.causal),
-                    published=True),
+        mlstm.chunk(head("mlstm_sig", published=True, f=Factors(), widths=Widths())),
         CHUNK, "6*c*L**2 + L**2 + L*(2*K + V + 11) + 2*K*V + 5", "0", "6*L*(K + V) + 8*L + 8*K*V",
     ),
     "mLSTMsig parallel as printed": (
-        mlstm.parallel("mlstm_sig", HEAD, published=True), "2*c*L**2*(K + V)",
+        mlstm.parallel(head("mlstm_sig", published=True)), "2*c*L**2*(K + V)",
         "L*(L + 1)/2 + 2*L*(log + sig) + L**2*(3 + exp + max + mask) + 2*c*L**2", "0", "L*(2*K + 2*V)*w + 2*L*g",
     ),
     "lightning2's decays": (
@@ -199,7 +212,7 @@ SCALAR_DECAY = {
 def test_totals_of_a_scalar_decay(op: str, formula: str) -> None:
     known = GATES[op] | {"tensors": min(GATES[op]["gates"], 1), "stable": int(op == "mlstm_exp")}
     known |= {name: sympy.sympify(known[name], locals=SYMBOLS) for name in ("a", "da")}
-    check(getattr(scalar_decay, formula)(op, HEAD), *SCALAR_DECAY[formula], **known)
+    check(getattr(scalar_decay, formula)(head(op)), *SCALAR_DECAY[formula], **known)
 
 
 SOFTPLUS = "C*(1 + exp + log)"
@@ -208,37 +221,37 @@ STATES = "-2*B*C*s*floor(-T/8)"
 SUMS = "8 + max + abs + 3*exp + log"
 
 LAYERS = {
-    "rglru": (rglru.forward(LAYER, "fused"), "0", RGLRU, "0", "(4*N + C)*w"),
+    "rglru": (rglru.forward(layer("fused")), "0", RGLRU, "0", "(4*N + C)*w"),
     "rglru, backward": (
-        rglru.backward(LAYER, "fused"), "0", "21*N + C*(1 + sig)", RGLRU, f"(7*N + 2*C)*w + {STATES}",
+        rglru.backward(layer("fused")), "0", "21*N + C*(1 + sig)", RGLRU, f"(7*N + 2*C)*w + {STATES}",
     ),
     "rglru in chunks": (
-        rglru.chunked(rglru.forward(LAYER, "fused"), LAYER, SYMBOLS["n"], gated=True, backward=False),
+        rglru.chunked(rglru.forward(layer("fused")), LAYER, SYMBOLS["n"], gated=True, backward=False),
         "0", RGLRU, f"5*N + 2*n*B*C + 2*N*sig + N*(7 + 2*exp) + {SOFTPLUS} - 2*N", "(7*N + 2*C)*w + 6*n*B*C*s",
     ),
     "rglru in chunks, backward": (
-        rglru.chunked(rglru.backward(LAYER, "fused"), LAYER, SYMBOLS["n"], gated=True, backward=True),
+        rglru.chunked(rglru.backward(layer("fused")), LAYER, SYMBOLS["n"], gated=True, backward=True),
         "0", "21*N + C*(1 + sig)", f"{RGLRU} + 3*N + 2*n*B*C + N*sig + N*(2 + exp) + {SOFTPLUS}",
         f"(9*N + 3*C)*w + 6*n*B*C*s + {STATES}",
     ),
-    "rglru with its GEMMs": (rglru.forward(LAYER, "layer"), "4*N*C", RGLRU, "0", "(8*N + 2*C*C + C)*w"),
+    "rglru with its GEMMs": (rglru.forward(layer("layer")), "4*N*C", RGLRU, "0", "(8*N + 2*C*C + C)*w"),
     "rglru with its GEMMs, backward": (
-        rglru.backward(LAYER, "layer"), "8*N*C", "21*N + C*(1 + sig)", RGLRU,
+        rglru.backward(layer("layer")), "8*N*C", "21*N + C*(1 + sig)", RGLRU,
         f"(17*N + 4*C*C + 2*C)*w + {STATES}",
     ),
-    "rglru line by line": (rglru.forward(LAYER, "lines"), "0", RGLRU, "0", "(19*N + C)*w"),
+    "rglru line by line": (rglru.forward(layer("lines")), "0", RGLRU, "0", "(19*N + C)*w"),
     "rglru line by line, backward": (
-        rglru.backward(LAYER, "lines"), "0", "23*N + C*(1 + sig)", f"{SOFTPLUS} + 2*N", "(31*N + 2*C)*w",
+        rglru.backward(layer("lines")), "0", "23*N + C*(1 + sig)", f"{SOFTPLUS} + 2*N", "(31*N + 2*C)*w",
     ),
-    "rglru layer line by line": (rglru.forward(LAYER, "unfused"), "4*N*C", RGLRU, "0", "(23*N + 2*C*C + C)*w"),
+    "rglru layer line by line": (rglru.forward(layer("unfused")), "4*N*C", RGLRU, "0", "(23*N + 2*C*C + C)*w"),
     "rglru layer line by line, backward": (
-        rglru.backward(LAYER, "unfused"), "8*N*C", "23*N + C*(1 + sig)", f"{SOFTPLUS} + 2*N",
+        rglru.backward(layer("unfused")), "8*N*C", "23*N + C*(1 + sig)", f"{SOFTPLUS} + 2*N",
         "(41*N + 4*C*C + 2*C)*w",
     ),
     # The page: unfused one store more than its listing has lines; fused without the GEMMs' activations.
-    "rglru as printed": (rglru.forward(LAYER, "fused", published=True), "4*N*C", RGLRU, "0", "(3*N + 2*C*C + C)*w"),
+    "rglru as printed": (rglru.forward(layer("fused", published=True)), "4*N*C", RGLRU, "0", "(3*N + 2*C*C + C)*w"),
     "rglru layer as printed": (
-        rglru.forward(LAYER, "unfused", published=True), "4*N*C", RGLRU, "0", "(24*N + 2*C*C + C)*w",
+        rglru.forward(layer("unfused", published=True)), "4*N*C", RGLRU, "0", "(24*N + 2*C*C + C)*w",
     ),
     "scan": (rglru.scan_forward(LAYER), "0", "2*N", "0", "3*N*w"),
     "scan, backward": (rglru.scan_backward(LAYER), "0", "3*N", "0", "5*N*w"),
@@ -284,28 +297,28 @@ def test_totals_without_heads(name: str) -> None:
 def test_totals_of_a_gated_mlp(formulation: str) -> None:
     forward, vector, again, backward = GATED_MLP[formulation]
     check(
-        gated_mlp.forward(LAYER, formulation), "4*M*D*C", "0" if formulation == "gemms" else "N*(2 + sig)", "0", forward
+        gated_mlp.forward(layer(formulation)), "4*M*D*C", "0" if formulation == "gemms" else "N*(2 + sig)", "0", forward
     )
-    check(gated_mlp.backward(LAYER, formulation), "8*M*D*C", vector, again, backward)
+    check(gated_mlp.backward(layer(formulation)), "8*M*D*C", vector, again, backward)
 
 
 COMPULSORY = {
-    "mlstm_sig": (scalar_decay.compulsory_forward("mlstm_sig", HEAD), "L*((2*K + 2*V)*w + 2*g)"),
-    "mlstm_sig, backward": (scalar_decay.compulsory_backward("mlstm_sig", HEAD), "L*((4*K + 3*V)*w + 4*g)"),
-    "retention": (scalar_decay.compulsory_forward("retention", HEAD), "L*(2*K + 2*V)*w"),
+    "mlstm_sig": (scalar_decay.compulsory(head("mlstm_sig"), backward=False), "L*((2*K + 2*V)*w + 2*g)"),
+    "mlstm_sig, backward": (scalar_decay.compulsory(head("mlstm_sig"), backward=True), "L*((4*K + 3*V)*w + 4*g)"),
+    "retention": (scalar_decay.compulsory(head("retention"), backward=False), "L*(2*K + 2*V)*w"),
     "attention": (baselines.attention_compulsory(HEAD, backward=False), "L*(2*K + 2*V)*w"),
     "attention, backward": (baselines.attention_compulsory(HEAD, backward=True), "L*(4*K + 4*V)*w"),
     "gla": (baselines.gla_compulsory(HEAD, backward=False), "L*((2*K + 2*V)*w + K*g)"),
     "gla, backward": (baselines.gla_compulsory(HEAD, backward=True), "L*((4*K + 3*V)*w + 2*K*g)"),
-    "rglru": (rglru.compulsory(LAYER, "lines", backward=False), "(4*N + C)*w"),
-    "rglru, backward": (rglru.compulsory(LAYER, "fused", backward=True), "(7*N + 2*C)*w"),
-    "rglru layer": (rglru.compulsory(LAYER, "layer", backward=False), "(2*N + 2*C*C + C)*w"),
-    "rglru layer, backward": (rglru.compulsory(LAYER, "unfused", backward=True), "(3*N + 4*C*C + 2*C)*w"),
+    "rglru": (rglru.compulsory(layer("lines"), backward=False), "(4*N + C)*w"),
+    "rglru, backward": (rglru.compulsory(layer("fused"), backward=True), "(7*N + 2*C)*w"),
+    "rglru layer": (rglru.compulsory(layer("layer"), backward=False), "(2*N + 2*C*C + C)*w"),
+    "rglru layer, backward": (rglru.compulsory(layer("unfused"), backward=True), "(3*N + 4*C*C + 2*C)*w"),
     "wkv": (wkv.compulsory(LAYER, backward=False), "(3*N + 2*C)*w"),
     "wkv, backward": (wkv.compulsory(LAYER, backward=True), "(5*N + 4*C)*w"),
-    "gated mlp": (gated_mlp.compulsory(LAYER, "eager", backward=False), "(M*D + 2*D*C + N)*w"),
-    "gated mlp, backward": (gated_mlp.compulsory(LAYER, "fused", backward=True), "(2*M*D + 4*D*C + N)*w"),
-    "projections": (gated_mlp.compulsory(LAYER, "gemms", backward=False), "(M*D + 2*D*C + 2*N)*w"),
+    "gated mlp": (gated_mlp.compulsory(layer("eager"), backward=False), "(M*D + 2*D*C + N)*w"),
+    "gated mlp, backward": (gated_mlp.compulsory(layer("fused"), backward=True), "(2*M*D + 4*D*C + N)*w"),
+    "projections": (gated_mlp.compulsory(layer("gemms"), backward=False), "(M*D + 2*D*C + 2*N)*w"),
 }
 """Bytes of every input, output and gradient once."""
 
@@ -319,10 +332,10 @@ def test_compulsory_bytes(name: str) -> None:
 @pytest.mark.parametrize(
     ("tally", "expected"),
     [
-        (scalar_decay.chunk_backward("mlstm_exp", HEAD), "L*(K + V)*w + 2*L*g + (K*V + K + 1)*s"),
+        (scalar_decay.chunk_backward(head("mlstm_exp")), "L*(K + V)*w + 2*L*g + (K*V + K + 1)*s"),
         (baselines.gla_chunk_backward(HEAD), "L*(K + V)*w + L*K*g + K*V*s"),
         (wkv.scan_backward(TOKENS), "34*C*w + 48*C*s"),
-        (gated_mlp.backward(LAYER, "fused"), "(M*D + 2*D*C)*w"),
+        (gated_mlp.backward(layer("fused")), "(M*D + 2*D*C)*w"),
     ],
 )
 def test_bytes_of_recomputation(tally: Tally, expected: str) -> None:

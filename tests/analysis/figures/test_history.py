@@ -7,7 +7,6 @@ import re
 import pytest
 
 from lrbench.analysis.figures.history import MAX_CASES, history_figure
-from lrbench.analysis.figures.style import alt_text
 
 from ..measured import failed, measured, run_of, samples
 
@@ -29,7 +28,7 @@ def test_figure() -> None:
     boxes = [figure.legends[0].get_window_extent(), axes.get_tightbbox()]
     assert all(box.x0 >= 0 and box.y0 >= 0 and box.y1 <= figure.bbox.y1 + 1 for box in boxes)
     said = r"Time over 2 runs, oldest first: mlstm_sig fused_chunk .* from (1.99|2)\S* to (2.99|3)\S* ms"
-    assert re.search(said, alt_text(figure))
+    assert re.search(said, figure.get_label())
     busy = history_figure([[rows[0], {**rows[2], "noise": "busy CPU: load 9"}]])
     for drawn, said in ((figure, False), (busy, True)):
         labels = {label.get_text() for label in drawn.legends[0].get_texts()}

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from lrbench.analysis.figures.plots import RESULT_KINDS, drawing
 from lrbench.analysis.figures.selection import Selection, failure_note
-from lrbench.analysis.figures.style import FORMATS, alt_text, save_figure, series_label
+from lrbench.analysis.figures.style import FORMATS, save_figure, series_label
 from lrbench.analysis.figures.theory import Theory
 from lrbench.cli import app
 
@@ -152,7 +152,7 @@ def test_figures_are_reproducible_files(tmp_path: Path, suffix: str) -> None:
 
 def test_files_carry_the_alt_text(tmp_path: Path) -> None:
     figure = plot("runtime", sweep(), Selection(head_dim=256, ops=("mlstm_sig",)))
-    said = alt_text(figure)
+    said = figure.get_label()
     assert said.startswith("Runtime over sequence length (NVIDIA H200 SXM")
     assert "time per call (ms) over sequence length T (tokens), panels forward, forward + backward; 3 lines" in said
     assert "(mLSTMsig · lrbench fused_chunk) to" in said

@@ -9,7 +9,7 @@ import pytest
 from lrbench.analysis.accelerators.known import get_accelerator
 from lrbench.analysis.counts import count
 from lrbench.analysis.figures.plots import THEORY_KINDS, drawing
-from lrbench.analysis.figures.style import OPERATION_LABELS, alt_text
+from lrbench.analysis.figures.style import OPERATION_LABELS
 from lrbench.analysis.figures.theory import HEAD_DIMS, Theory
 from lrbench.analysis.model.chunk_size import coefficients
 from lrbench.analysis.model.runtime_model import model_time_ms
@@ -159,4 +159,4 @@ def test_every_chunkwise_operation_can_be_drawn(kind: str, mode: str, op: str) -
     figure = plot(kind, theory=Theory(op=op, mode=mode))
     assert all(math.isfinite(y) and y > 0 for points in lines(figure, 0).values() for _, y in points)
     assert OPERATION_LABELS[op] in text(figure)
-    assert OPERATION_LABELS[op] in alt_text(figure)
+    assert OPERATION_LABELS[op] in figure.get_label()

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from lrbench.analysis.figures.plots import RESULT_KINDS, drawing, modelled_operation
 from lrbench.analysis.figures.roofline import roofline
 from lrbench.analysis.figures.selection import Selection
-from lrbench.analysis.figures.style import alt_text, save_figure, series_label
+from lrbench.analysis.figures.style import save_figure, series_label
 from lrbench.cli import app
 from lrbench.results.schema import Case
 
@@ -100,7 +100,7 @@ def test_channels_stand_along_the_axis_of_the_figure_over_width(channels: pd.Dat
     for op, impl in (("rglru", "torch"), ("attention", "torch.sdpa_cpu")):
         line = at[(at["op"] == op) & (at["impl"] == impl)]
         assert drawn[series_label(op, impl)] == list(line.groupby("embedding_dim")["time_ms"].min().items())
-    assert alt_text(figure).startswith("Runtime over channels")
+    assert figure.get_label().startswith("Runtime over channels")
     assert figure.axes[0].get_xlabel() == "channels"
 
 

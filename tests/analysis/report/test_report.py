@@ -397,7 +397,9 @@ def test_other_devices_stay_out(tmp_path: Path) -> None:
 
 
 def test_tables_escape_and_sort_by_values() -> None:
-    piece = markup.table("a < b", ["name", "time"], [["<x>", markup.numeric(1234.5)], ["y", markup.numeric(None)]])
+    piece = markup.table(
+        "a < b", [{"name": "<x>", "time": markup.numeric(1234.5)}, {"name": "y", "time": markup.numeric(None)}]
+    )
     assert "&lt;x&gt;" in piece.text
     assert "<caption>a &lt; b</caption>" in piece.text
     assert 'class="number" data-value="1234.5">1,234<' in piece.text
@@ -430,11 +432,12 @@ def test_a_cell_that_fails_is_named() -> None:
         export.execute(nbformat.v4.new_notebook(cells=cells))
 
 
-def test_tour_runs_in_ten_cells() -> None:
+def test_tour_runs_in_ten_cells(monkeypatch: pytest.MonkeyPatch) -> None:
     import nbformat
 
     path = ROOT / "notebooks" / "tour.ipynb"
-    toured = export.execute(nbformat.read(path, as_version=4), folder=path.parent)
+    monkeypatch.chdir(path.parent)
+    toured = export.execute(nbformat.read(path, as_version=4))
     cells = [cell for cell in toured.cells if cell.cell_type == "code"]
     assert len(cells) == 10
     assert all(cell.outputs for cell in cells)
