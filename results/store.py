@@ -428,7 +428,7 @@ def read_results(
 
 
 def _read_where(files: Sequence[Path], columns: Sequence[str], where: Where, newest: bool) -> pa.Table:
-    """Read the rows wanted. Statistics rule most row groups out, and the columns of the conditions others."""
+    """Read the rows wanted; all columns only of row groups that hold one, which statistics and its columns tell."""
     import pyarrow.dataset as ds
     import pyarrow.parquet as pq
 
@@ -441,33 +441,22 @@ def _read_where(files: Sequence[Path], columns: Sequence[str], where: Where, new
         any_of = (functools.reduce(operator.or_, (pq.filters_to_expression([each]) for each in part)) for part in where)
         return functools.reduce(operator.and_, any_of, ds.scalar(True))
 
-    def row_groups(parts: Iterable[ds.Fragment]) -> list[ds.Fragment]:
-        return [group for part in parts for group in part.split_by_row_group(wanted, schema=schema)]
-
-    def may_fail(part: Sequence[tuple[str, str, Any]], group: ds.Fragment) -> bool:
-        return bool(group.split_by_row_group(~passing([part]), schema=schema))
-
-    def read(groups: list[ds.Fragment], columns: Iterable[str]) -> pa.Table:
+    def read(groups: Sequence[ds.Fragment], columns: Iterable[str]) -> pa.Table:
         return ds.FileSystemDataset(groups, schema, stored.format).to_table(columns=list(columns), filter=wanted)
 
     wanted = passing(where)
-    parts = [row_groups([file]) for file in stored.get_fragments(filter=wanted)]
-    # What statistics show to hold in all of these row groups is not looked at again.
-    where = [part for part in where if any(may_fail(part, group) for groups in parts for group in groups)]
-    wanted = passing(where)
     if newest:
         # A file at a time: the keys of all rows take as much memory as there is.
-        times = _newest_times(read(groups, (*SAME_CASE, "measured_at")) for groups in parts if groups)
-        wanted = passing([*where, [("measured_at", ">=", min(times, default=""))], [("measured_at", "in", times)]])
-        parts = [row_groups(groups) for groups in parts]
-    groups = [*itertools.chain.from_iterable(parts)]
-    if groups:
-        held = read(groups, ["__fragment_index"])["__fragment_index"].unique().to_pylist()
-        groups = [groups[n] for n in sorted(held)]
-    if not groups:
-        return schema.empty_table().select(names)
+        files_read = stored.get_fragments(filter=wanted)
+        times = _newest_times(read([file], (*SAME_CASE, "measured_at")) for file in files_read)
+        if not times:
+            return schema.empty_table().select(names)
+        wanted = passing([*where, [("measured_at", ">=", min(times))], [("measured_at", "in", times)]])
+    groups = [g for file in stored.get_fragments(filter=wanted) for g in file.split_by_row_group(wanted, schema=schema)]
+    held = read(groups, ["__fragment_index"])["__fragment_index"].unique().to_pylist()
     rename = not {"impl", "case_id"}.isdisjoint(columns)
-    table = read(groups, dict.fromkeys((*columns, *(CASE_COLUMNS if rename else ()), "schema_version")))
+    wanted_columns = dict.fromkeys((*columns, *(CASE_COLUMNS if rename else ()), "schema_version"))
+    table = read([groups[n] for n in sorted(held)], wanted_columns)
     table.validate(full=True)
     _check_version(table["schema_version"].unique().to_pylist(), Record, "these results")
     return (_with_names_of_today(table) if rename else table).select(names)
