@@ -753,8 +753,7 @@ def best(
     print(choice.ranking_answer(rows))
     display.show(choice.ranking_columns(rows), format)
     others = choice.beside(question, problem.head_dim_qk)
-    for line in choice.ranking_notes(rows, choice.not_there([question, *others])):
-        note(line)
+    note(*choice.ranking_notes(rows, choice.not_there([question, *others])))
 
 
 @command(EXPLAIN, "chunk-size mlstm_sig --gpu h200 --seq-len 64k")
@@ -1380,8 +1379,7 @@ def results(
         path, left = run_complete(named[0] if paths else None, timeout_s=timeout, time_limit_s=time_limit)
         named = [path]
     elif merge:
-        for line in folder.merge(named[0]):
-            note(line)
+        note(*folder.merge(named[0]))
     implementations = contents.implementation_rows(named, inventory.declared_implementations())
     if format == "markdown":
         print(contents.as_markdown(contents.file_rows(named), implementations), end="")

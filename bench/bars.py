@@ -14,7 +14,6 @@ from __future__ import annotations
 import itertools
 import math
 import time
-import uuid
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -388,15 +387,14 @@ def measure_bars(
     on_gpu = [name for name, family in families.items() if family.device == "cuda"]
     if on_gpu and (here := probe_environment()).device_kind != "cuda":
         raise ValueError(f"the bars {', '.join(on_gpu)} need an NVIDIA GPU, and none is here")
-    for text in store.recovered_notes(store.recover(output)):
-        note(text)
+    note(*store.recovered_notes(output))
     if on_gpu:
         compile_first(families, here)
     for name, family in families.items():
         verdicts: list[Verdict] = []
         with hold_gpus(int(family.device == "cuda")), _worker(family.device) as session:
             environment = Environment(**session.call("bench.environment:environment_here"))
-            run = Run.start(uuid.uuid4().hex, environment, None)
+            run = Run.start(environment)
             with store.RunWriter(output, file_name(f"{store.BARS_PREFIX}{name}", run.run_id)) as writer:
                 measuring = _Measuring(family, session, run, writer, rounds or family.rounds)
                 for number, problem in enumerate(family.problems):

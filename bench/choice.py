@@ -19,7 +19,6 @@ from ..results.arguments import one_of
 from ..results.names import current_name
 from ..results.schema import Case
 from ..results.select import short_size
-from .inventory import implementation_names
 
 Known = Implementation | Baseline
 
@@ -44,10 +43,16 @@ def not_there(questions: Iterable[Question]) -> list[str]:
 def _known(question: Question) -> list[Known]:
     """Return what has the question's mode and dtype and runs on such devices, in the order of :func:`runnable`."""
     one_of("mode", question.mode, MODES)
-    known: list[Known] = [get_implementation(question.op, name) for name in implementation_names(question.op)]
-    known.sort(key=lambda each: isinstance(each, Baseline) or (not each.architectures and 0.5))
+    known = sorted(
+        _implementations(question.op), key=lambda each: isinstance(each, Baseline) or (not each.architectures and 0.5)
+    )
     device, mode, dtype = _device(question), question.mode, question.dtype
     return [each for each in known if device in each.devices and mode in each.modes and dtype in each.dtypes]
+
+
+def _implementations(op: str) -> list[Known]:
+    """Return the implementations of an operation, ours first."""
+    return [*get_operation(op).implementations, *(each for each in baselines.BASELINES if each.op == op)]
 
 
 def _device(question: Question) -> str:
@@ -98,7 +103,7 @@ def implementation(question: Question, impl: str | None, *, chunked: bool = Fals
         ValueError: an unknown one, or one written for accelerators of another compute capability.
     """
     op = question.op
-    known = [name for name in implementation_names(op) if get_implementation(op, name).chunked or not chunked]
+    known = [each.name for each in _implementations(op) if each.chunked or not chunked]
     if impl is None:
         able = [name for name in runnable(question) if name in known] or known
         ours = [name for name in able if "." not in name] or able

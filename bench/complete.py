@@ -18,7 +18,7 @@ from ..analysis.reproduce import entries, verdicts
 from ..results.folder import merge, rows_of
 from ..results.schema import Environment
 from ..results.select import grouped
-from ..results.store import HERE, files_in, recover, recovered_notes
+from ..results.store import HERE, files_in, recovered_notes
 from ..results.toml_tables import read_toml
 from . import bars, note, session
 from .environment import is_of
@@ -67,8 +67,7 @@ def run_complete(folder: Path | None, *, timeout_s: float, time_limit_s: float |
     session.check_folder(folder)
     known = bars.load_bars().items()
     families = {n: each for n, each in known if each.device == environment.device_kind and each.complete}
-    for line in recovered_notes(recover(folder)):
-        note(line)
+    note(*recovered_notes(folder))
     measured = [folder] if files_in(folder, verdicts.ROW_SETS) else []
     rows = verdicts.Store(measured, device, lambda row: is_of(row, environment.git_commit))
     found = [verdicts.evaluate(each, rows) for each in entries.load()]
@@ -82,8 +81,7 @@ def run_complete(folder: Path | None, *, timeout_s: float, time_limit_s: float |
                     note(" | ".join(f"{name} {value}" for name, value in verdict.row().items() if value is not None))
             left = bool(unfinished(families, folder, environment))
     finally:
-        for line in merge(folder):
-            note(line)
+        note(*merge(folder))
     note(f"{folder}: {'some is left: the same command goes on' if left else 'everything is there'}")
     return folder, left
 

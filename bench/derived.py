@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -35,10 +36,9 @@ class Run:
     accelerator: Accelerator | None
 
     @classmethod
-    def start(cls, run_id: str, environment: Environment, accelerator: str | None) -> Run:
-        """Look up the accelerator; ValueError for an unknown one."""
-        target = accelerators.get_accelerator(accelerator) if accelerator is not None else None
-        return cls(run_id=run_id, environment=environment, accelerator=target)
+    def start(cls, environment: Environment, accelerator: str | None = None) -> Run:
+        """Return a run with a new id; ValueError for an unknown accelerator."""
+        return cls(run_id=uuid.uuid4().hex, environment=environment, accelerator=_specification(accelerator))
 
     @property
     def device(self) -> Accelerator | None:

@@ -26,35 +26,18 @@ from .presets import QUICK_ON_GPU, Preset, presets_for
 Row = dict[str, Any]
 
 
-def resolve_operation(kernel: str, op: str | None) -> str:
-    """Return operation ``op`` of a kernel family, the family's first where it is None.
-
-    An operation's own name stands for it in place of a family's.
-
-    Raises:
-        ValueError: an unknown family or operation; the message lists the known ones.
-    """
-    family, ops = named_family(kernel, None if op is None else (op,))
-    return baselines.get_operation(ops[0]).name if ops else kernels.FAMILIES[family][0]
-
-
-def implementation_names(op: str) -> list[str]:
-    """Return the implementations of an operation, ours first; none of one that is counted only."""
-    return [impl.name for impl in _ours(op)] + [baseline.name for baseline in baselines.BASELINES if baseline.op == op]
-
-
-def _ours(op: str) -> tuple[Implementation, ...]:
-    here = any(op in ops for ops in kernels.FAMILIES.values())
-    return tuple(kernels.get_operation(op).implementations) if here else ()
-
-
 def counted_operation(kernel: str, op: str | None) -> str:
     """Return the operation to count: one of the family's, or one that only outside packages compute.
+
+    Args:
+        kernel: a family, or an operation, which stands for itself.
+        op: None is the family's first.
 
     Raises:
         ValueError: an unknown family or operation, or one that is not counted.
     """
-    resolved = resolve_operation(kernel, op)
+    named, ops = named_family(kernel, None if op is None else (op,))
+    resolved = baselines.get_operation(ops[0]).name if ops else kernels.FAMILIES[named][0]
     one_of("op", resolved, tuple(FORMULATIONS))
     family = kernels.FAMILIES.get(kernel, (resolved,))
     if resolved not in (*family, *OPERATIONS):
@@ -77,15 +60,17 @@ def kernel_rows(name: str | None = None) -> list[Row]:
     Raises:
         ValueError: an unknown one.
     """
-    op = None if name is None or name in kernels.FAMILIES else resolve_operation(name, None)
+    wanted = None if name is None else named_family(name)[1]
     families = {name: kernels.FAMILIES[name]} if name in kernels.FAMILIES else kernels.FAMILIES
     rows: dict[tuple[str, str, str], Row] = {}
     for kernel, ops in families.items():
         targets: list[tuple[str, Implementation | Baseline, str, str]]
-        targets = [(op, impl, "lrbench", impl.summary) for op in ops for impl in _ours(op)]
+        targets = [
+            (op, impl, "lrbench", impl.summary) for op in ops for impl in kernels.get_operation(op).implementations
+        ]
         targets += [(b.op, b, b.provider, b.settings) for b in baselines.baselines_for(kernel)]
         for each, target, provider, what in targets:
-            if op is not None and (each != op or (each, target.name) in {key[1:] for key in rows}):
+            if wanted and (each not in wanted or (each, target.name) in {key[1:] for key in rows}):
                 continue
             rows[kernel, each, target.name] = {
                 "kernel": kernel,
@@ -120,7 +105,7 @@ def family_rows() -> list[Row]:
         {
             "kernel": kernel,
             "operations": ", ".join(ops),
-            "ours": ", ".join(dict.fromkeys(impl.name for op in ops for impl in _ours(op))),
+            "ours": ", ".join(dict.fromkeys(i.name for op in ops for i in kernels.get_operation(op).implementations)),
             "beside them": ", ".join(dict.fromkeys(each.provider for each in baselines.baselines_for(kernel))),
         }
         for kernel, ops in kernels.FAMILIES.items()

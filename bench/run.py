@@ -13,7 +13,6 @@ import math
 import signal
 import tempfile
 import time
-import uuid
 from collections import defaultdict
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -128,8 +127,7 @@ def sweep(
         ValueError: an unknown accelerator or executor, or more devices than there are.
         OSError: the output cannot be written; rows measured so far stay in the journal.
     """
-    run_id = uuid.uuid4().hex
-    run = Run.start(run_id, environment, settings.accelerator)
+    run = Run.start(environment, settings.accelerator)
     here = max(1, environment.device_count)
     if settings.executor == "local" and not 1 <= settings.devices <= here:
         raise ValueError(f"devices must be from 1 to {here} on {environment.device_name}, got {settings.devices}")
@@ -139,10 +137,10 @@ def sweep(
     interrupted, first_row_at = False, None
     seconds: defaultdict[str, float] = defaultdict(float)
     asked, kernels = 0, dict[str, str]()
-    name = file_name(f"{store.SWEEP_PREFIX}{planned[0].case.kernel if planned else 'none'}", run_id)
+    name = file_name(f"{store.SWEEP_PREFIX}{planned[0].case.kernel if planned else 'none'}", run.run_id)
     with _interrupted_once() as finishing, store.RunWriter(settings.output, name, len(todo)) as writer:
         if settings.roofs and todo:
-            of_run = (dataclasses.replace(row, run_id=run_id) for row in settings.roofs)
+            of_run = (dataclasses.replace(row, run_id=run.run_id) for row in settings.roofs)
             write_roofs(of_run, writer.path.with_suffix(".roofs.parquet"))
         try:
             with (
@@ -296,7 +294,7 @@ def _interrupted_once() -> Iterator[Callable[[], None]]:
 
 def side_by_side(
     planned: Sequence[PlannedCase],
-    environment: Environment,
+    run: Run,
     *,
     ignore: Sequence[str] = (),
     rounds: int,
@@ -306,16 +304,15 @@ def side_by_side(
 
     Args:
         planned: cases of two implementations.
-        environment: as :func:`.workers.probe_environment` finds it.
+        run: what their rows share.
         ignore: further columns in which cases may differ that are timed together.
         rounds: samples of each.
         started: called with every case of a group that begins.
     """
-    run = Run.start(uuid.uuid4().hex, environment, None)
-    limits = Limits(timeout_s=math.inf, rounds=rounds, device_kind=environment.device_kind)
+    limits = Limits(timeout_s=math.inf, rounds=rounds, device_kind=run.environment.device_kind)
     with ReplaceableWorker() as session:
         for group in groups(planned, ignore):
-            for item, reply in run_in_turn(session, group, environment, limits, started):
+            for item, reply in run_in_turn(session, group, run.environment, limits, started):
                 yield build_record(run, item, reply)
 
 
@@ -379,7 +376,7 @@ def measure_again(
     Raises:
         ValueError: an implementation is not declared any more.
     """
-    run = Run.start(uuid.uuid4().hex, environment, None)
+    run = Run.start(environment)
     limits = Limits(timeout_s=timeout_s, budget_s=budget_s, device_kind=environment.device_kind)
     outcomes = run_alone([planned_case(row) for row in rows], environment, limits)
     return {item.case.case_id: dataclasses.asdict(build_record(run, item, reply)) for item, reply in outcomes}

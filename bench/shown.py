@@ -33,8 +33,7 @@ def show_first(rows: Sequence[dict[str, Any]], *, every: bool, title: str | None
 
 def show_comparison(found: Comparison, a: str, b: str, *, every: bool, output_format: str) -> None:
     """Print a comparison, what it comes to first; what differs between the environments goes to standard error."""
-    for line in found.environment:
-        note(f"warning: the environments differ (A | B): {line}")
+    note(*(f"warning: the environments differ (A | B): {line}" for line in found.environment))
     if output_format == "json":
         show({"A": a, "B": b, **compare.as_dict(found)}, output_format)
         return
@@ -58,8 +57,7 @@ def show_comparison(found: Comparison, a: str, b: str, *, every: bool, output_fo
 
 def show_check(found: CheckResult, *, every: bool, output_format: str) -> None:
     """Print what the check found, its outcome in one line first; that goes to standard error beside other formats."""
-    for line in found.environment:
-        note(f"warning: the environments differ (baseline | run): {line}")
+    note(*(f"warning: the environments differ (baseline | run): {line}" for line in found.environment))
     if output_format != "table":
         note(summary(found))
     with reader_may_leave():

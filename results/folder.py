@@ -12,7 +12,7 @@ from typing import Any
 from .lock import LOCK_FILE, hold
 from .schema import Environment, Record, was_tried
 from .select import Row, grouped
-from .store import files_in, holds_results, read_file, read_results, recover, recovered_notes, row_set, write_parquet
+from .store import files_in, holds_results, read_file, read_results, recovered_notes, row_set, write_parquet
 
 ORDER = ("kernel", "op", "impl", "mode", "dtype", "seq_len", "case_id", "measured_at")
 """What rows stand beside one another by: see "Many rows" in docs/results.md."""
@@ -69,7 +69,7 @@ def merge(folder: Path) -> list[str]:
     if not folder.is_dir():
         raise ValueError(f"results must be a folder to be merged, got {folder}")
     with hold(folder / LOCK_FILE, f"the folder {folder}"):
-        said = recovered_notes(recover(folder))
+        said = recovered_notes(folder)
         files = [path for path in sorted(folder.glob("*.parquet")) if path.name[0] != "."]
         kinds = grouped(files, lambda path: HISTORY if holds_results(path) else path.stem.rpartition(".")[2])
         for kind, group in kinds.items():

@@ -300,9 +300,10 @@ def recover(folder: Path) -> list[Path]:
     return made
 
 
-def recovered_notes(paths: Iterable[Path]) -> list[str]:
-    """Return what to say of the files that :func:`recover` made."""
-    return [f"{'kept' if path.suffix == '.bad' else 'recovered'} from a run that died: {path}" for path in paths]
+def recovered_notes(folder: Path) -> list[str]:
+    """Recover what runs that died left in a folder (:func:`recover`), and return a line about each file made."""
+    made = recover(folder)
+    return [f"{'kept' if path.suffix == '.bad' else 'recovered'} from a run that died: {path}" for path in made]
 
 
 def _recover(journal: Path) -> list[Path]:

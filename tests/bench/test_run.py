@@ -20,6 +20,7 @@ import pytest
 from lrbench.analysis.accelerators.roofs import RoofRow
 from lrbench.analysis.check.compare import compare
 from lrbench.bench import run as runner
+from lrbench.bench.derived import Run
 from lrbench.bench.environment import is_of, version_of
 from lrbench.bench.plan import PlannedCase, Request, plan
 from lrbench.bench.run import Outcome, Settings
@@ -388,7 +389,9 @@ def test_both_sides_are_checked_measured_and_compared() -> None:
     """
     broken = renamed(PLANNED[0], "broken", call="kernels.mlstm_sig:missing")
     planned = [*PLANNED, *(renamed(item, "twin") for item in PLANNED), broken]
-    *records, wrong = sorted(runner.side_by_side(planned, PROCESSOR, rounds=12), key=lambda r: r.impl == "broken")
+    *records, wrong = sorted(
+        runner.side_by_side(planned, Run.start(PROCESSOR), rounds=12), key=lambda r: r.impl == "broken"
+    )
     assert (wrong.impl, wrong.status) == ("broken", "error")
     assert "missing" in (wrong.reason or "")
     assert {(r.impl, r.mode): r.status for r in records} == {
