@@ -16,7 +16,7 @@ import typing
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -117,20 +117,11 @@ def option(help: str, *flags: str, **more: Any) -> Any:
     return typer.Option(*flags, help=help, **more)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Field:
-    """An option that is a field of a dataclass: ``x: Annotated[int, field("--x", "Help.", parse_size)]``.
-
-    Attributes:
-        annotation: what Typer takes.
-        default: as it would be given.
-        parse: makes the field's value of what was given and the option's name in error messages, ``what``.
-    """
+class Field(NamedTuple):
+    """An option that is a field of a dataclass: what Typer takes, and the default as it would be given."""
 
     annotation: Any
     default: str | int | None
-    parse: Callable[[Any, str], Any] | None
-    what: str
 
 
 def field(
@@ -143,10 +134,19 @@ def field(
     what: str | None = None,
     **more: Any,
 ) -> Field:
-    """Return an option of ``kind`` as given, with ``more`` for Typer."""
+    """Return the option of a field: ``x: Annotated[int, field("--x", "Help.", parse_size)]``.
+
+    Args:
+        parse: makes the field's value of what was given and ``what``, the option's name in error messages.
+        kind: type of what is given.
+        more: for Typer.
+    """
+
+    def parsed(given: Any) -> Any:
+        return given if given is None or parse is None else parse(given, what or flag)
+
     given: Any = kind | None if default is None else kind
-    annotation = Annotated[given, typer.Option(flag, *also, help=help, **more)]
-    return Field(annotation=annotation, default=default, parse=parse, what=what or flag)
+    return Field(Annotated[given, typer.Option(flag, *also, help=help, callback=parsed, **more)], default)
 
 
 def size(flag: str, help: str, *also: str, default: str | int | None = None) -> Field:
@@ -175,8 +175,7 @@ def command(
         @functools.wraps(function)
         def run(**given: Any) -> None:
             for name, group in groups.items():
-                texts = {each: given.pop(each) for each in options[name]}
-                given[name] = group(**{each: _parsed(options[name][each], text) for each, text in texts.items()})
+                given[name] = group(**{each: given.pop(each) for each in options[name]})
             if POSITION in given:
                 given["kernel"] = _named_once(given.pop(POSITION), given["kernel"])
             try:
@@ -231,10 +230,6 @@ def _named_once(first: str | None, option: str | None) -> str | None:
 def _options(group: Any) -> dict[str, Field]:
     """Return the options of a dataclass by its fields' names."""
     return {name: hint.__metadata__[0] for name, hint in typing.get_type_hints(group, include_extras=True).items()}
-
-
-def _parsed(declared: Field, given: Any) -> Any:
-    return given if given is None or declared.parse is None else declared.parse(given, declared.what)
 
 
 def _format(*more: str) -> Any:
