@@ -191,6 +191,9 @@ def command(
         parameters = []
         for each in signature.parameters.values():
             keyword = each.replace(kind=each.KEYWORD_ONLY)
+            if each.default is False and (declared := each.annotation.__metadata__[0]).default is ...:
+                # No flag is given (Typer holds the first one in ``default``): keep it from adding --no-... to the name.
+                declared.param_decls = (f"--{each.name.replace('_', '-')}",)
             if each.annotation == Kernel:
                 parameters += [keyword.replace(name=POSITION, annotation=Position), keyword]
             elif each.name not in groups:
@@ -240,34 +243,26 @@ def _format(*more: str) -> Any:
         one_of("format", given, known)
         return given
 
-    return option(f"{', '.join(known[:-1])} or {known[-1]}.", "--format", callback=check)
+    return option(f"{', '.join(known[:-1])} or {known[-1]}.", callback=check)
 
 
 Format = Annotated[str, _format()]
 TableFormat = Annotated[str, _format("markdown")]
 CheckFormat = Annotated[str, _format("markdown", "junit")]
 Every = Annotated[bool, option("Show everything; --format json and csv always do.", "--all")]
-Impl = Annotated[str | None, option("Implementation [the operation's first].", "--impl")]
-Impls = Annotated[str | None, option("Implementations, comma-separated [all that run here].", "--impl")]
-Preset = Annotated[
-    str | None, option("quick, default, full, ...: `lrbench presets` [default on a GPU, else quick].", "--preset")
-]
-Gpu = Annotated[str | None, option("Accelerator; see `lrbench gpus` [the GPU that is here, else h100].", "--gpu")]
-RoofChoice = Annotated[
-    str, option("spec; measured: the newest stored calibration; or a calibration's file or folder.", "--roofs")
-]
-CausalFactor = Annotated[
-    float | None, option("Share of the causal square computed, 0.5 to 1 [whole tiles].", "--causal-factor")
-]
-Timeout = Annotated[float, option("Seconds until a case is ended.", "--timeout", min=0.001)]
-Folder = Annotated[Path, option("Folder of the parquet file.", "--output")]
+Impl = Annotated[str | None, option("Implementation [the operation's first].")]
+Impls = Annotated[str | None, option("Implementations, comma-separated [all that run here].")]
+Preset = Annotated[str | None, option("quick, default, full, ...: `lrbench presets` [default on a GPU, else quick].")]
+Gpu = Annotated[str | None, option("Accelerator; see `lrbench gpus` [the GPU that is here, else h100].")]
+RoofChoice = Annotated[str, option("spec; measured: the newest stored calibration; or a calibration's file or folder.")]
+CausalFactor = Annotated[float | None, option("Share of the causal square computed, 0.5 to 1 [whole tiles].")]
+Timeout = Annotated[float, option("Seconds until a case is ended.", min=0.001)]
+Folder = Annotated[Path, option("Folder of the parquet file.")]
 Pool = Annotated[
     list[Path] | None,
-    option("Result files or folders that KEY:VALUE terms select from [the committed ones].", "--results"),
+    option("Result files or folders that KEY:VALUE terms select from [the committed ones]."),
 ]
-Fitted = Annotated[
-    list[Path] | None, option("Result files or folders to answer from [the committed ones].", "--results")
-]
+Fitted = Annotated[list[Path] | None, option("Result files or folders to answer from [the committed ones].")]
 Figure = Annotated[Path, option("Figure file: .png, .svg or .pdf.", "--output", "-o")]
 Width = Annotated[float | None, option("Width in inches; 3.3 for a column of text [as wide as it needs].")]
 Dpi = Annotated[int, option("Pixels per inch of a PNG; 300 for print.")]
@@ -480,24 +475,20 @@ def sweep(
     time_limit: Annotated[
         float | None, option("Seconds after which no case starts; --resume runs the rest.", min=0.0)
     ] = None,
-    resume: Annotated[bool, option("Leave out cases --output has from this code.", "--resume")] = False,
+    resume: Annotated[bool, option("Leave out cases --output has from this code.")] = False,
     shard: Annotated[str, option("I/N: the I-th of N parts of the cases, for a machine of its own.")] = "1/1",
     dry_run: Annotated[
-        bool, option("Print the cases and how long they take, with --all each; measure nothing.", "--dry-run")
+        bool, option("Print the cases and how long they take, with --all each; measure nothing.")
     ] = False,
     every: Every = False,
     jobs: Annotated[int | None, option("Processes that compile ahead on a GPU [cores, at most 16].", min=0)] = None,
     executor: Annotated[str, option("local or ray.")] = "local",
     devices: Annotated[int, option("GPUs to spread the cases over.", min=1)] = 1,
     output: Folder = LOCAL,
-    wait: Annotated[
-        bool, option("Wait where another lrbench sweeps into --output or uses the GPU [exit 2].", "--wait")
-    ] = False,
-    strict: Annotated[bool, option("Exit 1 on a crash, an error or a wrong result.", "--strict")] = False,
+    wait: Annotated[bool, option("Wait where another lrbench sweeps into --output or uses the GPU [exit 2].")] = False,
+    strict: Annotated[bool, option("Exit 1 on a crash, an error or a wrong result.")] = False,
     calibrate: Annotated[bool | None, option("Measure the device's roofs first, beside the rows [on a GPU].")] = None,
-    profile_harness: Annotated[
-        bool, option("Say where the time went and how many kernels were compiled.", "--profile-harness")
-    ] = False,
+    profile_harness: Annotated[bool, option("Say where the time went and how many kernels were compiled.")] = False,
     format: Format = "table",
 ) -> None:
     """Measure a kernel family and its baselines over sequence length, head dim and chunk length.
@@ -574,7 +565,7 @@ def profile(
     impl: Annotated[str | None, option("Implementations, comma-separated [the first].")] = None,
     ncu: Annotated[str | None, option("Nsight Compute's ncu [found on PATH or where it installs].")] = None,
     timeout: Annotated[float, option("Seconds until the whole run is ended.", min=0.001)] = 900.0,
-    dry_run: Annotated[bool, option("Print the ncu command and do not run it.", "--dry-run")] = False,
+    dry_run: Annotated[bool, option("Print the ncu command and do not run it.")] = False,
     output: Folder = LOCAL,
     format: Format = "table",
 ) -> None:
@@ -680,7 +671,7 @@ def count(
         str | None, option("chunkwise, walk, parallel, scan, fused, ... [the operation's first].")
     ] = None,
     chunk_size: Annotated[str | None, option("Chunk length, of chunkwise formulations [128].")] = None,
-    non_causal: Annotated[bool, option("Attention to later keys as well.", "--non-causal")] = False,
+    non_causal: Annotated[bool, option("Attention to later keys as well.")] = False,
     causal_factor: CausalFactor = None,
     gate_dtype: Annotated[str | None, option("Dtype of the gates [the inputs'].")] = None,
     counting: Annotated[str, option("detailed, or published: what a paper prints.")] = "detailed",
@@ -798,7 +789,7 @@ def predict(
     fit: Annotated[bool, option("Fit to results, or take the model's bounds.")] = True,
     roofs: RoofChoice = "spec",
     validate: Annotated[
-        bool, option("Print how many rows lie in the interval of a fit without them, by implementation.", "--validate")
+        bool, option("Print how many rows lie in the interval of a fit without them, by implementation.")
     ] = False,
     every: Every = False,
     format: Format = "table",
@@ -838,10 +829,10 @@ def reproduce(
     list_only: Annotated[
         bool, option("Print a line a claim [where no ID is given]; --all: all of it.", "--list")
     ] = False,
-    gpu: Annotated[str | None, option("Accelerator whose rows are taken [the one with most].", "--gpu")] = None,
+    gpu: Annotated[str | None, option("Accelerator whose rows are taken [the one with most].")] = None,
     results: Fitted = None,
-    run: Annotated[bool, option("Sweep first what has no row.", "--run")] = False,
-    output: Annotated[Path, option("Folder for the rows of --run, which count beside --results.", "--output")] = LOCAL,
+    run: Annotated[bool, option("Sweep first what has no row.")] = False,
+    output: Annotated[Path, option("Folder for the rows of --run, which count beside --results.")] = LOCAL,
     timeout: Timeout = 120.0,
     time_limit: Annotated[
         float | None, option("Seconds after which --run starts no case; the same command runs the rest.", min=0.0)
@@ -1136,8 +1127,8 @@ def compare(
         str | None, option("Columns in which matched cases may differ, such as chunk_size: the best counts.")
     ] = None,
     margin: Annotated[float, option("Relative difference that counts as equal.")] = 0.02,
-    live: Annotated[bool, option("Measure implementations A and B now, in turn.", "--live")] = False,
-    kernel: Annotated[str | None, option("Live: kernel family, or one of its operations [tfla].", "--kernel")] = None,
+    live: Annotated[bool, option("Measure implementations A and B now, in turn.")] = False,
+    kernel: Annotated[str | None, option("Live: kernel family, or one of its operations [tfla].")] = None,
     preset: Preset = None,
     rounds: Annotated[int, option("Live: samples of each case.", min=10, max=1000)] = 30,
     output: Annotated[Path | None, option("Live: folder to keep the rows in.")] = None,
@@ -1171,20 +1162,16 @@ def check(
     baseline: Annotated[str, option("What it is compared with, given in the same way.")],
     thresholds: Annotated[Path | None, option("What is tolerated, in TOML [results/thresholds.toml].")] = None,
     results: Pool = None,
-    allow_missing: Annotated[bool, option("Do not fail on cases that the run lacks.", "--allow-missing")] = False,
-    fail_unclear: Annotated[bool, option("Fail on unclear cases.", "--fail-unclear")] = False,
+    allow_missing: Annotated[bool, option("Do not fail on cases that the run lacks.")] = False,
+    fail_unclear: Annotated[bool, option("Fail on unclear cases.")] = False,
     min_compared: Annotated[
         float, option("Share of the run's cases that must be compared, 0 to 1; one at least.", min=0.0, max=1.0)
     ] = 0.5,
-    rerun: Annotated[
-        bool, option("Measure unclear, noisy and slower cases again, if their device is here.", "--rerun")
-    ] = False,
+    rerun: Annotated[bool, option("Measure unclear, noisy and slower cases again, if their device is here.")] = False,
     timeout: Annotated[float, option("Seconds until a case measured again is ended.", min=0.001)] = 120.0,
     budget: Annotated[float, option("Seconds of timing per case measured again.", min=0.0)] = 1.0,
     junit: Annotated[Path | None, option("Write JUnit XML to this file.")] = None,
-    summary: Annotated[
-        bool, option("Append Markdown to the file that GITHUB_STEP_SUMMARY names.", "--summary")
-    ] = False,
+    summary: Annotated[bool, option("Append Markdown to the file that GITHUB_STEP_SUMMARY names.")] = False,
     every: Annotated[bool, option("Show every case, not only what changed; JSON and CSV always do.", "--all")] = False,
     format: CheckFormat = "table",
 ) -> None:
@@ -1241,9 +1228,7 @@ def update(
     run: Annotated[str | None, option("Which run, by how its id begins, where there are several.")] = None,
     into: Annotated[Path | None, option("Folder of the baseline [results/ACCELERATOR].")] = None,
     by: Annotated[str | None, option("Who promotes it [git's user.name].")] = None,
-    allow_dirty: Annotated[
-        bool, option("Take a run that was measured with uncommitted changes.", "--allow-dirty")
-    ] = False,
+    allow_dirty: Annotated[bool, option("Take a run that was measured with uncommitted changes.")] = False,
     format: Format = "table",
 ) -> None:
     """Promote a run to the baseline of its accelerator, with its provenance beside it."""
@@ -1342,10 +1327,10 @@ def results(
     ] = None,
     run: Annotated[
         bool,
-        option("Measure what the folder [results/ACCELERATOR] lacks of a complete set of this code; merge.", "--run"),
+        option("Measure what the folder [results/ACCELERATOR] lacks of a complete set of this code; merge."),
     ] = False,
     merge: Annotated[
-        bool, option("Put the folder's runs in a file for each family, superseded rows in history.parquet.", "--merge")
+        bool, option("Put the folder's runs in a file for each family, superseded rows in history.parquet.")
     ] = False,
     timeout: Timeout = 300.0,
     time_limit: Annotated[
