@@ -43,42 +43,39 @@ def default_jobs(device_kind: str, devices: int = 1) -> int:
 
 
 def compile_cases(planned: Sequence[PlannedCase], capability: str | None = None) -> list[PlannedCase]:
-    """Return the cases worth compiling ahead.
+    """Return the cases worth compiling ahead; what needs no compiler is left out.
 
     Our kernels take batch and sequence length at run time, but launches differ between one tile of time and many, and
-    between few sequences and many: the shortest and the longest case stand for all of them. Those that are only longer
-    come last, when most of what they share with the shortest is compiled; where all of these are too large, one is cut
-    short. Where an implementation says which launches it chooses (``default_config``), there is a case for each choice
-    that these two leave out: the shortest, which takes the launches of a larger one where that is too large. Outside
-    packages may compile per shape. What needs no compiler is left out.
+    between few sequences and many. So of the cases that share compiled code these are called:
+
+    - the shortest, and the longest that is not too large to be called only to compile. The longest come after all of
+      the shortest, with which they share most kernels. Where all longer ones are too large, one is cut short.
+    - one for each further choice of launches, where an implementation says what it chooses (``default_config``); where
+      that case is too large, the shortest with its launches.
 
     Args:
         capability: compute capability such as "9.0" for which launches are chosen; None does not ask for choices.
     """
-    chosen: dict[tuple[Any, ...], PlannedCase] = {}
-    longest: dict[tuple[Any, ...], PlannedCase] = {}
-    too_long: dict[tuple[Any, ...], PlannedCase] = {}
-    by_config: dict[tuple[Any, ...], dict[Any, PlannedCase]] = {}
-    for item in sorted(planned, key=lambda item: item.case.seq_len or 0):
-        key = _key(item)
-        if key is None:
-            continue
-        case = item.case
-        shortest = chosen.setdefault(key, item)
-        by_config.setdefault(key, {}).setdefault(_choice(item, capability), item)
-        longer = (case.seq_len or 0) > (longest.get(key, shortest).case.seq_len or 0)
-        if longer and _may_be_called(item, shortest):
-            longest[key] = item
-        elif longer and key not in longest and (cut := _cut(item, longer_than=shortest.case.seq_len or 0)):
-            too_long.setdefault(key, cut)
-    further = {**too_long, **longest}
-    others = []
-    for key, shortest in chosen.items():
-        chosen_there = {_choice(item, capability) for item in (shortest, further.get(key, shortest))}
-        for config, item in by_config[key].items():
-            if config not in chosen_there:
-                others.append(item if _may_be_called(item, shortest) else replace(shortest, config_of=item.case))
-    return [*chosen.values(), *further.values(), *others]
+
+    def length(item: PlannedCase) -> int:
+        return item.case.seq_len or 0
+
+    alike = grouped(sorted(planned, key=length), _key)
+    alike.pop(None, None)
+    shortest, longest, others = [], [], []
+    for first, *more in alike.values():
+        longer = [item for item in more if length(item) > length(first)]
+        called = [item for item in longer if _may_be_called(item, first)]
+        cut = filter(None, (_cut(item, longer_than=length(first)) for item in longer))
+        last = max(called, key=length) if called else next(cut, first)
+        shortest.append(first)
+        longest += [last] if last is not first else []
+        choices = {_choice(first, capability), _choice(last, capability)}
+        for item in more:
+            if (choice := _choice(item, capability)) not in choices:
+                choices.add(choice)
+                others.append(item if _may_be_called(item, first) else replace(first, config_of=item.case))
+    return [*shortest, *longest, *others]
 
 
 def _key(item: PlannedCase) -> tuple[Any, ...] | None:
