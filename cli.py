@@ -16,7 +16,7 @@ import typing
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -117,42 +117,43 @@ def option(help: str, *flags: str, **more: Any) -> Any:
     return typer.Option(*flags, help=help, **more)
 
 
-class Field(NamedTuple):
-    """An option that is a field of a dataclass: what Typer takes, and the default as it would be given."""
-
-    annotation: Any
-    default: str | int | None
-
-
 def field(
-    flag: str,
     help: str,
     parse: Callable[[Any, str], Any] | None = None,
-    *also: str,
+    flag: str | None = None,
+    *,
+    also: Sequence[str] = (),
     default: str | int | None = None,
     kind: Any = str,
-    what: str | None = None,
     **more: Any,
-) -> Field:
-    """Return the option of a field: ``x: Annotated[int, field("--x", "Help.", parse_size)]``.
+) -> Callable[[str, Any], tuple[Any, Any]]:
+    """Return what makes a dataclass's field an option: ``x: Annotated[int, field("Help.", parse_size)]``.
 
     Args:
-        parse: makes the field's value of what was given and ``what``, the option's name in error messages.
-        kind: type of what is given.
+        parse: makes the field's value of what is given, of type ``kind``, and the option's name in error messages:
+            the flag, or the field's name. Without it, what is given is the value.
+        flag: by default the field's name; ``also``: further ones.
         more: for Typer.
+
+    Returns:
+        (the field's name, its type) -> what Typer takes, and the default.
     """
 
-    def parsed(given: Any) -> Any:
-        return given if given is None or parse is None else parse(given, what or flag)
+    def named(name: str, of: Any) -> tuple[Any, Any]:
+        def parsed(given: Any) -> Any:
+            return given if given is None or parse is None else parse(given, flag or name)
 
-    given: Any = kind | None if default is None else kind
-    return Field(Annotated[given, typer.Option(flag, *also, help=help, callback=parsed, **more)], default)
+        given: Any = of if parse is None else kind if default is not None else kind | None
+        flags = (flag or f"--{name.replace('_', '-')}", *also)
+        return Annotated[given, typer.Option(*flags, help=help, callback=parsed, **more)], default
+
+    return named
 
 
-def size(flag: str, help: str, *also: str, default: str | int | None = None) -> Field:
+def size(help: str, *, also: Sequence[str] = (), default: str | int | None = None) -> Any:
     """Return an option of one size: written as 8k where the default is a text, else a number."""
     kind, parse = (str, parse_size) if isinstance(default, str) else (int, check_size)
-    return field(flag, help, parse, *also, default=default, kind=kind, what=flag.strip("-").replace("-", "_"))
+    return field(help, parse, also=also, default=default, kind=kind)
 
 
 def command(
@@ -198,9 +199,10 @@ def command(
                 parameters += [keyword.replace(name=POSITION, annotation=Position), keyword]
             elif each.name not in groups:
                 parameters.append(keyword)
-            for name, found in options.get(each.name, {}).items():
-                default = defaults.get(name, found.default)
-                parameters.append(keyword.replace(name=name, annotation=found.annotation, default=default))
+            for name, (annotation, default) in options.get(each.name, {}).items():
+                parameters.append(
+                    keyword.replace(name=name, annotation=annotation, default=defaults.get(name, default))
+                )
         run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
         run.__annotations__ = {each.name: each.annotation for each in parameters}
         of.command(function.__name__.replace("_", "-"), cls=_Command, rich_help_panel=panel, epilog=example)(run)
@@ -230,9 +232,10 @@ def _named_once(first: str | None, option: str | None) -> str | None:
     return first or option
 
 
-def _options(group: Any) -> dict[str, Field]:
+def _options(group: Any) -> dict[str, tuple[Any, Any]]:
     """Return the options of a dataclass by its fields' names."""
-    return {name: hint.__metadata__[0] for name, hint in typing.get_type_hints(group, include_extras=True).items()}
+    hints = typing.get_type_hints(group, include_extras=True)
+    return {name: hint.__metadata__[0](name, hint.__origin__) for name, hint in hints.items()}
 
 
 def _format(*more: str) -> Any:
@@ -259,8 +262,7 @@ CausalFactor = Annotated[float | None, option("Share of the causal square comput
 Timeout = Annotated[float, option("Seconds until a case is ended.", min=0.001)]
 Folder = Annotated[Path, option("Folder of the parquet file.")]
 Pool = Annotated[
-    list[Path] | None,
-    option("Result files or folders that KEY:VALUE terms select from [the committed ones]."),
+    list[Path] | None, option("Result files or folders that KEY:VALUE terms select from [the committed ones].")
 ]
 Fitted = Annotated[list[Path] | None, option("Result files or folders to answer from [the committed ones].")]
 Figure = Annotated[Path, option("Figure file: .png, .svg or .pdf.", "--output", "-o")]
@@ -276,28 +278,28 @@ Lengths = tuple[int, ...] | None
 class Axes:
     """What is measured by sweep, profile and compare --live; fields are named as those of :class:`.plan.Request`."""
 
-    ops: Annotated[Names, axis("--op", "Operations.", parse_names)]
-    seq_lens: Annotated[Lengths, axis("--seq-len", "Sequence lengths: 1k,8k (1k = 1024).", parse_sizes)]
-    head_dims: Annotated[Lengths, axis("--head-dim", "Value head dims.", parse_sizes)]
+    ops: Annotated[Names, axis("Operations.", parse_names, "--op")]
+    seq_lens: Annotated[Lengths, axis("Sequence lengths: 1k,8k (1k = 1024).", parse_sizes, "--seq-len")]
+    head_dims: Annotated[Lengths, axis("Value head dims.", parse_sizes, "--head-dim")]
     head_dims_qk: Annotated[
         Lengths,
-        axis("--head-dim-qk", "Query-key head dims [half the value's for mLSTM, equal elsewhere].", parse_sizes),
+        axis("Query-key head dims [half the value's for mLSTM, equal elsewhere].", parse_sizes, "--head-dim-qk"),
     ]
-    chunk_sizes: Annotated[Lengths, axis("--chunk-size", "Chunk lengths.", parse_sizes)]
-    num_heads: Annotated[int | None, axis("--num-heads", "Heads [embedding dim / head dim].", kind=int, min=1)]
-    channels: Annotated[Lengths, axis("--channels", "Channels, of operations without heads.", parse_sizes)]
-    d_models: Annotated[Lengths, axis("--d-model", "Model dims of an MLP.", parse_sizes)]
-    d_ffs: Annotated[Lengths, axis("--d-ff", "Hidden dims of an MLP [as the preset, else 3.5 d_model].", parse_sizes)]
-    tokens: Annotated[int | None, axis("--tokens", "Batch times sequence length, held constant.", parse_size)]
-    batches: Annotated[Lengths, axis("--batch", "Batches, in place of --tokens: 1,16.", parse_sizes)]
+    chunk_sizes: Annotated[Lengths, axis("Chunk lengths.", parse_sizes, "--chunk-size")]
+    num_heads: Annotated[int | None, axis("Heads [embedding dim / head dim].", min=1)]
+    channels: Annotated[Lengths, axis("Channels, of operations without heads.", parse_sizes, "--channels")]
+    d_models: Annotated[Lengths, axis("Model dims of an MLP.", parse_sizes, "--d-model")]
+    d_ffs: Annotated[Lengths, axis("Hidden dims of an MLP [as the preset, else 3.5 d_model].", parse_sizes, "--d-ff")]
+    tokens: Annotated[int | None, axis("Batch times sequence length, held constant.", parse_size, "--tokens")]
+    batches: Annotated[Lengths, axis("Batches, in place of --tokens: 1,16.", parse_sizes, "--batch")]
     contexts: Annotated[
-        Lengths, axis("--context", "Tokens in attention's key-value cache, of mode step: 1k,128k.", parse_sizes)
+        Lengths, axis("Tokens in attention's key-value cache, of mode step: 1k,128k.", parse_sizes, "--context")
     ]
-    layers: Annotated[int | None, axis("--layers", "Layers of a model, of mode train [by its width].", kind=int, min=1)]
-    modes: Annotated[Names, axis("--mode", "fw, fwbw, bw, step, train.", parse_names)]
-    dtypes: Annotated[Names, axis("--dtype", "bf16, fp16, fp32, fp64.", parse_names)]
+    layers: Annotated[int | None, axis("Layers of a model, of mode train [by its width].", min=1)]
+    modes: Annotated[Names, axis("fw, fwbw, bw, step, train.", parse_names, "--mode")]
+    dtypes: Annotated[Names, axis("bf16, fp16, fp32, fp64.", parse_names, "--dtype")]
     state_dtypes: Annotated[
-        Names, axis("--state-dtype", "Dtypes of the states between chunks: fp32, bf16.", parse_names)
+        Names, axis("Dtypes of the states between chunks: fp32, bf16.", parse_names, "--state-dtype")
     ]
 
     def request(self, kernel: str | None, impls: Names, **more: Any) -> Request:
@@ -313,26 +315,22 @@ class Axes:
 class HeadsProblem:
     """One problem of an operation with heads, for chunk-size; the other commands take those of every operation."""
 
-    op: Annotated[str | None, field("--op", "Operation [the family's first].")]
-    mode: Annotated[str, field("--mode", "fw, bw, fwbw or step.", default="fw")]
+    op: Annotated[str | None, field("Operation [the family's first].")]
+    mode: Annotated[str, field("fw, bw, fwbw or step.", default="fw")]
     seq_len: Annotated[
-        int, size("--seq-len", "Sequence length; 8k = 8192. Of mode step the context.", "--context", default="8k")
+        int, size("Sequence length; 8k = 8192. Of mode step the context.", also=("--context",), default="8k")
     ]
-    batch: Annotated[int, size("--batch", "Batch.", default=8)]
-    embedding: Annotated[int | None, size("--embedding", "Heads x value head dim; channels; model dim [4096].")]
-    num_heads: Annotated[int | None, size("--num-heads", "Heads [embedding / head dim; count: 1].")]
-    head_dim: Annotated[int, size("--head-dim", "Value head dim.", default=256)]
+    batch: Annotated[int, size("Batch.", default=8)]
+    embedding: Annotated[int | None, size("Heads x value head dim; channels; model dim [4096].")]
+    num_heads: Annotated[int | None, size("Heads [embedding / head dim; count: 1].")]
+    head_dim: Annotated[int, size("Value head dim.", default=256)]
     head_dim_qk: Annotated[
-        int | None,
-        size("--head-dim-qk", "Query-key head dim, the state's size [half for mLSTM, else equal].", "--state-size"),
+        int | None, size("Query-key head dim, the state's size [half for mLSTM, else equal].", also=("--state-size",))
     ]
     dtype: Annotated[
-        str | None,
-        field("--dtype", "Dtype of the inputs: bf16, fp16, fp32, fp64 [bf16; fp16 without it, on a CPU fp32]."),
+        str | None, field("Dtype of the inputs: bf16, fp16, fp32, fp64 [bf16; fp16 without it, on a CPU fp32].")
     ]
-    state_dtype: Annotated[
-        str, field("--state-dtype", "Dtype of the states between chunks: fp32, bf16.", default="fp32")
-    ]
+    state_dtype: Annotated[str, field("Dtype of the states between chunks: fp32, bf16.", default="fp32")]
 
     def operation(self, kernel: str | None) -> str:
         """Return the operation meant."""
@@ -382,9 +380,9 @@ class HeadsProblem:
 class Problem(HeadsProblem):
     """One problem of any operation."""
 
-    channels: Annotated[int | None, size("--channels", "Channels, of operations without heads [embedding, else 1024].")]
-    d_model: Annotated[int | None, size("--d-model", "Input columns of a gated MLP [embedding].")]
-    d_ff: Annotated[int | None, size("--d-ff", "Output columns of a gated MLP [3.5 d_model].")]
+    channels: Annotated[int | None, size("Channels, of operations without heads [embedding, else 1024].")]
+    d_model: Annotated[int | None, size("Input columns of a gated MLP [embedding].")]
+    d_ff: Annotated[int | None, size("Output columns of a gated MLP [3.5 d_model].")]
 
     def sizes(self, op: str) -> dict[str, int]:
         """Return every size by its column's name."""
@@ -398,38 +396,22 @@ class Shown:
     """The rows that a figure shows."""
 
     kernel: Annotated[
-        str | None,
-        field("--kernel", "Family of kernels, or an operation [of those with --op's rows, all; else the largest]."),
+        str | None, field("Family of kernels, or an operation [of those with --op's rows, all; else the largest].")
     ]
-    dtype: Annotated[str | None, field("--dtype", "Dtype [the one with most rows; counts: bf16].")]
-    state_dtype: Annotated[str | None, field("--state-dtype", "Dtype of states [fp32].")]
-    tokens: Annotated[
-        int | None,
-        field("--tokens", "Batch x sequence length [the one with most rows; counts: 64k].", parse_size, what="tokens"),
-    ]
-    batch: Annotated[int | None, size("--batch", "Batch, held in place of --tokens [as the rows vary].")]
-    head_dim: Annotated[
-        int | None, field("--head-dim", "Value head dim [the one with most points; counts: 512].", kind=int)
-    ]
-    head_dim_qk: Annotated[
-        int | None,
-        field("--head-dim-qk", "Query-key head dim [as --head-dim; counts: half for mLSTM, else equal].", kind=int),
-    ]
-    channels: Annotated[
-        int | None,
-        field("--channels", "Channels; with heads, heads x value head dim [the number with most rows].", kind=int),
-    ]
-    d_model: Annotated[
-        int | None, field("--d-model", "Input columns of a gated MLP [the number with most rows].", kind=int)
-    ]
-    d_ff: Annotated[int | None, field("--d-ff", "Output columns of a gated MLP [the number with most rows].", kind=int)]
-    seq_len: Annotated[
-        int | None, field("--seq-len", "Length, where one is shown [8k; of most points].", parse_size, what="seq_len")
-    ]
-    mode: Annotated[str | None, field("--mode", "Modes, comma-separated [all; counts: one, fw].")]
-    op: Annotated[str | None, field("--op", "Operations, comma-separated [all; counts: one, mlstm_sig].")]
-    impl: Annotated[str | None, field("--impl", "Implementations, comma-separated [the eight that say most].")]
-    every: Annotated[bool, field("--all", "Every implementation.", default=False, kind=bool)]
+    dtype: Annotated[str | None, field("Dtype [the one with most rows; counts: bf16].")]
+    state_dtype: Annotated[str | None, field("Dtype of states [fp32].")]
+    tokens: Annotated[int | None, field("Batch x sequence length [the one with most rows; counts: 64k].", parse_size)]
+    batch: Annotated[int | None, size("Batch, held in place of --tokens [as the rows vary].")]
+    head_dim: Annotated[int | None, field("Value head dim [the one with most points; counts: 512].")]
+    head_dim_qk: Annotated[int | None, field("Query-key head dim [as --head-dim; counts: half for mLSTM, else equal].")]
+    channels: Annotated[int | None, field("Channels; with heads, heads x value head dim [the number with most rows].")]
+    d_model: Annotated[int | None, field("Input columns of a gated MLP [the number with most rows].")]
+    d_ff: Annotated[int | None, field("Output columns of a gated MLP [the number with most rows].")]
+    seq_len: Annotated[int | None, field("Length, where one is shown [8k; of most points].", parse_size)]
+    mode: Annotated[str | None, field("Modes, comma-separated [all; counts: one, fw].")]
+    op: Annotated[str | None, field("Operations, comma-separated [all; counts: one, mlstm_sig].")]
+    impl: Annotated[str | None, field("Implementations, comma-separated [the eight that say most].")]
+    every: Annotated[bool, field("Every implementation.", flag="--all", default=False)]
 
     def selection(self, results: Sequence[Path], device: str | None = None) -> tuple[pd.DataFrame, Selection]:
         """Return the results and which of their rows are meant; say which family, where none is named.
@@ -592,8 +574,7 @@ def errors(
     size: Annotated[str | None, option("N of the square matrices [1k to 16k on a GPU; 256,512,1k on a CPU].")] = None,
     draws: Annotated[int, option("Draws of all matrices.", min=1)] = 100,
     impl: Annotated[
-        str | None,
-        option("Ours, or definition: float32 inside, rounded once [fused; a CPU: both it and torch]."),
+        str | None, option("Ours, or definition: float32 inside, rounded once [fused; a CPU: both it and torch].")
     ] = None,
     against: Annotated[str, option("eager: torch in the same dtype; exact: float64, for N up to 16k.")] = "eager,exact",
     dtype: Annotated[str, option("bf16, fp16 or fp32.")] = "bf16",
@@ -1305,11 +1286,7 @@ def _terms(text: str) -> str:
 
 
 @command(LIST, "kernels mlstm_sig")
-def kernels(
-    kernel: Kernel = None,
-    every: Every = False,
-    format: Format = "table",
-) -> None:
+def kernels(kernel: Kernel = None, every: Every = False, format: Format = "table") -> None:
     """List kernel families and their operations, or the implementations of one, ours and outside ones."""
     from .bench import display, inventory
 
@@ -1326,8 +1303,7 @@ def results(
         list[Path] | None, typer.Argument(metavar="RESULTS", help="Result files or folders [the committed ones].")
     ] = None,
     run: Annotated[
-        bool,
-        option("Measure what the folder [results/ACCELERATOR] lacks of a complete set of this code; merge."),
+        bool, option("Measure what the folder [results/ACCELERATOR] lacks of a complete set of this code; merge.")
     ] = False,
     merge: Annotated[
         bool, option("Put the folder's runs in a file for each family, superseded rows in history.parquet.")

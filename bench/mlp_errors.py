@@ -48,13 +48,7 @@ def known_implementations() -> list[str]:
 
 
 def error_rows(
-    *,
-    sizes: Sequence[int],
-    draws: int,
-    impls: Sequence[str],
-    against: Sequence[str],
-    dtype: str,
-    device: str,
+    *, sizes: Sequence[int], draws: int, impls: Sequence[str], against: Sequence[str], dtype: str, device: str
 ) -> Iterator[dict[str, Any]]:
     """Yield a row per size, implementation and reference.
 

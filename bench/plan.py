@@ -401,11 +401,7 @@ def _plan_ours(
 
 
 def _plan_baseline(
-    baseline: Baseline,
-    request: Request,
-    preset: Preset,
-    kinds: Sequence[tuple[str, str]],
-    ops: Sequence[Operation],
+    baseline: Baseline, request: Request, preset: Preset, kinds: Sequence[tuple[str, str]], ops: Sequence[Operation]
 ) -> Iterable[PlannedCase]:
     swept = baseline.op if _same_sizes(baseline, request) else None
     # A baseline of an operation that is swept takes that operation's sizes, one of another operation those of the

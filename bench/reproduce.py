@@ -76,12 +76,7 @@ def missing_errors(found: Sequence[Found]) -> list[int]:
 
 
 def run_missing(
-    found: Sequence[Found],
-    *,
-    more: Sequence[Request] = (),
-    output: Path,
-    time_limit_s: float | None,
-    **sweep: Any,
+    found: Sequence[Found], *, more: Sequence[Request] = (), output: Path, time_limit_s: float | None, **sweep: Any
 ) -> bool:
     """Sweep what the claims have no row of, but for cases that ``output`` has from this code; errors take 10 draws.
 

@@ -198,12 +198,7 @@ def _outcomes(
             runnable.sort(key=lambda item: item is not first)
             if settings.jobs > 1 and settings.executor == "local":
                 compiler = Compiler(
-                    runnable,
-                    environment,
-                    settings.jobs,
-                    settings.devices,
-                    settings.timeout_s,
-                    progress.compiling,
+                    runnable, environment, settings.jobs, settings.devices, settings.timeout_s, progress.compiling
                 )
                 stack.enter_context(compiler)
 

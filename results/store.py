@@ -476,11 +476,7 @@ def _newest_times(tables: Iterable[pa.Table]) -> list[str]:
 
 
 def read_file(
-    path: Path,
-    row: type = Record,
-    *,
-    what: str = "result",
-    columns: Sequence[str] | None = None,
+    path: Path, row: type = Record, *, what: str = "result", columns: Sequence[str] | None = None
 ) -> pa.Table:
     """Read one file of a row set, as :func:`read_results` does.
 
