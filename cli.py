@@ -185,7 +185,7 @@ def command(
                 finally:
                     sys.stdout.flush()
             except BrokenPipeError:
-                # Whoever read the output has left, as head does: what a shell sees of any program then.
+                # The reader closed the pipe, as head does: end as other programs do.
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
                 raise typer.Exit(128 + signal.SIGPIPE) from None
 
@@ -212,7 +212,7 @@ def command(
 
 
 POSITION = "kernel_or_op"
-"""The parameter of a family's name in the first place, beside that of --kernel."""
+"""The positional parameter that means the same as --kernel."""
 
 Position = Annotated[
     str | None,
@@ -222,7 +222,7 @@ Position = Annotated[
     ),
 ]
 Kernel = Annotated[str | None, typer.Option("--kernel", help="The same, as an option.")]
-"""A family or an operation, which a command takes in either way."""
+"""A family or an operation. A command with this option takes it as its first argument too."""
 
 
 def _named_once(first: str | None, option: str | None) -> str | None:
@@ -1046,7 +1046,7 @@ def report(
         raise ValueError(f"pdf needs one of {', '.join(export.BROWSERS)}: install one, or leave --pdf out")
     gpu = gpu or (_measured_on(results) if results else None) or default_key()
     paths = results or _reported(gpu)
-    # Bad input is refused here in a line, before a notebook is run on it.
+    # Refuse bad input in a line here, rather than by a traceback of the notebook.
     load_subjects(paths, gpu)
     page = export.build(
         {"results": [str(path) for path in paths], "gpu": gpu}, output, lambda at: note(f"report: {at}")
@@ -1059,7 +1059,7 @@ def report(
     try:
         print(export.to_pdf(page, page.with_suffix(".pdf"), browser))
     except RuntimeError as error:
-        # The page is there; only who insisted on a PDF has failed.
+        # The page is written; without --pdf the PDF is optional.
         if pdf:
             raise
         note(f"no PDF: {error}")
@@ -1416,13 +1416,13 @@ def main() -> None:
     Exit 0 when all is well, 1 when a check failed, a sweep timed nothing or a device does not work, 2 on bad usage or
     input and where something cannot be written, 130 on Ctrl-C.
     """
-    # Commands make many objects, hardly any in cycles: looking for these often takes a tenth of a second.
+    # Commands make many objects and few cycles; collecting as often as by default takes a tenth of a second.
     gc.set_threshold(100_000)
     if sys.stdout is None:
-        # Closed by the caller (>&-): what is printed is not wanted. print takes None, csv and others do not.
+        # The caller closed it (>&-). print takes None for it, csv and others do not.
         sys.stdout = io.StringIO()
     try:
-        # By its name alone completion finds it, also as python -m lrbench.
+        # Completion is installed for this name; started by python -m lrbench, Typer would take another.
         app(prog_name="lrbench")
     except (ValueError, OSError) as error:
         note(f"lrbench: {error}")

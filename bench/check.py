@@ -48,6 +48,7 @@ PEER_FACTOR = 8
 """How far beyond the bound of our own code an outside package's error may lie."""
 
 SEED = 0
+KEPT = 2
 
 _RECURRENT_STEPS = {"cpu": 4096, "cuda": 1024}
 _RECURRENT_BYTES = 2 * 2**30
@@ -126,15 +127,15 @@ class PoisonEmpty(TorchDispatchMode):
 
 
 def problem_key(operation: Operation, case: Case) -> tuple[object, ...]:
-    """What the inputs of a case depend on: everything but how they are computed."""
+    """Return what the inputs of a case depend on: not the implementation, its chunk length or the mode."""
     return operation.name, case.dtype, case.problem_sizes
 
 
 class Inputs:
-    """Makes an operation's inputs, the same for everyone who asks, and keeps the last ``kept`` problems' tensors."""
+    """Makes an operation's inputs, always the same ones, and keeps the tensors of the last :data:`KEPT` problems."""
 
-    def __init__(self, device: str, kept: int = 2) -> None:
-        self.device, self.kept = device, kept
+    def __init__(self, device: str) -> None:
+        self.device = device
         self._problems: dict[tuple[object, ...], dict[str, Tensor]] = {}
 
     def clear(self) -> None:
@@ -145,7 +146,7 @@ class Inputs:
         """Return argument -> tensor: new leaves over memory that cases of the same problem share."""
         key = problem_key(operation, case)
         if key not in self._problems:
-            while len(self._problems) >= self.kept:
+            while len(self._problems) >= KEPT:
                 del self._problems[next(iter(self._problems))]
             self._problems[key] = operation.make_inputs(
                 case.sizes, dtype=DTYPES[case.dtype], device=self.device, seed=SEED

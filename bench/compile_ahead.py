@@ -26,8 +26,8 @@ from .workers import Limits
 
 MAX_COMPILE_JOBS = 16
 BATCH = 8
-"""Cases a process in a batch: with fewer, most compile what another one compiles just now; with more, the next rows
-come later, and a sweep that is stopped has compiled more for nothing."""
+"""Cases of a batch for each process. With fewer, processes compile the same kernels at the same time; with more, the
+next rows come later, and a sweep that is stopped has compiled more than it measured."""
 
 MAX_COMPILE_ELEMENTS = 2**26
 """Of a case's widest tensor, up to which a longer case than the shortest is called only to compile: many processes
@@ -81,7 +81,7 @@ def compile_cases(planned: Sequence[PlannedCase], capability: str | None = None)
 def _key(item: PlannedCase) -> tuple[Any, ...] | None:
     """Return what is the same for cases of the same compiled code; None where nothing is compiled."""
     case, target = item.case, item.target
-    # The models of several processes would fill the GPU.
+    # Models in several processes would fill the GPU.
     if case.mode == "train":
         return None
     if isinstance(target, Implementation):
@@ -89,7 +89,7 @@ def _key(item: PlannedCase) -> tuple[Any, ...] | None:
             return None
         sizes = tuple((name, size) for name, size in case.sizes.items() if name not in ("batch", "seq_len"))
     elif case.provider == "torch" or case.context is not None:
-        # What reads a cache compiles nothing either, and the caches of several processes would fill the GPU.
+        # Decoding steps of attention compile nothing either, and caches in several processes would fill the GPU.
         return None
     else:
         sizes = tuple(case.sizes.items())
@@ -99,7 +99,7 @@ def _key(item: PlannedCase) -> tuple[Any, ...] | None:
 
 
 def _kind(item: PlannedCase) -> Case:
-    """Return what is the same for cases that differ in lengths and in the dtype of states alone."""
+    """Return a case without its lengths and the dtype of its states."""
     return replace(item.case, batch=None, seq_len=None, chunk_size=None, state_dtype=None)
 
 
@@ -131,10 +131,10 @@ def widest(item: PlannedCase) -> int:
 
 
 def unit_of(item: PlannedCase) -> Hashable:
-    """Return what one process compiles: each case, but of what autotunes all of one kind.
+    """Return what the cases that one process compiles have in common: nothing, unless they autotune.
 
-    Autotuners compile the same configurations for cases that differ in their lengths, or in whether they take
-    gradients, and side by side within a process.
+    An autotuner compiles the same configurations for cases that differ in their lengths or in whether they take
+    gradients, and compiles them side by side within a process.
     """
     return replace(_kind(item), mode="") if autotunes(item) else item.case
 
@@ -145,7 +145,7 @@ def uncompiled(planned: Sequence[PlannedCase], environment: Environment) -> list
 
 
 def _mark(item: PlannedCase, environment: Environment) -> Path:
-    """Return the file that says that a case was compiled: beside what was, so that it goes when that goes."""
+    """Return the file that marks a case as compiled. It lies in Triton's cache, so it goes when that is cleared."""
     home = Path(os.environ.get("TRITON_HOME") or Path.home()) / ".triton" / "cache"
     of_package = version_of(item.target.distribution) if isinstance(item.target, Baseline) else _source_digest()
     versions = environment.capability, environment.triton_version, environment.torch_version, of_package
@@ -155,7 +155,7 @@ def _mark(item: PlannedCase, environment: Environment) -> Path:
 
 @functools.cache
 def _source_digest() -> str:
-    """Return what changes with the source of our kernels."""
+    """Return a digest of the source of our kernels."""
     sources = sorted(Path(kernels.__file__).parent.rglob("*.py"))
     return hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()
 

@@ -23,7 +23,7 @@ from ..results.schema import DeviceState, Environment
 
 ROOT = Path(__file__).resolve().parent.parent
 MEASURED_BY = ("bench/worker.py", "bench/clock.py", "bench/memory.py", "bench/autotuning.py")
-"""What a time depends on besides the kernel."""
+"""The timing code: what a time depends on besides the kernel."""
 
 ENGINE = (*FAMILIES["tfla"], *FAMILIES["lightning"])
 """Operations that kernels/scalar_decay computes."""
@@ -59,16 +59,17 @@ def git_state() -> tuple[str | None, bool | None]:
 
 
 def is_of(row: Mapping[str, Any], commit: str | None) -> bool:
-    """Return whether a row was measured by a commit's code: its kernels, of peers their declarations, and the timing.
+    """Return whether a commit has the code that a row was measured with: its kernel, or its package's adapter, and the
+    timing.
 
-    So it may be of another commit, if what differs is documents, say. Of no known commit every row is.
+    So a row of an earlier commit counts where only documents changed since, say. Without a commit every row counts.
     """
     return commit is None or _same_code(row["git_commit"], commit, _code_of(row["op"], row["provider"]))
 
 
 @functools.cache
 def _code_of(op: str, provider: str) -> tuple[str, ...]:
-    """Return what a row's kernel is made of, as git takes it: of ours all but what other operations alone use."""
+    """Return the paths, as git takes them, of a row's kernel: for ours all of kernels/ but what it cannot use."""
     if provider != "lrbench":
         return ("kernels/baselines",)
     folders = {each: FOLDERS.get(each, each) for each in itertools.chain.from_iterable(FAMILIES.values())}
@@ -80,7 +81,7 @@ def _code_of(op: str, provider: str) -> tuple[str, ...]:
 
 @functools.cache
 def _same_code(one: str | None, other: str, code: tuple[str, ...]) -> bool:
-    """Return whether two commits have the same code, and the same timing; different ones without git have not."""
+    """Return whether two commits have the same files at ``code`` and the same timing; False where git cannot tell."""
     if one is None or one == other:
         return one == other
     try:
@@ -163,7 +164,7 @@ def _driver_version() -> str | None:
 
 
 def gpu_uuids(names: Sequence[str]) -> dict[str, str]:
-    """Return the GPUs that CUDA_VISIBLE_DEVICES calls so with their unique names, as far as NVML knows them."""
+    """Return name in CUDA_VISIBLE_DEVICES -> UUID of GPUs; none where NVML does not work."""
     import pynvml
 
     uuids = {}
