@@ -72,24 +72,24 @@ def operation_rows(implementations: Sequence[Mapping[str, Any]]) -> list[dict[st
 def run_rows(paths: Sequence[Path]) -> list[dict[str, Any]]:
     """Return a row for each run, the newest first: its id, when, on what, of which commit, and whether it is complete.
 
-    A run that was stopped is not complete, and neither is one whose journal is still there; of files that hold several
-    runs nothing is said.
+    A run that was stopped is not complete, and neither is one whose journal is still there. Of files that hold several
+    runs it is not known.
 
     Raises:
         ValueError: as :func:`.store.read_results`.
     """
     runs: dict[str, list[Mapping[str, Any]]] = {}
-    said: dict[str, bool | None] = {}
+    completeness: dict[str, bool | None] = {}
     for path in result_files(paths):
         rows, complete = load_rows(path, (*COLUMNS, "run_id", "git_dirty")), is_complete(path)
         for row in rows:
             runs.setdefault(row["run_id"], []).append(row)
-            said[row["run_id"]] = complete
+            completeness[row["run_id"]] = complete
     for path in itertools.chain.from_iterable(p.rglob(f"*{JOURNAL_SUFFIX}") for p in paths if p.is_dir()):
         with open(path, "rb") as journal:
             for row in filter(None, read_journal(journal)):
                 runs.setdefault(row["run_id"], []).append(row)
-                said[row["run_id"]] = False
+                completeness[row["run_id"]] = False
     newest_first = sorted(runs.items(), key=lambda run: max(row["measured_at"] for row in run[1]), reverse=True)
     return [
         {
@@ -102,7 +102,7 @@ def run_rows(paths: Sequence[Path]) -> list[dict[str, Any]]:
             "kernel": _values(row["kernel"] for row in rows),
             "cases": len({row["case_id"] for row in rows}),
             "ok": len({row["case_id"] for row in rows if row["status"] == "ok"}),
-            "complete": {True: "yes", False: "no", None: None}[said[run_id]],
+            "complete": {True: "yes", False: "no", None: None}[completeness[run_id]],
         }
         for run_id, rows in newest_first
     ]
@@ -137,7 +137,7 @@ def implementation_rows(paths: Sequence[Path], declared: Declared) -> list[dict[
     shown = []
     for device, here in sorted(grouped(rows, device_of).items()):
         families = {row["kernel"] for row in here}
-        # What was measured as another family's peer is there.
+        # Rows that were measured beside another family count too.
         there = {(row["op"], row["impl"]) for row in here}
         groups: dict[tuple[str, str, str], list[dict[str, Any]]] = {
             key: []

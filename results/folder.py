@@ -15,12 +15,12 @@ from .select import Row, grouped
 from .store import files_in, holds_results, read_file, read_results, recovered_notes, row_set, write_parquet
 
 ORDER = ("kernel", "op", "impl", "mode", "dtype", "seq_len", "case_id", "measured_at")
-"""What rows stand beside one another by: see "Many rows" in docs/results.md."""
+"""By what the rows of a file are sorted: see "Many rows" in docs/results.md."""
 
 HISTORY = "history"
 
 IsOf = Callable[[Row, str | None], bool]
-"""Whether a row is of a commit's code; of no known commit every row is."""
+"""Whether a row was measured with the code of a commit; always True where the commit is None."""
 
 
 def rows_of(folder: Path, environment: Environment, is_of: IsOf, **wanted: Any) -> list[dict[str, Any]]:
@@ -75,7 +75,7 @@ def merge(folder: Path) -> list[str]:
         for kind, group in kinds.items():
             row, what = row_set(group[0])
             present = {path: read_file(path, row, what=what).to_pylist() for path in group}
-            rows = _once(itertools.chain.from_iterable(present.values()))
+            rows = _distinct(itertools.chain.from_iterable(present.values()))
             parts = _by_family(rows) if kind == HISTORY else {kind: rows}
             targets = {folder / f"{name}.parquet": part for name, part in parts.items() if part}
             if {path: len(part) for path, part in present.items()} == {
@@ -92,8 +92,8 @@ def merge(folder: Path) -> list[str]:
     return said or [f"nothing to merge in {folder}"]
 
 
-def _once(rows: Iterable[Row]) -> list[Row]:
-    """Return rows without those that are there already, in every column the same."""
+def _distinct(rows: Iterable[Row]) -> list[Row]:
+    """Return rows without duplicates: those that agree in every column."""
     return list({json.dumps(row, sort_keys=True): row for row in rows}.values())
 
 

@@ -58,10 +58,10 @@ COMPARED_COLUMNS = (
 """What of an environment two sides of a comparison should have in common."""
 
 CLOCK_TOLERANCE = 0.02
-"""Relative difference of the median SM clocks of two sides from which on it is named."""
+"""Largest relative difference of the median SM clocks of two sides that goes unmentioned."""
 
 MAX_SLOWDOWN = 1.2
-"""Factor between times of the yardstick beyond which a CPU was slower in one measurement than in another."""
+"""Factor between times of the yardstick beyond which a CPU counts as slower in one measurement than in another."""
 
 PROBLEM_COLUMNS = tuple(name for name in CASE_COLUMNS if name != "chunk_size")
 """What identifies a problem and who computes it; the chunk size is a setting to choose."""
@@ -149,7 +149,7 @@ def select(
 
 
 def _where(terms: Mapping[str, str]) -> Where:
-    """Return what the rows that terms select pass as they are stored, under whichever name of an implementation."""
+    """Return terms as conditions on stored rows, whose implementations may have an earlier name."""
     where: list[list[tuple[str, str, Any]]] = []
     for key, wanted in terms.items():
         column = SELECTOR_COLUMNS[key]
@@ -191,7 +191,7 @@ def matching(rows: Sequence[dict[str, Any]], terms: Mapping[str, str]) -> list[d
 
 
 def _near(key: str, wanted: str, rows: Sequence[Row]) -> str:
-    """Return what could have been meant by a term that fits no row: the values that are written almost alike."""
+    """Return what a term that fits no row could have meant: near values, and those that there are."""
     columns = ("kernel", "op") if key == "kernel" else (SELECTOR_COLUMNS[key],)
     length = max(8, len(wanted)) if key in PREFIXES else None
     known = [value for name in columns for value in sorted({row[name] for row in rows if row[name] is not None})]
@@ -202,7 +202,7 @@ def _near(key: str, wanted: str, rows: Sequence[Row]) -> str:
 
 
 def grouped(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
-    """Return items by what ``key`` says of them, groups and their members in the order in which they come."""
+    """Return key -> items with that key; groups and their items stay in order."""
     groups: dict[K, list[T]] = {}
     for item in items:
         groups.setdefault(key(item), []).append(item)
@@ -229,10 +229,8 @@ def newest(rows: Iterable[Row]) -> dict[str, Row]:
 
 
 def with_slowness(*sides: Sequence[Row]) -> list[list[Row]]:
-    """Return rows with ``noise`` in those that were measured while the CPU was slower than for others of them.
-
-    It was where the yardstick took longer than :data:`MAX_SLOWDOWN` times its shortest time on the same machine.
-    """
+    """Return rows with ``noise`` set in those whose CPU was slower than for other rows of the same machine: where the
+    yardstick took longer than :data:`MAX_SLOWDOWN` times its shortest time."""
     fastest: dict[tuple[Any, ...], float] = {}
     for row in itertools.chain(*sides):
         if row["yardstick_ms"] is not None:

@@ -45,12 +45,12 @@ SWEEP_PREFIX, BARS_PREFIX, LIVE_PREFIX = "sweep-", "bars-", "live-"
 """What the names of runs begin with."""
 
 Where: TypeAlias = Sequence[Sequence[tuple[str, str, Any]]]
-"""What rows are wanted: of each of its parts at least one condition (column, operator, value) must hold. The operators
+"""Which rows are wanted: those for which at least one condition (column, operator, value) of each part holds. Operators
 are those of pyarrow.parquet's filters."""
 
 LARGE_BYTES = 4 * 2**20
-"""Size of files from which on rows are chosen while they are read. Smaller ones are read before pyarrow.dataset is
-imported."""
+"""Bytes of files from which on rows are chosen while reading. Importing pyarrow.dataset takes longer than to read all
+of fewer."""
 
 SAME_CASE = ("case_id", "device_accelerator", "device_name", "status", "noise", "suspect")
 """Of rows that agree in these columns, the newest counts."""
@@ -135,9 +135,9 @@ class RunWriter:
     def append(self, record: Record) -> None:
         """Add a row and sync it to disk; when that fails, the journal keeps what it held and the error is raised.
 
-        Characters that steer a terminal are kept as their escapes, and so is half a surrogate pair, as Python reads an
-        undecodable byte: parquet holds UTF-8. A journal that somebody deleted, alone or with its folder, is written
-        again.
+        Control characters are stored as their escapes, because a terminal would obey them; so is half a surrogate
+        pair (Python's form of an undecodable byte), because parquet holds UTF-8. A journal that somebody deleted, alone
+        or with its folder, is written again.
         """
         self.records.append(Record(**_encodable(dataclasses.asdict(record))))
         new = self.records[-1:]
@@ -189,8 +189,8 @@ def write_parquet(
     """Write rows of a row set as parquet under ``path`` by atomic rename: readers see the whole file or none.
 
     Args:
-        complete: whether the rows are all that their run planned, which the file's metadata keep; None: it is not said.
-        planned: how many these are, likewise.
+        complete: whether the rows are all that their run planned; kept in the file's metadata, if not None.
+        planned: how many rows the run planned, likewise.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -232,7 +232,7 @@ def read_journal(lines: Iterable[bytes]) -> list[dict[str, Any] | None]:
         row = _parse(line)
         try:
             stored = pa.Table.from_pylist([row or {}], schema=schema).to_pylist()[0]
-            # The conversion cuts fractions off, and no writer wrote an infinity.
+            # The conversion drops fractions of integer columns; infinities are not written by lrbench.
             json.dumps(stored, allow_nan=False)
             if row is not None and any(stored[name] != value for name, value in row.items()):
                 row = None
@@ -262,16 +262,16 @@ def _planned(line: bytes) -> int | None:
 
 
 def _encodable(row: Mapping[str, Any]) -> dict[str, Any]:
-    """The columns with escapes in their text for what UTF-8 cannot encode and for what would steer a terminal."""
+    """Return the columns with escapes in their texts for control characters and for what UTF-8 cannot encode."""
     return {
-        name: _STEERS.sub(lambda found: found[0].encode("unicode_escape").decode(), value)
+        name: _CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode(), value)
         if isinstance(value, str)
         else value
         for name, value in row.items()
     }
 
 
-_STEERS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
+_CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
 def _is_journal(lines: Sequence[bytes]) -> bool:
@@ -368,17 +368,17 @@ def files_in(folder: Path, row_sets: Sequence[type] = (Record,)) -> list[Path]:
 
 def is_complete(path: Path) -> bool | None:
     """Return whether a file holds all rows that its run planned; None where it does not say."""
-    said = _said(path).get(COMPLETE.encode())
+    said = _metadata(path).get(COMPLETE.encode())
     return None if said is None else said == b"yes"
 
 
 def planned_rows(path: Path) -> int | None:
     """Return how many rows the run of a file planned; None where it does not say."""
-    said = _said(path).get(PLANNED.encode())
+    said = _metadata(path).get(PLANNED.encode())
     return None if said is None else int(said)
 
 
-def _said(path: Path) -> Mapping[bytes, bytes]:
+def _metadata(path: Path) -> Mapping[bytes, bytes]:
     with _opened(path) as file:
         return file.metadata.metadata or {}
 
@@ -422,7 +422,7 @@ def read_results(
     try:
         return _read_where(files, columns or RECORD_COLUMNS, where, newest)
     except (pa.ArrowException, OSError, ValueError) as error:
-        # Read one by one, they tell which of them it is, and what is wrong with it.
+        # Reading them one by one finds the bad one and says what is wrong with it.
         for path in files:
             read_file(path, columns=columns)
         raise ValueError(f"results must be parquet files of lrbench: {' '.join(str(error).split())}") from error
@@ -480,8 +480,7 @@ def read_file(
 ) -> pa.Table:
     """Read one file of a row set, as :func:`read_results` does.
 
-    Read with ParquetFile and checked in Python: pyarrow.dataset and pyarrow.compute import pandas, which takes longer
-    than to read a small file.
+    It uses neither pyarrow.dataset nor pyarrow.compute, which import pandas: that takes longer than a small file.
 
     Args:
         row: dataclass of the rows; its last field is the version of its columns.
