@@ -1,12 +1,12 @@
 """Speed bars that the project holds itself to: those of results/bars.toml, measured beside whom they name.
 
-Sides take turns in every round, so that what else the machine does falls on all alike; of a side with chunk lengths the
-fastest counts. Ours must be right to be timed; an outside package whose numbers are off is timed all the same, with a
-remark. On a GPU our kernels are compiled beforehand, and the sides of a problem run in one process; on a CPU every bar
-has a process of its own, because memory that other sides left behind would spare a side the page faults of its own
-temporaries, and every sample follows an untimed call of the same side. Where two threads do not reach
-:data:`FREE_CORES_GAIN` times the matrix products of one, a CPU does not have two free cores: a bar that is missed there
-is not decidable, and marked so; it is missed all the same.
+Sides take turns in every round, so that other load on the machine slows all of them alike. Of a side with several
+chunk lengths the fastest counts. Ours must be right to be timed; an outside package whose numbers are off is timed too,
+with a remark. On a GPU our kernels are compiled beforehand, and the sides of a problem run in one process. On a CPU
+every bar has a process of its own, because a side would reuse memory that others left and so have fewer page faults,
+and every sample follows an untimed call of the same side. A CPU on which two threads do not reach
+:data:`FREE_CORES_GAIN` times the matrix products of one does not have two free cores: a bar that is missed there is
+marked as not decidable.
 """
 
 from __future__ import annotations
@@ -42,22 +42,22 @@ from .workers import Limits, ReplaceableWorker, probe_environment
 
 FILE = Path(__file__).resolve().parent.parent / "results" / "bars.toml"
 COPY, BEST = "copy", "best"
-"""What theirs may be besides an implementation: the device's copy, and the fastest of all sides, ours included."""
+"""``theirs`` may also be the device's copy, or the fastest of all sides, ours included."""
 
 DEFAULT = "default"
-"""The side that calls the operation as users do: neither an implementation nor a chunk length is named."""
+"""``ours`` may also be the operation called as users do, without an implementation or a chunk length."""
 
 SHORTEST_CHUNK = 64
-"""Of a side that tries every chunk length: a tile of the kernels."""
+"""The shortest of every chunk length: one tile of the kernels."""
 
 MAX_COMPILE_ELEMENTS = 2**29
-"""Of the widest tensor of a case that is called ahead to compile: as many processes as compile share the GPU."""
+"""Elements of the widest tensor of a case up to which it is called to compile: several processes share the GPU."""
 
 COPIED_BYTES = 2 * 2**30
 """Read and written by one sample of the copy: far above any cache."""
 
 FREE_CORES_GAIN = 1.6
-"""What two threads reach at least, in rates of one, where each has a core to itself."""
+"""The least that two threads reach, in multiples of one thread's rate, where each has a core to itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,7 +172,7 @@ class Family:
 Families = Mapping[str, Family]
 
 Entry = tuple[Record, str]
-"""A measured row, and what else is to be said of it."""
+"""A measured row and a remark on it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -36,7 +36,7 @@ def runnable(question: Question) -> list[str]:
 
 
 def not_there(questions: Iterable[Question]) -> list[str]:
-    """Return the names of kernels that compute one of the questions, but not on such an accelerator."""
+    """Return the names of kernels that compute one of the questions, but not on its accelerator."""
     return list(dict.fromkeys(each.name for q in questions for each in _known(q) if _why_not_on(each, q)))
 
 
@@ -110,7 +110,7 @@ def implementation(question: Question, impl: str | None, *, chunked: bool = Fals
         if len(ours) == 1:
             return ours[0]
         best = ranked(question, ours)[0]
-        # Bounds say nothing of which is faster.
+        # Lower bounds do not tell which is faster.
         return ours[0] if best.basis == "bound" else best.case[1]
     impl = current_name(op, impl)
     one_of("impl", impl, known, f" for {op}{' to choose a chunk length' if chunked else ''}")
@@ -158,7 +158,7 @@ def ranking(question: Question, *, every: bool, head_dim_qk: int | None = None) 
         try:
             found += [(each, other) for each in ranked(other)[: None if every else 1]]
         except ValueError:
-            # The other operation has nothing for this accelerator, mode or size: it is no choice.
+            # Nothing computes the other operation on this accelerator, in this mode or at this size.
             continue
     versions = baselines.installed_versions()
     found.sort(key=lambda pair: pair[0].order())

@@ -27,7 +27,7 @@ class Run:
     """What all rows of a run share.
 
     Attributes:
-        environment: of the rows; a reply's columns say where it was another.
+        environment: of the rows, unless a reply has columns of its own (on a cluster, its node's).
         accelerator: the accelerator the analysis is about (``--gpu``), or None.
     """
 
@@ -81,6 +81,6 @@ def build_record(run: Run, planned: PlannedCase, reply: Mapping[str, Any]) -> Re
     count = counts.count_case(case.op, case.impl, case.mode, case.dtype, case.state_dtype, case.sizes)
     device = _specification(columns["device_accelerator"])
     columns |= derive(run.accelerator, device, count, case.dtype, columns.get("time_ms"))
-    # A failed row carries its reason, not a number that is none.
+    # Infinities and NaN become null.
     infinite = {name: None for name, value in columns.items() if isinstance(value, float) and not math.isfinite(value)}
     return Record(**columns | infinite)

@@ -203,7 +203,7 @@ def gpu_tables(rows: list[Row]) -> dict[str, list[Row]]:
     }  # fmt: skip
     shown = {}
     for title, columns in tables.items():
-        # What was not measured has no row of its own.
+        # The measured table leaves out accelerators without measurements.
         here = [row for row in rows if title != "as measured" or row["measured"]]
         shown[title] = [{column: row[name] for column, name in columns.items()} for row in here]
     return shown

@@ -108,10 +108,11 @@ def current_impls(kernel: str, ops: Sequence[str] | None, impls: Sequence[str] |
 class PlannedCase:
     """A case and the code it runs.
 
-    ``target`` is carried along rather than looked up again in the worker, so a caller of the sweep can measure an
-    implementation that no declaration names: its ``call`` is any "module:function" relative to the package. To be
-    compiled only, a case may be given the launches that another one chooses, ``config_of``, too large to be called.
-    ``options`` are further keywords of the operation's functions, the reference's too (normalizer_gradient, ...).
+    Attributes:
+        target: carried along rather than looked up again in the worker, so that an implementation can be measured which
+            no declaration names: its ``call`` is any "module:function" relative to the package.
+        config_of: a case that is too large to be called only to compile, and whose launches this one takes.
+        options: further keywords of the operation's functions, the reference's too (normalizer_gradient, ...).
     """
 
     case: Case

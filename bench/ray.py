@@ -25,11 +25,11 @@ ANSWER_S = 10.0
 """Seconds in which a cluster must answer at its address."""
 
 WAIT_S = 30.0
-"""Seconds after which it is said that no node is free: one that is needs a few to import torch."""
+"""Seconds after which the user is told that no node is free; a free one needs a few to import torch."""
 
 POLL_S = 5.0
 MAX_LOSSES = 3
-"""Workers that a case may lose before it gets a row that says so."""
+"""Lost workers after which a case is not tried again and gets a row."""
 
 
 class RayExecutor:
@@ -174,7 +174,7 @@ class _Node:
     """What runs on a node: one case after the other, each package's in a process of their own."""
 
     def __init__(self, threads: str | None) -> None:
-        # Ray limits an actor to the threads of its share of a node's CPUs; a row is about as many as the driver has.
+        # Ray limits an actor's threads to its share of the CPUs; rows are measured with as many as the driver has.
         os.environ.pop(THREADS, None)
         if threads is not None:
             os.environ[THREADS] = threads

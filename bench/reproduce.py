@@ -61,7 +61,7 @@ def _request(cases: Sequence[dict[str, Any]], **sizes: Any) -> Request:
     fields: dict[str, Any] = {
         field: tuple(sorted({terms[name] for terms in cases})) for name, field in LISTS.items() if name in first
     }
-    # No package brings what is ours.
+    # Ours are no baselines.
     if fields.get("baselines") == ("lrbench",):
         fields["baselines"] = ("none",)
     own = {} if "d_model" in first else sizes

@@ -193,7 +193,7 @@ def _outcomes(
     with contextlib.ExitStack() as stack:
         compiler = None
         if environment.device_kind == "cuda":
-            # A forward pass compiles soonest, so the first row is one.
+            # Begin with a forward pass: it compiles fastest, so the first row comes soon.
             first = next((item for item in runnable if item.case.mode == "fw"), None)
             runnable.sort(key=lambda item: item is not first)
             if settings.jobs > 1 and settings.executor == "local":
@@ -203,7 +203,7 @@ def _outcomes(
                 stack.enter_context(compiler)
 
         def start(item: PlannedCase) -> None:
-            # With several devices another may be timing just now, so all is compiled before.
+            # With several devices another may be timing now, so there all is compiled before the first case.
             if compiler is not None and settings.devices == 1:
                 seconds[COMPILING] += compiler.compile_for(item)
             progress.started(item)
@@ -262,8 +262,8 @@ def refuse(item: PlannedCase, environment: Environment, versions: Mapping[str, s
 def _interrupted_once() -> Iterator[Callable[[], None]]:
     """Raise on the first SIGINT, SIGTERM or SIGHUP in the block, where signals can be handled (the main thread).
 
-    Those that follow are ignored until the block ends: an impatient second Ctrl-C must not keep rows from their file.
-    Once the block has called what it is given, it ignores all.
+    Later ones are ignored until the block ends, so that a second Ctrl-C cannot keep rows from being written. The block
+    is given a function that ignores all from then on.
     """
     previous: dict[int, Callable[..., Any] | int | None] = {}
 
@@ -277,7 +277,7 @@ def _interrupted_once() -> Iterator[Callable[[], None]]:
 
     with contextlib.suppress(ValueError):
         for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            # With nohup, which ignores SIGHUP, a program is to go on.
+            # nohup ignores SIGHUP so that the program goes on.
             if each != signal.SIGHUP or signal.getsignal(each) != signal.SIG_IGN:
                 previous[each] = signal.signal(each, handler)
     try:

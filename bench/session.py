@@ -209,15 +209,19 @@ def _begin(
     resume: bool,
     retry: bool = True,
 ) -> tuple[str | None, list[PlannedCase], dict[str, float], dict[str, Record]]:
-    """Return the accelerator that a sweep is about, its cases, the seconds that each of those that are left should
-    take, by its id, and the rows of the others; say what will run, where to, and what is left out."""
+    """Say what will run, where its rows go, and what is left out.
+
+    Returns:
+        the accelerator that the sweep is about, its cases, case id -> expected seconds of those that are left, and case
+        id -> row of the others.
+    """
     if gpu is None:
         gpu = environment.device_accelerator if environment.device_kind == "cuda" else accelerators.USUAL
     accelerator = gpu and accelerators.get_accelerator(gpu).key
     left = planned = _planned(requests, environment)
     finished: dict[str, Record] = {}
     if resume:
-        # Of a run that died the rows are still in its journal.
+        # The rows of a run that died are still in its journal.
         note(*store.recovered_notes(output))
         finished = finished_cases(output, environment, is_of, failed=not retry)
         if not retry and (stored := stored_cases(output)):
@@ -293,7 +297,7 @@ def introduction(
     elsewhere = dict.fromkeys(name for request in requests for name in plan.not_planned(request, kind))
     if elsewhere:
         lines.append(f"not measured here, they need another device: {', '.join(elsewhere)}")
-    # Of several the cases that are planned differ, and so does what they leave out.
+    # Remarks hold one request against all planned cases: with several requests they would be wrong.
     return lines + (plan.remarks(requests[0], planned) if len(requests) == 1 else [])
 
 
@@ -373,7 +377,7 @@ def run_verify(kernel: str, ops: tuple[str, ...] | None, *, timeout_s: float) ->
 def interpretable(planned: Sequence[PlannedCase]) -> list[PlannedCase]:
     """Return the cases of our Triton kernels as ones for a CPU, where Triton's interpreter runs them.
 
-    What is written for one compute capability is no Triton, but Gluon, which has no interpreter.
+    Kernels for one compute capability are written in Gluon, which has no interpreter.
     """
     kernels = ((item, item.target) for item in planned if isinstance(item.target, Implementation))
     return [

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ..analysis.reproduce.verdicts import Found
 
 SCREEN = 10
-"""Rows of a table that is cut where not everything is asked for: they may take several lines each."""
+"""Rows of a table that are shown without --all; each may take several lines."""
 
 
 def show_first(rows: Sequence[dict[str, Any]], *, every: bool, title: str | None = None) -> None:
