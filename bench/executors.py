@@ -124,7 +124,13 @@ def in_turn(planned: Sequence[PlannedCase]) -> Iterator[PlannedCase]:
 
 
 class Executor(Protocol):
-    """Runs cases in worker processes and yields outcomes as they come; a context manager that ends these."""
+    """Runs cases in worker processes and yields outcomes as they come; a context manager that ends these.
+
+    Attributes:
+        devices: how many of them take cases at a time.
+    """
+
+    devices: int
 
     def __enter__(self) -> Executor: ...
 

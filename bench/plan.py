@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
@@ -186,14 +186,9 @@ def not_planned(request: Request, device_kind: str) -> list[str]:
 def remarks(request: Request, planned: Sequence[PlannedCase]) -> list[str]:
     """Return what of a request its cases do not hold: values without a case, tokens that the lengths do not divide."""
     lines = []
-    for name, given in (
-        ("op", request.ops),
-        ("mode", request.modes),
-        ("dtype", request.dtypes),
-        ("state_dtype", request.state_dtypes),
-    ):
+    for name in ("op", "mode", "dtype", "state_dtype"):
         here = {getattr(item.case, name) for item in planned}
-        missing = [value for value in given or () if value not in here]
+        missing = [value for value in getattr(request, f"{name}s") or () if value not in here]
         if missing:
             lines.append(f"no case has {name} {', '.join(missing)}: nothing that is measured here does")
     sequences = [item.case for item in planned if item.case.mode != "step"]
@@ -214,12 +209,8 @@ def _check_request(request: Request) -> None:
         for size in given if isinstance(given, tuple) else (given,):
             if isinstance(size, int) and not 1 <= size <= MAX_SIZE:
                 raise ValueError(f"{axis.name} must be from 1 to {MAX_SIZE}, got {size}")
-    for what, names, known in (
-        ("mode", request.modes, MODES),
-        ("dtype", request.dtypes, DTYPES),
-        ("state_dtype", request.state_dtypes, DTYPES),
-    ):
-        for name in names or ():
+    for what, known in (("mode", MODES), ("dtype", DTYPES), ("state_dtype", DTYPES)):
+        for name in getattr(request, f"{what}s") or ():
             one_of(what, name, known)
 
 
@@ -456,34 +447,25 @@ def _same_sizes(baseline: Baseline, request: Request) -> bool:
 
 
 def together(planned: Iterable[PlannedCase]) -> list[PlannedCase]:
-    """Return cases in the order they are run, each once, also where several families have it."""
+    """Return cases in the order they are run, each once, also where several families have it.
+
+    It is one implementation after the other; within it, cases that share inputs (and so a reference) side by side.
+    """
     unique: dict[str, PlannedCase] = {}
     for item in planned:
         unique.setdefault(item.case.case_id, item)
-    return sorted(unique.values(), key=_run_order(list(unique.values())))
-
-
-def _run_order(planned: Sequence[PlannedCase]) -> Callable[[PlannedCase], tuple[Any, ...]]:
-    """One implementation after the other; within it, cases that share inputs (and so a reference) side by side."""
-    groups = {key: n for n, key in enumerate(dict.fromkeys((p.case.provider, p.case.impl) for p in planned))}
-    ops = {op: n for n, op in enumerate(dict.fromkeys(p.case.op for p in planned))}
-
+    cases = [item.case for item in unique.values()]
+    impls = {key: n for n, key in enumerate(dict.fromkeys((case.provider, case.impl) for case in cases))}
+    ops = {op: n for n, op in enumerate(dict.fromkeys(case.op for case in cases))}
     sizes = attrgetter(
         "head_dim_v", "head_dim_qk", "seq_len", "batch", "context", "num_heads", "channels", "d_model", "d_ff",
         "layers", "chunk_size",
     )  # fmt: skip
 
-    def key(item: PlannedCase) -> tuple[Any, ...]:
+    def place(item: PlannedCase) -> tuple[Any, ...]:
         case = item.case
         *problem, chunk_size = (size or 0 for size in sizes(case))
-        return (
-            groups[case.provider, case.impl],
-            ops[case.op],
-            case.dtype,
-            *problem,
-            MODE_ORDER.index(case.mode),
-            case.state_dtype or "",
-            chunk_size,
-        )
+        code = impls[case.provider, case.impl], ops[case.op], case.dtype
+        return (*code, *problem, MODE_ORDER.index(case.mode), case.state_dtype or "", chunk_size)
 
-    return key
+    return sorted(unique.values(), key=place)

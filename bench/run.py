@@ -51,9 +51,7 @@ class Settings:
         accelerator: key that the analysis is about (``--gpu``), or None.
         timeout_s: time limit of a case.
         budget_s: seconds of timing per case after which sampling stops.
-        executor: local or ray.
-        devices: GPUs to spread the cases over, at most as many as this machine has (1 on a CPU).
-        jobs: processes that compile ahead, on a GPU; 0 compiles as cases come.
+        jobs: processes that compile ahead, on this machine's GPUs; 0 compiles as cases come.
         time_limit_s: no case starts after this many seconds; the rest is left for ``--resume``.
         roofs: rates measured on the device before the sweep, to be stored beside its rows.
         note_kernels: see :class:`.workers.Limits`.
@@ -63,8 +61,6 @@ class Settings:
     accelerator: str | None = None
     timeout_s: float = DEFAULT_TIMEOUT_S
     budget_s: float = 0.4
-    executor: str = "local"
-    devices: int = 1
     jobs: int = 0
     time_limit_s: float | None = None
     roofs: tuple[RoofRow, ...] = ()
@@ -120,18 +116,17 @@ def sweep(
     """Run the cases and write their rows.
 
     Args:
-        executor: runs them; None: the one that ``settings`` name.
+        executor: runs them; None: on one device of this machine.
         done: rows of cases to leave out, by their id.
 
     Raises:
-        ValueError: an unknown accelerator or executor, or more devices than there are.
+        ValueError: an unknown accelerator, or more devices than this machine has.
         OSError: the output cannot be written; rows measured so far stay in the journal.
     """
     run = Run.start(environment, settings.accelerator)
-    here = max(1, environment.device_count)
-    if settings.executor == "local" and not 1 <= settings.devices <= here:
-        raise ValueError(f"devices must be from 1 to {here} on {environment.device_name}, got {settings.devices}")
-    executor = executor or get_executor(settings.executor, devices=settings.devices)
+    executor, here = executor or LocalExecutor(), max(1, environment.device_count)
+    if isinstance(executor, LocalExecutor) and not 1 <= executor.devices <= here:
+        raise ValueError(f"devices must be from 1 to {here} on {environment.device_name}, got {executor.devices}")
     settings.output.mkdir(parents=True, exist_ok=True)
     todo = [item for item in planned if item.case.case_id not in done]
     interrupted, first_row_at = False, None
@@ -196,23 +191,23 @@ def _outcomes(
             # Begin with a forward pass: it compiles fastest, so the first row comes soon.
             first = next((item for item in runnable if item.case.mode == "fw"), None)
             runnable.sort(key=lambda item: item is not first)
-            if settings.jobs > 1 and settings.executor == "local":
+            if settings.jobs > 1:
                 compiler = Compiler(
-                    runnable, environment, settings.jobs, settings.devices, settings.timeout_s, progress.compiling
+                    runnable, environment, settings.jobs, executor.devices, settings.timeout_s, progress.compiling
                 )
                 stack.enter_context(compiler)
 
         def start(item: PlannedCase) -> None:
             # With several devices another may be timing now, so there all is compiled before the first case.
-            if compiler is not None and settings.devices == 1:
+            if compiler is not None and executor.devices == 1:
                 seconds[COMPILING] += compiler.compile_for(item)
             progress.started(item)
 
         progress.begin(len(todo), "measuring")
         if isinstance(executor, LocalExecutor):
             executor.start()
-        if compiler is not None and settings.devices > 1:
-            seconds[COMPILING] += compiler.compile_all() * settings.devices
+        if compiler is not None and executor.devices > 1:
+            seconds[COMPILING] += compiler.compile_all() * executor.devices
         yield from refused
         shared = tempfile.TemporaryDirectory(dir=temporary_folder(), prefix="references-")
         limits = Limits(

@@ -168,11 +168,6 @@ class WorkerProcess:
                 start_new_session=True,
             )
 
-    @property
-    def pid(self) -> int:
-        """Process id of the worker."""
-        return self._process.pid
-
     def ask(
         self, request: Mapping[str, Any], timeout_s: float, *, stop: threading.Event | None = None
     ) -> dict[str, Any]:

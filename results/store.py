@@ -76,7 +76,7 @@ def arrow_schema(row: type = Record) -> pa.Schema:
     """Return the parquet schema of a row set: the columns of its dataclass in field order, all nullable."""
     import pyarrow as pa
 
-    types = {
+    types: dict[Any, pa.DataType] = {
         str: pa.string(),
         int: pa.int64(),
         float: pa.float64(),
@@ -84,13 +84,9 @@ def arrow_schema(row: type = Record) -> pa.Schema:
         list[float]: pa.list_(pa.float64()),
         list[str]: pa.list_(pa.string()),
     }
+    types |= {kind | None: stored for kind, stored in types.items()}
     hints = typing.get_type_hints(row)
-    fields = []
-    for field in dataclasses.fields(row):
-        hint = hints[field.name]
-        options = [option for option in typing.get_args(hint) if option is not type(None)]
-        fields.append(pa.field(field.name, types[options[0] if type(None) in typing.get_args(hint) else hint]))
-    return pa.schema(fields)
+    return pa.schema([(field.name, types[hints[field.name]]) for field in dataclasses.fields(row)])
 
 
 class RunWriter:
@@ -339,13 +335,10 @@ def result_files(paths: str | Path | Iterable[str | Path], row_sets: Sequence[ty
     files: list[Path] = []
     for path in [paths] if isinstance(paths, str | Path) else paths:
         path = Path(path)
-        if not path.exists():
-            raise ValueError(f"results must be a parquet file or a folder with some, got {path} (does not exist)")
-        found = files_in(path, row_sets) if path.is_dir() else [path]
+        found = [path] if path.exists() and not path.is_dir() else files_in(path, row_sets)
         if not found:
-            raise ValueError(
-                f"results must be a parquet file or a folder with some, got {path} (no parquet file in it)"
-            )
+            why = "no parquet file in it" if path.exists() else "does not exist"
+            raise ValueError(f"results must be a parquet file or a folder with some, got {path} ({why})")
         files += found
     if not files:
         raise ValueError("results must name at least one parquet file or folder, got none")
