@@ -1075,19 +1075,13 @@ def _measured_on(results: list[Path]) -> str | None:
     return found.most_common(1)[0][0] if found else None
 
 
-def _holds_own() -> bool:
-    from .results.store import holds_results
-
-    return LOCAL.is_dir() and any(map(holds_results, LOCAL.rglob("*.parquet")))
-
-
 def _reported(gpu: str) -> list[Path]:
     """Return the results to report where none are named, and say which on stderr; ValueError where there are none."""
     from .analysis.accelerators.known import get_accelerator
-    from .results.store import committed_results
+    from .results.store import committed_results, files_in
 
     found = committed_results(get_accelerator(gpu).key)
-    if _holds_own():
+    if files_in(LOCAL):
         found.append(LOCAL)
     here = Path.cwd()
     paths = [p.relative_to(here) if p.is_relative_to(here) else p for p in found or committed_results()]
@@ -1361,7 +1355,7 @@ def runs(
     from .bench import display
     from .results import contents, store
 
-    found = contents.run_rows(paths or [*([LOCAL] if _holds_own() else []), *store.committed_results()])
+    found = contents.run_rows(paths or [*([LOCAL] if store.files_in(LOCAL) else []), *store.committed_results()])
     display.show(found[:limit] if format == "table" else found, format)
     if format == "table" and len(found) > limit:
         note(f"and {len(found) - limit} older runs: --limit {len(found)}")

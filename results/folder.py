@@ -11,8 +11,8 @@ from typing import Any
 
 from .lock import LOCK_FILE, hold
 from .schema import Environment, Record, was_tried
-from .select import Row, grouped
-from .store import files_in, holds_results, read_file, read_results, recovered_notes, row_set, write_parquet
+from .select import Row, grouped, load_rows
+from .store import files_in, holds_results, read_file, recovered_notes, row_set, write_parquet
 
 ORDER = ("kernel", "op", "impl", "mode", "dtype", "seq_len", "case_id", "measured_at")
 """By what the rows of a file are sorted: see "Many rows" in docs/results.md."""
@@ -32,9 +32,8 @@ def rows_of(folder: Path, environment: Environment, is_of: IsOf, **wanted: Any) 
     """
     files = files_in(folder)
     wanted |= {name: getattr(environment, name) for name in ("device_name", "git_dirty")}
-    where = [[(key, "==", value)] for key, value in wanted.items() if value is not None]
-    rows = read_results(files, where=where).to_pylist() if files else []
-    return [row for row in rows if wanted.items() <= row.items() and is_of(row, environment.git_commit)]
+    rows = load_rows(files, where=wanted) if files else []
+    return [row for row in rows if is_of(row, environment.git_commit)]
 
 
 def finished_cases(folder: Path, environment: Environment, is_of: IsOf, *, failed: bool = False) -> dict[str, Record]:
@@ -49,7 +48,7 @@ def finished_cases(folder: Path, environment: Environment, is_of: IsOf, *, faile
 def stored_cases(folder: Path) -> set[str]:
     """Return the ids of the cases that a folder has any row of."""
     files = files_in(folder)
-    return set(read_results(files, ["case_id"])["case_id"].to_pylist()) if files else set()
+    return {row["case_id"] for row in load_rows(files, ["case_id"])} if files else set()
 
 
 def merge(folder: Path) -> list[str]:

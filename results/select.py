@@ -87,7 +87,8 @@ def load_rows(
         ValueError: as :func:`.store.read_results`.
     """
     wanted = where or {}
-    stored = [[(name, "==", value)] for name, value in wanted.items() if name not in ("impl", "case_id")]
+    known = {name: value for name, value in wanted.items() if name not in ("impl", "case_id") and value is not None}
+    stored = [[(name, "==", value)] for name, value in known.items()]
     table = read_results(paths, [*dict.fromkeys((*columns, *wanted))], [*passing, *stored], newest=newest)
     # Compared in Python: pyarrow imports pandas to compare with a Python value.
     found = {name: table[name].to_pylist() for name in table.column_names}

@@ -157,10 +157,10 @@ class RunWriter:
                 os.ftruncate(self._file.fileno(), end)
             raise
 
-    def close(self) -> Path | None:
-        """Write the parquet file, remove the journal and return the file's path (None when there is no row)."""
+    def close(self) -> None:
+        """Write the parquet file, if there are rows, and remove the journal."""
         if self._file.closed:
-            return self.path if self.records else None
+            return
         try:
             if self.records:
                 complete = not self.failed and self.planned in (None, len(self.records))
@@ -171,7 +171,6 @@ class RunWriter:
         finally:
             with contextlib.suppress(OSError):
                 self._file.close()
-        return self.path if self.records else None
 
 
 def write_parquet(
