@@ -62,7 +62,7 @@ FREE_CORES_GAIN = 1.6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bar:
-    """By what factor ``ours`` must be below ``theirs``, each at its fastest chunk length.
+    """How many times faster, or smaller in memory, ``ours`` must be than ``theirs``, each at its fastest chunk length.
 
     Attributes:
         ours, theirs: implementations. Ours may be :data:`DEFAULT`; theirs :data:`COPY`, the device's copy of ours'
@@ -87,7 +87,7 @@ class Bar:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Side:
-    """What is a side's own: operation, further sizes, and chunk lengths to try.
+    """Where a side differs from its problem: operation, further sizes, and chunk lengths to try.
 
     "own" is the implementation's choice, "every" all powers of two from :data:`SHORTEST_CHUNK` to the one that holds
     the sequence, where the implementation takes them.
@@ -100,13 +100,13 @@ class Side:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """A problem and the bars held at it; lists of sizes and dtypes are a problem for each of their values.
+    """A problem and its bars. Where sizes or dtypes are lists, it stands for a problem of each combination of values.
 
     Attributes:
         label: may name sizes in braces.
         shapes: problems in place of ``sizes``, each the operation's sizes in their order.
         modes: in which every side is timed, with a bar or without.
-        sides: what is a side's own, and sides without a bar.
+        sides: where sides differ from the problem; also those that no bar names.
         options: further keywords of the operation's functions, its reference's too.
     """
 
@@ -121,7 +121,7 @@ class Problem:
     bars: tuple[Bar, ...] = ()
 
     def expand(self) -> Iterator[Problem]:
-        """Yield the problem of every combination of sizes, or of every shape, and dtypes.
+        """Yield a problem for every combination of sizes, or every shape, and dtypes.
 
         Raises:
             ValueError: a shape does not have as many sizes as the operation.
@@ -137,7 +137,7 @@ class Problem:
                 yield replace(self, label=label, sizes=sizes, shapes=(), dtype=dtype)
 
     def alone(self, *bars: Bar) -> Problem:
-        """Return the problem with some of its bars and their sides."""
+        """Return the problem with these of its bars alone, and their sides."""
         named = {impl for bar in bars for impl in (bar.ours, bar.theirs)}
         sides = {impl: side for impl, side in self.sides.items() if impl in named or BEST in named}
         modes = tuple(mode for mode in self.modes if mode in {bar.mode for bar in bars})
@@ -241,13 +241,16 @@ def load_bars(path: Path = FILE) -> Families:
 
 
 def select(families: Families, name: str | None, only: str | None = None) -> Families:
-    """Return what is meant by a name, or all, of problems with ``only`` in their label.
+    """Return the families with only the problems and bars that a name means; without a name all.
 
-    A name is a family's, a problem's or a bar's (``family/label/bar``), or an operation's or an implementation's. What
-    is asked of a family overall is asked only where all of it is chosen.
+    A name is a family's, a problem's or a bar's (``family/label/bar``), or an operation's or an implementation's. A
+    family keeps its overall bars only where all of its problems are chosen.
+
+    Args:
+        only: text that labels of problems must contain.
 
     Raises:
-        ValueError: there is none.
+        ValueError: nothing is left.
     """
     chosen = {}
     for key, family in families.items():
@@ -337,7 +340,7 @@ def planned_cases(kernel: str, problem: Problem, mode: str, impls: Sequence[str]
 def _every_chunk(
     target: Implementation | Baseline, mode: str, dtype: str, sizes: Mapping[str, int]
 ) -> Sequence[int | Literal["own"]]:
-    """Return the chunk lengths of "every" that an implementation of ours takes."""
+    """Return the chunk lengths that "every" means for an implementation of ours: those that it takes."""
     assert isinstance(target, Implementation)
     longest = max(SHORTEST_CHUNK, next_power_of_two(sizes["seq_len"]))
     lengths = (1 << n for n in range(SHORTEST_CHUNK.bit_length() - 1, longest.bit_length()))
@@ -345,7 +348,7 @@ def _every_chunk(
 
 
 def compile_first(families: Families, environment: Environment) -> None:
-    """Compile what problems run of ours, in several processes; outside packages compile, and tune, as they come.
+    """Compile our kernels of these problems in several processes. Outside packages compile, and tune, when measured.
 
     Of a side's chunk lengths the shortest and the longest are called, because whether there are several chunks decides
     which kernels run. The first problem of a kind comes first: those that follow find most of its kernels compiled.
@@ -509,7 +512,7 @@ def judge(problem: str, bar: Bar, entries: Sequence[Entry], copies_ms: Sequence[
 
 
 def judge_overall(family: str, bar: Bar, verdicts: Sequence[Verdict]) -> Verdict:
-    """Judge a bar on the geometric mean of the ratios that verdicts of the same sides, mode and quantity have.
+    """Judge a bar on the geometric mean of the ratios of all problems.
 
     The interval is the geometric mean of the intervals' ends: no narrower than that of independent problems. A bar on
     the best of all sides is judged on the median, which has no interval.
@@ -562,7 +565,7 @@ def memory_bytes(record: Record) -> int | None:
 
 
 def _fastest(entries: Sequence[Entry], impl: str | None, mode: str, chunk_size: int | None = None) -> Record | str:
-    """Return the fastest row of a side, of all of them without one, or why it has none."""
+    """Return the fastest row of a side, or of all sides where ``impl`` is None; a text says why there is none."""
     found = [
         (record, remark)
         for record, remark in entries

@@ -213,7 +213,7 @@ def _evaluate(
 
 
 class References:
-    """Computes what a case must give, and keeps the last problem's answer: cases with the same inputs come in a row.
+    """Computes what a case must give, and keeps the last answer: cases with the same inputs follow one another.
 
     Args:
         folder: where results are shared with the sweep's other workers, which check against the same ones; None for
@@ -275,7 +275,7 @@ class References:
         return self._expected
 
     def _shared(self, key: tuple[object, ...], compute: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
-        """Return what another worker left in the folder under this key, or compute it and leave it there."""
+        """Return what another worker stored in the folder under this key, or compute and store it."""
         if self.folder is None or not self.folder.is_dir():
             return compute()
         path = self.folder / f"{hashlib.sha256(repr(key).encode()).hexdigest()[:32]}.pt"

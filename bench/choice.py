@@ -24,7 +24,7 @@ Known = Implementation | Baseline
 
 
 def runnable(question: Question) -> list[str]:
-    """Return what computes a question's operation on such an accelerator in its mode and dtype, ours first.
+    """Return the implementations that answer a question on its accelerator, in its mode and dtype, ours first.
 
     Code for this very chip comes before code for all. Portable code is left out where there is a GPU, as in a sweep,
     unless there is nothing else.
@@ -41,7 +41,7 @@ def not_there(questions: Iterable[Question]) -> list[str]:
 
 
 def _known(question: Question) -> list[Known]:
-    """Return what has the question's mode and dtype and runs on such devices, in the order of :func:`runnable`."""
+    """Return the implementations with the question's mode, dtype and kind of device, in the order of :func:`runnable`."""
     one_of("mode", question.mode, MODES)
     known = sorted(
         _implementations(question.op), key=lambda each: isinstance(each, Baseline) or (not each.architectures and 0.5)
@@ -209,7 +209,7 @@ def ranking_answer(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def ranking_columns(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return of every kernel that fits what a reader looks for, where it was not measured the most that is likely too.
+    """Return the ranking of the kernels that fit, as people see it; where predicted, with the longest likely time.
 
     A kernel of other mathematics is named with its operation, and with its heads and head dims where they differ.
     """
@@ -240,7 +240,7 @@ def _short(time_ms: float) -> str:
 
 
 def _name(row: Mapping[str, Any]) -> str:
-    """Return a kernel's name: of other mathematics the operation as well, where the kernel is not called like it."""
+    """Return a kernel's name, for other mathematics with its operation, unless that is the name already."""
     own = str(row["impl"])
     return own if row["same_math"] or own.endswith(f".{row['op']}") else f"{row['op']} {own}"
 

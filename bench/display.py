@@ -287,7 +287,7 @@ class SweepProgress:
 
 
 def show_planned(rows: Sequence[Row]) -> None:
-    """Print the cases of a sweep, those of an implementation in a mode in a row; and what will not run."""
+    """Print a row for each implementation and mode of a planned sweep, and what will not run."""
     left = (row for row in rows if not row["not run"])
     table = [
         {
@@ -343,7 +343,7 @@ def best_tables(records: Sequence[Record]) -> list[tuple[str, list[Row]]]:
 
 
 def _model_rows(records: Sequence[Record], several: bool) -> dict[tuple[str, str], list[Row]]:
-    """Return by operation and size the row of modelled times on ``--gpu``; none where that is what was measured.
+    """Return (operation, size) -> row of modelled times on ``--gpu``; none where that device was measured.
 
     Args:
         several: whether sizes name the batch.
@@ -366,7 +366,7 @@ def _model_rows(records: Sequence[Record], several: bool) -> dict[tuple[str, str
 
 
 def _place(record: Record) -> int:
-    """Return where along a table's axis a row stands; 0: a step that has no context."""
+    """Return the column of a row: its context in mode step (0 without one), else its sequence length."""
     return (record.context if record.mode == "step" else record.seq_len) or 0
 
 

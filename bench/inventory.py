@@ -86,7 +86,7 @@ def kernel_rows(name: str | None = None) -> list[Row]:
 
 
 def brief_kernel_rows(name: str) -> list[Row]:
-    """Return of a family a row per implementation with its operations; of an operation, with modes and dtypes too."""
+    """Return a row per implementation: of a family with its operations, of an operation with modes and dtypes."""
     rows = kernel_rows(name)
     if len({row["op"] for row in rows}) == 1:
         return [{column: row[column] for column in ("impl", "devices", "modes", "dtypes", "what")} for row in rows]
@@ -185,7 +185,7 @@ def gpu_rows() -> list[Row]:
 
 
 def gpu_tables(rows: list[Row]) -> dict[str, list[Row]]:
-    """Return by title what tables of accelerators show: what a reader looks for, and all the rest."""
+    """Return title -> table of accelerators; the first has what most readers look for."""
     rates = {dtype: f"{dtype}_tflops" for dtype in ("bf16", "fp16", "tf32", "fp32", "fp64")}
     vector = {"vector": "vector_tflops", "TB/s": "bandwidth_tb_s", "L2": "l2_mib"}
     tables = {

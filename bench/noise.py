@@ -45,7 +45,7 @@ POWER_CAP = "software power cap"
 
 
 class Watch:
-    """Looks at the machine from when it is made until :meth:`noise` is called; ``gpu``: torch computes on a GPU."""
+    """Watches the machine from when it is made until :meth:`noise` is called; ``gpu``: torch computes on a GPU."""
 
     def __init__(self, *, gpu: bool) -> None:
         import torch
@@ -113,7 +113,7 @@ class Watch:
 
 
 def commonest(noises: Sequence[str]) -> str:
-    """Return the first reason of the kind that most rows' ``noise`` names."""
+    """Return the first reason of the most frequent kind in rows' ``noise``."""
     reasons = [reason for noise in noises for reason in noise.split("; ")]
     ((kind, _),) = Counter(reason.partition(":")[0] for reason in reasons).most_common(1)
     return next(reason for reason in reasons if reason.startswith(kind))

@@ -77,7 +77,7 @@ SIZE_AXES = {
 
 
 def named_family(kernel: str | None, ops: Sequence[str] | None = None) -> tuple[str, tuple[str, ...] | None]:
-    """Return the family that is meant and the operations asked for: an operation's name stands for its family's.
+    """Return the family meant and the operations asked for; ``kernel`` may also be the name of one operation.
 
     Without a name it is the first family.
 
@@ -184,7 +184,7 @@ def not_planned(request: Request, device_kind: str) -> list[str]:
 
 
 def remarks(request: Request, planned: Sequence[PlannedCase]) -> list[str]:
-    """Return what of a request its cases do not hold: values without a case, tokens that the lengths do not divide."""
+    """Return where cases differ from a request: values that no case has, other numbers of tokens."""
     lines = []
     for name in ("op", "mode", "dtype", "state_dtype"):
         here = {getattr(item.case, name) for item in planned}
@@ -299,7 +299,7 @@ def _known_impls(request: Request) -> list[str]:
 
 
 def _wanted(name: str, devices: Sequence[str], impls: Sequence[str] | None, device_kind: str, preset: Preset) -> bool:
-    """Whether the sweep measures it: what is named; else what runs here, portable code on a GPU only in full."""
+    """Whether a sweep measures an implementation: if named; else if it runs here, portable code as the preset says."""
     if impls:
         return name in impls
     if preset.impls is not None and name not in preset.impls:
@@ -416,7 +416,7 @@ def _plan_baseline(
 
 
 def _is_timed(request: Request, operation: Operation, target: Implementation | Baseline, mode: str, dtype: str) -> bool:
-    """Whether there is a case, if only to say why it cannot run: an implementation that is named has every one, but for
+    """Whether there is a case. An implementation that is named has every one, if only to say why it cannot run, except
     training steps of operations without a model."""
     if mode == "train" and not operation.models:
         return False

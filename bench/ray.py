@@ -155,7 +155,7 @@ class RayExecutor:
 
 
 def _answers(address: str) -> bool:
-    """Return whether something listens at a cluster's address; what is no "host:port" is left to Ray."""
+    """Return whether something listens at a cluster's address; True where it is no "host:port": Ray checks it."""
     host, _, port = address.rpartition("://")[2].rpartition(":")
     if not host or not port.isdigit():
         return True
@@ -165,7 +165,7 @@ def _answers(address: str) -> bool:
 
 
 def _one_line(error: BaseException) -> str:
-    """Return what Ray says of a failure: the last line, which names the error, of a task's own exception."""
+    """Return the last line of Ray's message, which names the error that a task raised."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return (lines[-1] if lines else type(error).__name__)[:300]
 

@@ -23,7 +23,7 @@ LISTS = {
 """Key of a side -> the field of a request that lists its values."""
 
 SWEPT = ("mode", "chunk_size", "seq_len", "batch")
-"""What the cases of one request differ in."""
+"""Keys in which the cases of one request may differ."""
 
 
 def missing_requests(found: Sequence[Found]) -> Iterator[Request]:
@@ -50,7 +50,7 @@ def missing_requests(found: Sequence[Found]) -> Iterator[Request]:
 
 
 def _family(kernel: str, op: str) -> str:
-    """Return the document's family where it has the operation, or is compared with it, else the operation's own."""
+    """Return the document's family if it has the operation or is compared with it, else the operation's own."""
     beside = (baseline.op for baseline in baselines_for(kernel))
     return kernel if op in (*FAMILIES[kernel], *beside) else named_family(op)[0]
 

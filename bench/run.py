@@ -226,7 +226,7 @@ def _outcomes(
 def separate(
     planned: Sequence[PlannedCase], environment: Environment
 ) -> tuple[list[PlannedCase], list[tuple[PlannedCase, Reply]]]:
-    """Return the cases that can be tried here, and those that need not be, each with its outcome."""
+    """Return the cases to try here, and those that cannot run here, each with its outcome."""
     versions = baselines.installed_versions()
     outcomes = [(item, refuse(item, environment, versions)) for item in planned]
     refused = [(item, reply) for item, reply in outcomes if reply is not None]
@@ -234,7 +234,7 @@ def separate(
 
 
 def refuse(item: PlannedCase, environment: Environment, versions: Mapping[str, str]) -> Reply | None:
-    """Return the outcome of a case that need not be tried here, with the reason, or None."""
+    """Return the outcome of a case that cannot run here, with the reason, or None."""
     target, case = item.target, item.case.of_operation
     reason: str | None
     if environment.device_kind not in target.devices:
@@ -313,7 +313,7 @@ def run_in_turn(
     limits: Limits,
     started: Started = lambda _: None,
 ) -> Iterator[tuple[PlannedCase, Reply]]:
-    """Yield every case of a group with its outcome: what can be tried here is timed in turn, whatever it is."""
+    """Yield every case of a group with its outcome: those that can run here are timed in turn."""
     runnable, refused = separate(group, environment)
     yield from refused
     for item in runnable:
@@ -325,7 +325,7 @@ def run_in_turn(
 def run_alone(
     planned: Sequence[PlannedCase], environment: Environment, limits: Limits
 ) -> Iterator[tuple[PlannedCase, Reply]]:
-    """Yield every case with its outcome: what can be tried here, each package in a process of its own."""
+    """Yield every case with its outcome: those that can run here run, each package in a process of its own."""
     runnable, refused = separate(planned, environment)
     yield from refused
     with LocalExecutor() as executor:
@@ -333,16 +333,9 @@ def run_alone(
 
 
 def groups(planned: Sequence[PlannedCase], ignore: Sequence[str] = ()) -> list[list[PlannedCase]]:
-    """Return the cases in groups that differ in the implementation, and in what is ignored, alone."""
+    """Return the cases in groups that differ only in the implementation and in the columns ignored."""
     columns = [name for name in CASE_COLUMNS if name not in ("impl", *ignore)]
     return list(grouped(planned, lambda item: case_key(dataclasses.asdict(item.case), columns)).values())
-
-
-def planned_case(row: Row) -> PlannedCase:
-    """Return the case of a row with the code it runs; ValueError where nothing of that name is declared any more."""
-    names = [each.name for each in dataclasses.fields(Case)]
-    case = Case(**{name: row[name] for name in names})
-    return PlannedCase(case=case, target=baselines.get_implementation(case.op, case.impl))
 
 
 def why_not_again(rows: Sequence[Row], environment: Environment) -> str | None:
@@ -368,5 +361,7 @@ def measure_again(
     """
     run = Run.start(environment)
     limits = Limits(timeout_s=timeout_s, budget_s=budget_s, device_kind=environment.device_kind)
-    outcomes = run_alone([planned_case(row) for row in rows], environment, limits)
+    cases = [Case(**{each.name: row[each.name] for each in dataclasses.fields(Case)}) for row in rows]
+    planned = [PlannedCase(case=case, target=baselines.get_implementation(case.op, case.impl)) for case in cases]
+    outcomes = run_alone(planned, environment, limits)
     return {item.case.case_id: dataclasses.asdict(build_record(run, item, reply)) for item, reply in outcomes}

@@ -34,7 +34,7 @@ explains the columns, [docs/findings.md](../docs/findings.md) tells what the row
 
 
 def file_rows(paths: Sequence[Path]) -> list[dict[str, Any]]:
-    """Return a row for each parquet file: what its rows are, how many, of how many cases and runs, and when."""
+    """Return a row for each parquet file: the kind and number of its rows, their cases and runs, and when measured."""
     shown = []
     files = (sorted(path.rglob("*.parquet")) if path.is_dir() else [path] for path in paths)
     for path in itertools.chain.from_iterable(files):
@@ -56,7 +56,7 @@ def file_rows(paths: Sequence[Path]) -> list[dict[str, Any]]:
 
 
 def operation_rows(implementations: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return a row for each operation on each device: how many of its implementations are there, and their cases."""
+    """Return a row for each operation on each device: how many implementations were measured, and their cases."""
     return [
         {
             **{name: rows[0][name] for name in ("device", "kernel", "op")},
@@ -109,7 +109,7 @@ def run_rows(paths: Sequence[Path]) -> list[dict[str, Any]]:
 
 
 def cases_left(path: Path) -> int:
-    """Return how many cases the newest run of a file or folder planned and has no row of; 1 where that is not known.
+    """Return how many cases of its plan the newest run of a file or folder lacks; 1 if it was stopped without a plan.
 
     Raises:
         ValueError: as :func:`.store.read_results`.
@@ -126,7 +126,7 @@ def cases_left(path: Path) -> int:
 
 
 def implementation_rows(paths: Sequence[Path], declared: Declared) -> list[dict[str, Any]]:
-    """Return a row for each implementation on each device: its cases, what became of them, when and with what.
+    """Return a row for each implementation on each device: how its cases ended, and when and with what it was measured.
 
     Args:
         paths: result files and folders.

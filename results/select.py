@@ -220,7 +220,7 @@ def case_key(row: Row, columns: Sequence[str]) -> tuple[Any, ...]:
 
 
 def newest(rows: Iterable[Row]) -> dict[str, Row]:
-    """Return the newest row of every case by its id, by ``measured_at``; of equally old ones the last."""
+    """Return case id -> newest row, by ``measured_at``; of equally old rows the last."""
     chosen: dict[str, Row] = {}
     for row in rows:
         known = chosen.get(row["case_id"])
@@ -373,7 +373,7 @@ def families(frame: pd.DataFrame) -> list[str]:
 
 
 def of_family(frame: pd.DataFrame, kernel: str) -> pd.DataFrame:
-    """Keep the rows of a kernel family: those measured for it, and those of its operations, whatever they were for.
+    """Keep the rows of a kernel family: those measured for it, and all rows of its operations.
 
     Outside packages' rows of other operations (attention beside Lightning) are those measured beside it.
 
@@ -408,7 +408,7 @@ def is_ok(frame: pd.DataFrame) -> pd.Series:
 
 
 def failed_rows(frame: pd.DataFrame) -> pd.DataFrame:
-    """Keep the rows that were not measured, whatever the status says why."""
+    """Keep the rows that were not measured."""
     return frame[frame["status"] != "ok"]
 
 

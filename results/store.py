@@ -62,7 +62,7 @@ OTHER_ROW_SETS = {
 
 
 def row_set(path: Path) -> tuple[type, str]:
-    """Return what a parquet file holds by its name: the rows' type, and what they are called."""
+    """Return the type of the rows of a parquet file, by its name, and what they are called."""
     return OTHER_ROW_SETS.get(path.name.removesuffix(".parquet").rpartition(".")[2], (Record, "result"))
 
 
@@ -200,7 +200,7 @@ def write_parquet(
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[IO[bytes]]:
-    """Open a file that takes the place of ``path`` when it has been written: readers see the old one, or the whole."""
+    """Open a file that replaces ``path`` when it is complete: readers see the old file or all of the new one."""
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         with open(partial, "wb") as file:
@@ -213,7 +213,7 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
 
 
 def read_journal(lines: Iterable[bytes]) -> list[dict[str, Any] | None]:
-    """Return the row in each line of a journal, None for a line that is no row a results file can hold.
+    """Return the row in each line of a journal; None for a line that is no valid row.
 
     The line that says how many rows were planned is left out, and a last line that a kill cut short.
     """
@@ -251,7 +251,7 @@ def _parse(line: bytes) -> dict[str, Any] | None:
 
 
 def _planned(line: bytes) -> int | None:
-    """Return how many rows a run planned from the first line of its journal, None for another line."""
+    """Return how many rows the run planned if the line says so, as the first of a journal does; else None."""
     found = re.fullmatch(rb'\{"%s": (\d{1,9})\}\n' % PLANNED.encode(), line)
     return None if found is None else int(found[1])
 
