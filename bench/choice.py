@@ -41,7 +41,7 @@ def not_there(questions: Iterable[Question]) -> list[str]:
 
 
 def _known(question: Question) -> list[Known]:
-    """Return the implementations with the question's mode, dtype and kind of device, in the order of :func:`runnable`."""
+    """Return the implementations with the mode, dtype and device kind asked for, in the order of :func:`runnable`."""
     one_of("mode", question.mode, MODES)
     known = sorted(
         _implementations(question.op), key=lambda each: isinstance(each, Baseline) or (not each.architectures and 0.5)
