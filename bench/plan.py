@@ -145,10 +145,8 @@ def plan(request: Request, *, device_kind: str) -> list[PlannedCase]:
     _check_request(request)
     preset = preset_for(request, device_kind)
     ops, baseline_list = _select(request, preset, device_kind)
-    _check_axes(request, ops)
-    _check_chunks(request, ops, baseline_list)
     modes = request.modes or preset.modes
-    _check_contexts(request, modes)
+    _check_axes(request, ops, baseline_list, modes)
     dtypes = request.dtypes or preset.dtypes or (("bf16",) if device_kind == "cuda" else ("fp32",))
     kinds = list(itertools.product(sorted(dict.fromkeys(modes), key=MODE_ORDER.index), dtypes))
 
@@ -163,7 +161,11 @@ def plan(request: Request, *, device_kind: str) -> list[PlannedCase]:
     if request.impls:
         missing = [name for name in request.impls if all(p.case.impl != name for p in planned)]
         if missing:
-            known = _known_impls(request)
+            names = [
+                i.name for op in kernels.FAMILIES[request.kernel] for i in kernels.get_operation(op).implementations
+            ]
+            names += [baseline.name for baseline in baselines.baselines_for(request.kernel)]
+            known = list(dict.fromkeys(names))
             meant = nearest(missing[0], known)
             raise ValueError(
                 f"impl {', '.join(missing)} has no case in this sweep; {meant or 'these have: ' + ', '.join(known)}"
@@ -214,31 +216,20 @@ def _check_request(request: Request) -> None:
             one_of(what, name, known)
 
 
-def _check_axes(request: Request, ops: Sequence[Operation]) -> None:
-    """Raise ValueError for a size that none of the chosen operations has."""
-    sizes = {size for operation in ops for size in operation.sizes}
+def _check_axes(request: Request, ops: Sequence[Operation], chosen: Sequence[Baseline], modes: Sequence[str]) -> None:
+    """Raise ValueError for an axis that nothing has which is measured: a size, chunk lengths, contexts, layers."""
+    names = ", ".join(operation.name for operation in ops) or ", ".join(request.ops or ())
+    sizes = list(dict.fromkeys(size for operation in ops for size in operation.sizes))
     for field, (option, size) in SIZE_AXES.items():
         if ops and getattr(request, field) is not None and size not in sizes:
-            names = ", ".join(operation.name for operation in ops)
-            known = ", ".join(dict.fromkeys(size for operation in ops for size in operation.sizes))
-            raise ValueError(f"{option} is no size of {names}, which has {known}")
+            raise ValueError(f"{option} is no size of {names}, which has {', '.join(sizes)}")
     if ops and all("d_model" in operation.sizes for operation in ops):
         for option, given in (("--batch", request.batches), ("--tokens", request.tokens)):
             if given is not None:
-                names = ", ".join(operation.name for operation in ops)
                 raise ValueError(f"{option} is no axis of {names}: its tokens are its --seq-len")
-
-
-def _check_chunks(request: Request, ops: Sequence[Operation], chosen: Sequence[Baseline]) -> None:
-    """Raise ValueError for chunk lengths where nothing has any."""
     chunked = any(implementation.chunked for operation in ops for implementation in operation.implementations)
     if request.chunk_sizes and not chunked and not any(baseline.chunk_sizes for baseline in chosen):
-        names = ", ".join(operation.name for operation in ops) or ", ".join(request.ops or ())
         raise ValueError(f"--chunk-size is no axis of {names}: nothing that computes it has chunks")
-
-
-def _check_contexts(request: Request, modes: Sequence[str]) -> None:
-    """Raise ValueError for contexts where nothing has any."""
     cached = any(baselines.get_operation(each.op).cache for each in baselines.baselines_for(request.kernel))
     if request.contexts and not (cached and "step" in modes):
         where = f"mode {', '.join(modes)}" if cached else f"kernel {request.kernel}"
@@ -250,13 +241,9 @@ def _check_contexts(request: Request, modes: Sequence[str]) -> None:
         raise ValueError(f"--layers is no axis of mode {', '.join(modes)}: a training step (--mode train) has them")
 
 
-def _family(kernel: str) -> tuple[str, ...]:
-    one_of("kernel", kernel, kernels.FAMILIES)
-    return kernels.FAMILIES[kernel]
-
-
 def _select(request: Request, preset: Preset, device_kind: str) -> tuple[list[Operation], list[Baseline]]:
-    family = _family(request.kernel)
+    one_of("kernel", request.kernel, kernels.FAMILIES)
+    family = kernels.FAMILIES[request.kernel]
     of_baselines = {b.op for b in baselines.baselines_for(request.kernel)}
     if request.ops:
         for name in request.ops:
@@ -286,16 +273,10 @@ def _family_baselines(request: Request, ops: Sequence[Operation]) -> list[Baseli
         return []
     if not request.ops:
         return everything
-    ours = _family(request.kernel)
+    ours = kernels.FAMILIES[request.kernel]
     named = {op for op in request.ops if op not in ours}
     wanted = {op.name for op in ops}
     return [b for b in everything if b.op in wanted or (b.op in named if named else b.op not in ours)]
-
-
-def _known_impls(request: Request) -> list[str]:
-    names = [i.name for op in _family(request.kernel) for i in kernels.get_operation(op).implementations]
-    names += [b.name for b in baselines.baselines_for(request.kernel)]
-    return list(dict.fromkeys(names))
 
 
 def _wanted(name: str, devices: Sequence[str], impls: Sequence[str] | None, device_kind: str, preset: Preset) -> bool:
@@ -399,7 +380,7 @@ def _plan_baseline(
     # A baseline of an operation that is swept takes that operation's sizes, one of another operation those of the
     # family's first operation, head dims of the state included.
     beside = baseline.op not in {operation.name for operation in ops}
-    own = swept or (_family(request.kernel)[0] if beside else baseline.op)
+    own = swept or (kernels.FAMILIES[request.kernel][0] if beside else baseline.op)
     for mode, dtype in kinds:
         if not _is_timed(request, baselines.get_operation(baseline.op), baseline, mode, dtype):
             continue
@@ -439,9 +420,9 @@ def _same_sizes(baseline: Baseline, request: Request) -> bool:
     Without a name that is the family's first operation. Operations that are not ours have head dims of their own,
     unless the request names some.
     """
-    if baseline.op not in (request.ops or _family(request.kernel)[:1]):
+    if baseline.op not in (request.ops or kernels.FAMILIES[request.kernel][:1]):
         return False
-    if baseline.op in _family(request.kernel):
+    if baseline.op in kernels.FAMILIES[request.kernel]:
         return True
     return bool(request.head_dims) and "head_dim_v" in baselines.get_operation(baseline.op).sizes
 
