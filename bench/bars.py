@@ -498,7 +498,10 @@ def judge(problem: str, bar: Bar, entries: Sequence[Entry], copies_ms: Sequence[
     ours = _fastest(entries, bar.ours, bar.mode)
     theirs = _fastest(entries, None if bar.theirs == BEST else bar.theirs, bar.mode, bar.their_chunk_size)
     if bar.theirs == COPY and isinstance(ours, Record):
-        share = _compulsory_bytes(ours) / COPIED_BYTES
+        count = counts.count_case(ours.op, ours.impl, ours.mode, ours.dtype, ours.state_dtype, ours.sizes)
+        if count is None:
+            raise ValueError(f"compulsory bytes of {ours.impl}, {ours.mode}, must be counted to compare it with a copy")
+        share = count.compulsory_bytes / COPIED_BYTES
         samples = [share * sample for sample in copies_ms]
         theirs = replace(ours, impl=COPY, chunk_size=None, time_samples_ms=samples, time_ms=median(samples))
     verdict = Verdict(problem=problem, bar=bar, ours=_words(ours, bar), theirs=_words(theirs, bar))
@@ -577,13 +580,6 @@ def _fastest(entries: Sequence[Entry], impl: str | None, mode: str, chunk_size: 
     if timed:
         return min(timed, key=lambda record: median(record.time_samples_ms or ()))
     return f"{impl or BEST}: {'; '.join(dict.fromkeys(remark for _, remark in found)) or 'was not measured'}"
-
-
-def _compulsory_bytes(record: Record) -> float:
-    count = counts.count_case(record.op, record.impl, record.mode, record.dtype, record.state_dtype, record.sizes)
-    if count is None:
-        raise ValueError(f"compulsory bytes of {record.impl}, {record.mode}, must be counted to compare it with a copy")
-    return count.compulsory_bytes
 
 
 def _words(side: Record | str, bar: Bar) -> str:

@@ -217,9 +217,14 @@ class _Workload:
 
 def _workloads(device: str, form: Form) -> Iterator[_Workload]:
     """Make one workload after the other; the tensors of one are gone when the next is made."""
+    import torch
+
     yield _copy(device)
-    for dtype in _multipliable(device, form.dtypes):
-        yield from _matmul(device, dtype, form.max_sample_s)
+    # The matrix units of a GPU before compute capability 8.0 do not multiply these.
+    old = device == "cuda" and torch.cuda.get_device_capability()[0] < 8
+    for dtype in form.dtypes:
+        if not (old and dtype in ("bf16", "tf32")):
+            yield from _matmul(device, dtype, form.max_sample_s)
     if form.fma:
         yield _fma()
 
@@ -238,14 +243,6 @@ def _copy(device: str) -> _Workload:
     return _Workload(
         quantity="copy", dtype=None, size=size, work=2 * size, call=lambda _: target.copy_(source, non_blocking=True)
     )
-
-
-def _multipliable(device: str, dtypes: tuple[str, ...]) -> list[str]:
-    """Leave out what the matrix units of a GPU before compute capability 8.0 do not multiply."""
-    import torch
-
-    old = device == "cuda" and torch.cuda.get_device_capability()[0] < 8
-    return [dtype for dtype in dtypes if not (old and dtype in ("bf16", "tf32"))]
 
 
 def _matmul(device: str, dtype: str, max_sample_s: float) -> Iterator[_Workload]:

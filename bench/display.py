@@ -323,7 +323,8 @@ def best_tables(records: Sequence[Record]) -> list[tuple[str, list[Row]]]:
         shapes = sorted({key[-1] for key in best})
         for key in sorted(best, key=lambda k: (k[0] not in {"mlstm_sig", "mlstm_exp"}, k[0], k[2:4], k[1], k[-1])):
             record = best[key]
-            row = rows.setdefault(key[:-1], {"operation": record.op, "implementation": _labelled(record)})
+            states = f" ({record.state_dtype} states)" if record.state_dtype not in (None, "fp32") else ""
+            row = rows.setdefault(key[:-1], {"operation": record.op, "implementation": record.impl + states})
             row["size"] = _size(record, batch=several)
             row.update({_titled(place): row.get(_titled(place)) for place in shapes})
             row[_titled(key[-1])] = _cell_at(record.time_ms, record) + (" ?" if record.suspect else "")
@@ -385,11 +386,6 @@ def _size(sizes: Record, *, batch: bool = False) -> str:
     if sizes.d_model is not None:
         return f"{sizes.d_model} -> {sizes.d_ff}"
     return f"{sizes.channels} channels{layers}" if sizes.channels else ""
-
-
-def _labelled(record: Record) -> str:
-    states = f" ({record.state_dtype} states)" if record.state_dtype not in (None, "fp32") else ""
-    return record.impl + states
 
 
 def _cell_at(time_ms: float | None, record: Record) -> str:

@@ -91,12 +91,12 @@ def brief_kernel_rows(name: str) -> list[Row]:
     if len({row["op"] for row in rows}) == 1:
         return [{column: row[column] for column in ("impl", "devices", "modes", "dtypes", "what")} for row in rows]
     own = [*kernels.FAMILIES[name]]
-    merged = grouped(rows, itemgetter("impl", "devices", "what"))
-    ops_of = {key: [row["op"] for row in alike] for key, alike in merged.items()}
-    return [
-        {"impl": impl, "devices": devices, "operations": ["all"] if ops == own != ops[:1] else ops, "what": what}
-        for (impl, devices, what), ops in ops_of.items()
-    ]
+    merged = []
+    for (impl, devices, what), alike in grouped(rows, itemgetter("impl", "devices", "what")).items():
+        ops = [row["op"] for row in alike]
+        operations = ["all"] if ops == own != ops[:1] else ops
+        merged.append({"impl": impl, "devices": devices, "operations": operations, "what": what})
+    return merged
 
 
 def family_rows() -> list[Row]:
@@ -148,14 +148,13 @@ def preset_rows(kernel: str | None = None) -> list[Row]:
 def brief_preset_rows(rows: list[Row]) -> list[Row]:
     """Return a row per preset and purpose: the families that have it."""
     every = list(dict.fromkeys(row["kernel"] for row in rows))
-    groups = grouped(rows, itemgetter("preset", "what"))
-    kernels_of = {key: [row["kernel"] for row in alike] for key, alike in groups.items()}
-    rows = []
-    for (preset, what), found in kernels_of.items():
+    brief = []
+    for (preset, what), alike in grouped(rows, itemgetter("preset", "what")).items():
+        found = [row["kernel"] for row in alike]
         others = [kernel for kernel in every if kernel not in found]
         named = found if len(others) > 1 else " but ".join(["all", *others])
-        rows.append({"preset": preset, "kernels": named, "what": what})
-    return rows
+        brief.append({"preset": preset, "kernels": named, "what": what})
+    return brief
 
 
 def _batch(preset: Preset) -> str:
