@@ -178,7 +178,10 @@ def command(
             for name, group in groups.items():
                 given[name] = group(**{each: given.pop(each) for each in options[name]})
             if POSITION in given:
-                given["kernel"] = _named_once(given.pop(POSITION), given["kernel"])
+                first, other = given.pop(POSITION), given["kernel"]
+                if first and other and first != other:
+                    raise ValueError(f"kernel must be named once, got {first} and --kernel {other}")
+                given["kernel"] = first or other
             try:
                 try:
                     function(**given)
@@ -223,13 +226,6 @@ Position = Annotated[
 ]
 Kernel = Annotated[str | None, typer.Option("--kernel", help="The same, as an option.")]
 """A family or an operation. A command with this option takes it as its first argument too."""
-
-
-def _named_once(first: str | None, option: str | None) -> str | None:
-    """Return which family or operation is meant; ValueError where two are named."""
-    if first and option and first != option:
-        raise ValueError(f"kernel must be named once, got {first} and --kernel {option}")
-    return first or option
 
 
 def _options(group: Any) -> dict[str, tuple[Any, Any]]:

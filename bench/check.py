@@ -254,7 +254,8 @@ class References:
         # For half-precision inputs fp32 holds the reference exactly enough, at half the memory.
         kept = torch.float32 if dtype in (torch.bfloat16, torch.float16) else torch.float64
         grad_out = _OutputGradient(dtype) if case.gradients else None
-        definition, defined_by = _definition(operation, portable=portable)
+        definition = _portable(operation) if portable else resolve(operation.recurrent)
+        assert definition is not None, "checked_case asks for the portable form only where there is one"
         form, formed_by = _low_precision_form(operation, case)
 
         def reference() -> dict[str, Tensor]:
@@ -264,7 +265,7 @@ class References:
             return evaluate(operation, partial(form, **options), inputs, grad_out)
 
         problem = (*problem_key(operation, case), case.gradients, *sorted(options.items()))
-        values = self._shared((*problem, "float64", defined_by), reference)
+        values = self._shared((*problem, "float64", "portable" if portable else "recurrent"), reference)
         low = self._shared((*problem, formed_by), low_precision)
         self._expected = Expected(
             values={name: value.to(kept) for name, value in values.items()},
@@ -410,13 +411,6 @@ def _portable(operation: Operation) -> Callable[..., Tensor] | None:
 def _is_portable(case: Case) -> bool:
     """Return whether a case is the portable form's, with further options or without."""
     return case.impl.partition("+")[0] == "torch"
-
-
-def _definition(operation: Operation, *, portable: bool) -> tuple[Callable[..., Tensor], str]:
-    """The function that is exact in float64, and its name."""
-    function = _portable(operation) if portable else resolve(operation.recurrent)
-    assert function is not None, "checked_case asks for the portable form only where there is one"
-    return function, "portable" if portable else "recurrent"
 
 
 def _low_precision_form(operation: Operation, case: Case) -> tuple[Callable[..., Tensor], str]:

@@ -104,7 +104,8 @@ class RayExecutor:
                 if not running:
                     return
                 ready, _ = ray.wait(list(running), num_returns=1, timeout=POLL_S)
-                if not ready and not self._has_room():
+                if not ready and not any(each["Alive"] and each["Resources"].get("CPU") for each in ray.nodes()):
+                    # No node is left that could run a case.
                     ready = list(running)
                 for future in ready:
                     node, item = running.pop(future)
@@ -130,10 +131,6 @@ class RayExecutor:
         gpus = 1 if self._ray.cluster_resources().get("GPU") else 0
         actor = self._ray.remote(num_gpus=gpus, num_cpus=1, max_restarts=0, scheduling_strategy="SPREAD")(_Node)
         return actor.remote(os.environ.get(THREADS))
-
-    def _has_room(self) -> bool:
-        """Return whether any node that could run a case is alive."""
-        return any(node["Alive"] and node["Resources"].get("CPU") for node in self._ray.nodes())
 
     def _connect(self) -> None:
         """Connect to a cluster, or start one."""

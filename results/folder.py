@@ -74,7 +74,9 @@ def merge(folder: Path) -> list[str]:
         for kind, group in kinds.items():
             row, what = row_set(group[0])
             present = {path: read_file(path, row, what=what).to_pylist() for path in group}
-            rows = _distinct(itertools.chain.from_iterable(present.values()))
+            # Rows that agree in every column count once.
+            distinct = {json.dumps(row, sort_keys=True): row for row in itertools.chain.from_iterable(present.values())}
+            rows = list(distinct.values())
             parts = _by_family(rows) if kind == HISTORY else {kind: rows}
             targets = {folder / f"{name}.parquet": part for name, part in parts.items() if part}
             if {path: len(part) for path, part in present.items()} == {
@@ -89,11 +91,6 @@ def merge(folder: Path) -> list[str]:
             into = ", ".join(f"{len(part)} in {path.name}" for path, part in targets.items()) or "none was measured"
             said.append(f"merged the {what} rows of {', '.join(path.name for path in group)}: {into}")
     return said or [f"nothing to merge in {folder}"]
-
-
-def _distinct(rows: Iterable[Row]) -> list[Row]:
-    """Return rows without duplicates: those that agree in every column."""
-    return list({json.dumps(row, sort_keys=True): row for row in rows}.values())
 
 
 def _by_family(rows: Iterable[Row]) -> dict[str, list[Row]]:
