@@ -327,7 +327,7 @@ def planned_cases(kernel: str, problem: Problem, mode: str, impls: Sequence[str]
         else:
             preferred = next(iter(target.chunk_sizes), None)
             if problem.options:
-                # Modes are declared for the operation without options, of which its gradients may not be.
+                # A baseline whose gradients are right only with an option declares fw alone.
                 target = replace(target, modes=MODES)
         every = side.chunk_sizes == "every"
         for chunk_size in _every_chunk(target, mode, str(problem.dtype), sizes) if every else side.chunk_sizes:

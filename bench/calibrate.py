@@ -220,7 +220,7 @@ def _workloads(device: str, form: Form) -> Iterator[_Workload]:
     import torch
 
     yield _copy(device)
-    # The matrix units of a GPU before compute capability 8.0 do not multiply these.
+    # Matrix units multiply bf16 and tf32 from compute capability 8.0 on.
     old = device == "cuda" and torch.cuda.get_device_capability()[0] < 8
     for dtype in form.dtypes:
         if not (old and dtype in ("bf16", "tf32")):

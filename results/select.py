@@ -132,7 +132,7 @@ def select(
         ValueError: no such path, a bad term, or no row; several runs or commits begin with what is given.
     """
     terms = {} if is_path(text) else parse_terms(text)
-    # Whether several runs, commits or cases begin alike shows in all rows.
+    # Only all rows show whether several runs, commits or cases begin alike.
     newest = newest and terms.keys().isdisjoint(PREFIXES)
     where = _where(terms)
     for others in ([[("run_id", "not in", list(without))]] if without else [], []):
@@ -385,7 +385,7 @@ def of_family(frame: pd.DataFrame, kernel: str) -> pd.DataFrame:
         raise unknown("kernel", kernel, families(frame), " in these results")
     own = set(frame["op"][here & (frame["provider"] == "lrbench")])
     rows = frame[here | frame["op"].isin(own)]
-    # What was other mathematics beside another family computes this one's operation.
+    # Rows that were other mathematics beside another family are of this one's operation.
     return rows.assign(same_math=rows["same_math"].where(~rows["op"].isin(own), True))
 
 
