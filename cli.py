@@ -127,16 +127,18 @@ def field(
     kind: Any = str,
     **more: Any,
 ) -> Callable[[str, Any], tuple[Any, Any]]:
-    """Return what makes a dataclass's field an option: ``x: Annotated[int, field("Help.", parse_size)]``.
+    """Return an option of a dataclass's field, or a switch: ``x: Annotated[int, field("Help.", parse_size)]``.
 
     Args:
-        parse: makes the field's value of what is given, of type ``kind``, and the option's name in error messages:
-            the flag, or the field's name. Without it, what is given is the value.
-        flag: by default the field's name; ``also``: further ones.
+        parse: makes the value of what is given, of type ``kind``, and the option's name in error messages: the flag,
+            or the field's name. Without it, what is given is the value.
+        flag: by default made of the name; for a switch Typer itself would add a --no-... flag.
+        also: further flags.
+        default: of a field; that of a switch stands in the signature.
         more: for Typer.
 
     Returns:
-        (the field's name, its type) -> what Typer takes, and the default.
+        (the name, the type) -> what Typer takes, and the default.
     """
 
     def named(name: str, of: Any) -> tuple[Any, Any]:
@@ -195,9 +197,9 @@ def command(
         parameters = []
         for each in signature.parameters.values():
             keyword = each.replace(kind=each.KEYWORD_ONLY)
-            if each.default is False and (declared := each.annotation.__metadata__[0]).default is ...:
-                # No flag is given (Typer holds the first one in ``default``): keep it from adding --no-... to the name.
-                declared.param_decls = (f"--{each.name.replace('_', '-')}",)
+            declared = getattr(each.annotation, "__metadata__", (None,))[0]
+            if inspect.isfunction(declared):
+                keyword = keyword.replace(annotation=declared(each.name, each.annotation.__origin__)[0])
             if each.annotation == Kernel:
                 parameters += [keyword.replace(name=POSITION, annotation=Position), keyword]
             elif each.name not in groups:
@@ -453,20 +455,20 @@ def sweep(
     time_limit: Annotated[
         float | None, option("Seconds after which no case starts; --resume runs the rest.", min=0.0)
     ] = None,
-    resume: Annotated[bool, option("Leave out cases --output has from this code.")] = False,
+    resume: Annotated[bool, field("Leave out cases --output has from this code.")] = False,
     shard: Annotated[str, option("I/N: the I-th of N parts of the cases, for a machine of its own.")] = "1/1",
     dry_run: Annotated[
-        bool, option("Print the cases and how long they take, with --all each; measure nothing.")
+        bool, field("Print the cases and how long they take, with --all each; measure nothing.")
     ] = False,
     every: Every = False,
     jobs: Annotated[int | None, option("Processes that compile ahead on a GPU [cores, at most 16].", min=0)] = None,
     executor: Annotated[str, option("local or ray.")] = "local",
     devices: Annotated[int, option("GPUs to spread the cases over.", min=1)] = 1,
     output: Folder = LOCAL,
-    wait: Annotated[bool, option("Wait where another lrbench sweeps into --output or uses the GPU [exit 2].")] = False,
-    strict: Annotated[bool, option("Exit 1 on a crash, an error or a wrong result.")] = False,
+    wait: Annotated[bool, field("Wait where another lrbench sweeps into --output or uses the GPU [exit 2].")] = False,
+    strict: Annotated[bool, field("Exit 1 on a crash, an error or a wrong result.")] = False,
     calibrate: Annotated[bool | None, option("Measure the device's roofs first, beside the rows [on a GPU].")] = None,
-    profile_harness: Annotated[bool, option("Say where the time went and how many kernels were compiled.")] = False,
+    profile_harness: Annotated[bool, field("Say where the time went and how many kernels were compiled.")] = False,
     format: Format = "table",
 ) -> None:
     """Measure a kernel family and its baselines over sequence length, head dim and chunk length.
@@ -543,7 +545,7 @@ def profile(
     impl: Annotated[str | None, option("Implementations, comma-separated [the first].")] = None,
     ncu: Annotated[str | None, option("Nsight Compute's ncu [found on PATH or where it installs].")] = None,
     timeout: Annotated[float, option("Seconds until the whole run is ended.", min=0.001)] = 900.0,
-    dry_run: Annotated[bool, option("Print the ncu command and do not run it.")] = False,
+    dry_run: Annotated[bool, field("Print the ncu command and do not run it.")] = False,
     output: Folder = LOCAL,
     format: Format = "table",
 ) -> None:
@@ -648,7 +650,7 @@ def count(
         str | None, option("chunkwise, walk, parallel, scan, fused, ... [the operation's first].")
     ] = None,
     chunk_size: Annotated[str | None, option("Chunk length, of chunkwise formulations [128].")] = None,
-    non_causal: Annotated[bool, option("Attention to later keys as well.")] = False,
+    non_causal: Annotated[bool, field("Attention to later keys as well.")] = False,
     causal_factor: CausalFactor = None,
     gate_dtype: Annotated[str | None, option("Dtype of the gates [the inputs'].")] = None,
     counting: Annotated[str, option("detailed, or published: what a paper prints.")] = "detailed",
@@ -766,7 +768,7 @@ def predict(
     fit: Annotated[bool, option("Fit to results, or take the model's bounds.")] = True,
     roofs: RoofChoice = "spec",
     validate: Annotated[
-        bool, option("Print how many rows lie in the interval of a fit without them, by implementation.")
+        bool, field("Print how many rows lie in the interval of a fit without them, by implementation.")
     ] = False,
     every: Every = False,
     format: Format = "table",
@@ -808,7 +810,7 @@ def reproduce(
     ] = False,
     gpu: Annotated[str | None, option("Accelerator whose rows are taken [the one with most].")] = None,
     results: Fitted = None,
-    run: Annotated[bool, option("Sweep first what has no row.")] = False,
+    run: Annotated[bool, field("Sweep first what has no row.")] = False,
     output: Annotated[Path, option("Folder for the rows of --run, which count beside --results.")] = LOCAL,
     timeout: Timeout = 120.0,
     time_limit: Annotated[
@@ -1098,7 +1100,7 @@ def compare(
         str | None, option("Columns in which matched cases may differ, such as chunk_size: the best counts.")
     ] = None,
     margin: Annotated[float, option("Relative difference that counts as equal.")] = 0.02,
-    live: Annotated[bool, option("Measure implementations A and B now, in turn.")] = False,
+    live: Annotated[bool, field("Measure implementations A and B now, in turn.")] = False,
     kernel: Annotated[str | None, option("Live: kernel family, or one of its operations [tfla].")] = None,
     preset: Preset = None,
     rounds: Annotated[int, option("Live: samples of each case.", min=10, max=1000)] = 30,
@@ -1133,16 +1135,16 @@ def check(
     baseline: Annotated[str, option("What it is compared with, given in the same way.")],
     thresholds: Annotated[Path | None, option("What is tolerated, in TOML [results/thresholds.toml].")] = None,
     results: Pool = None,
-    allow_missing: Annotated[bool, option("Do not fail on cases that the run lacks.")] = False,
-    fail_unclear: Annotated[bool, option("Fail on unclear cases.")] = False,
+    allow_missing: Annotated[bool, field("Do not fail on cases that the run lacks.")] = False,
+    fail_unclear: Annotated[bool, field("Fail on unclear cases.")] = False,
     min_compared: Annotated[
         float, option("Share of the run's cases that must be compared, 0 to 1; one at least.", min=0.0, max=1.0)
     ] = 0.5,
-    rerun: Annotated[bool, option("Measure unclear, noisy and slower cases again, if their device is here.")] = False,
+    rerun: Annotated[bool, field("Measure unclear, noisy and slower cases again, if their device is here.")] = False,
     timeout: Annotated[float, option("Seconds until a case measured again is ended.", min=0.001)] = 120.0,
     budget: Annotated[float, option("Seconds of timing per case measured again.", min=0.0)] = 1.0,
     junit: Annotated[Path | None, option("Write JUnit XML to this file.")] = None,
-    summary: Annotated[bool, option("Append Markdown to the file that GITHUB_STEP_SUMMARY names.")] = False,
+    summary: Annotated[bool, field("Append Markdown to the file that GITHUB_STEP_SUMMARY names.")] = False,
     every: Annotated[bool, option("Show every case, not only what changed; JSON and CSV always do.", "--all")] = False,
     format: CheckFormat = "table",
 ) -> None:
@@ -1199,7 +1201,7 @@ def update(
     run: Annotated[str | None, option("Which run, by how its id begins, where there are several.")] = None,
     into: Annotated[Path | None, option("Folder of the baseline [results/ACCELERATOR].")] = None,
     by: Annotated[str | None, option("Who promotes it [git's user.name].")] = None,
-    allow_dirty: Annotated[bool, option("Take a run that was measured with uncommitted changes.")] = False,
+    allow_dirty: Annotated[bool, field("Take a run that was measured with uncommitted changes.")] = False,
     format: Format = "table",
 ) -> None:
     """Promote a run to the baseline of its accelerator, with its provenance beside it."""
@@ -1293,10 +1295,10 @@ def results(
         list[Path] | None, typer.Argument(metavar="RESULTS", help="Result files or folders [the committed ones].")
     ] = None,
     run: Annotated[
-        bool, option("Measure what the folder [results/ACCELERATOR] lacks of a complete set of this code; merge.")
+        bool, field("Measure what the folder [results/ACCELERATOR] lacks of a complete set of this code; merge.")
     ] = False,
     merge: Annotated[
-        bool, option("Put the folder's runs in a file for each family, superseded rows in history.parquet.")
+        bool, field("Put the folder's runs in a file for each family, superseded rows in history.parquet.")
     ] = False,
     timeout: Timeout = 300.0,
     time_limit: Annotated[
