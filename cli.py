@@ -117,42 +117,45 @@ def option(help: str, *flags: str, **more: Any) -> Any:
     return typer.Option(*flags, help=help, **more)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Field:
-    """An option that is a field of a dataclass: ``x: Annotated[int, field("--x", "Help.", parse_size)]``.
-
-    Attributes:
-        annotation: what Typer takes.
-        default: as it would be given.
-        parse: makes the field's value of what was given and the option's name in error messages, ``what``.
-    """
-
-    annotation: Any
-    default: str | int | None
-    parse: Callable[[Any, str], Any] | None
-    what: str
-
-
 def field(
-    flag: str,
     help: str,
     parse: Callable[[Any, str], Any] | None = None,
-    *also: str,
+    flag: str | None = None,
+    *,
+    also: Sequence[str] = (),
     default: str | int | None = None,
     kind: Any = str,
-    what: str | None = None,
     **more: Any,
-) -> Field:
-    """Return an option of ``kind`` as given, with ``more`` for Typer."""
-    given: Any = kind | None if default is None else kind
-    annotation = Annotated[given, typer.Option(flag, *also, help=help, **more)]
-    return Field(annotation=annotation, default=default, parse=parse, what=what or flag)
+) -> Callable[[str, Any], tuple[Any, Any]]:
+    """Return an option of a dataclass's field, or a switch: ``x: Annotated[int, field("Help.", parse_size)]``.
+
+    Args:
+        parse: makes the value of what is given, of type ``kind``, and the option's name in error messages: the flag,
+            or the field's name. Without it, what is given is the value.
+        flag: by default made of the name; for a switch Typer itself would add a --no-... flag.
+        also: further flags.
+        default: of a field; that of a switch stands in the signature.
+        more: for Typer.
+
+    Returns:
+        (the name, the type) -> what Typer takes, and the default.
+    """
+
+    def named(name: str, of: Any) -> tuple[Any, Any]:
+        def parsed(given: Any) -> Any:
+            return given if given is None or parse is None else parse(given, flag or name)
+
+        given: Any = of if parse is None else kind if default is not None else kind | None
+        flags = (flag or f"--{name.replace('_', '-')}", *also)
+        return Annotated[given, typer.Option(*flags, help=help, callback=parsed, **more)], default
+
+    return named
 
 
-def size(flag: str, help: str, *also: str, default: str | int | None = None) -> Field:
+def size(help: str, *, also: Sequence[str] = (), default: str | int | None = None) -> Any:
     """Return an option of one size: written as 8k where the default is a text, else a number."""
     kind, parse = (str, parse_size) if isinstance(default, str) else (int, check_size)
-    return field(flag, help, parse, *also, default=default, kind=kind, what=flag.strip("-").replace("-", "_"))
+    return field(help, parse, also=also, default=default, kind=kind)
 
 
 def command(
@@ -175,30 +178,36 @@ def command(
         @functools.wraps(function)
         def run(**given: Any) -> None:
             for name, group in groups.items():
-                texts = {each: given.pop(each) for each in options[name]}
-                given[name] = group(**{each: _parsed(options[name][each], text) for each, text in texts.items()})
+                given[name] = group(**{each: given.pop(each) for each in options[name]})
             if POSITION in given:
-                given["kernel"] = _named_once(given.pop(POSITION), given["kernel"])
+                first, other = given.pop(POSITION), given["kernel"]
+                if first and other and first != other:
+                    raise ValueError(f"kernel must be named once, got {first} and --kernel {other}")
+                given["kernel"] = first or other
             try:
                 try:
                     function(**given)
                 finally:
                     sys.stdout.flush()
             except BrokenPipeError:
-                # Whoever read the output has left, as head does: what a shell sees of any program then.
+                # The reader closed the pipe, as head does: end as other programs do.
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
                 raise typer.Exit(128 + signal.SIGPIPE) from None
 
         parameters = []
         for each in signature.parameters.values():
             keyword = each.replace(kind=each.KEYWORD_ONLY)
+            declared = getattr(each.annotation, "__metadata__", (None,))[0]
+            if inspect.isfunction(declared):
+                keyword = keyword.replace(annotation=declared(each.name, each.annotation.__origin__)[0])
             if each.annotation == Kernel:
                 parameters += [keyword.replace(name=POSITION, annotation=Position), keyword]
             elif each.name not in groups:
                 parameters.append(keyword)
-            for name, found in options.get(each.name, {}).items():
-                default = defaults.get(name, found.default)
-                parameters.append(keyword.replace(name=name, annotation=found.annotation, default=default))
+            for name, (annotation, default) in options.get(each.name, {}).items():
+                parameters.append(
+                    keyword.replace(name=name, annotation=annotation, default=defaults.get(name, default))
+                )
         run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
         run.__annotations__ = {each.name: each.annotation for each in parameters}
         of.command(function.__name__.replace("_", "-"), cls=_Command, rich_help_panel=panel, epilog=example)(run)
@@ -208,7 +217,7 @@ def command(
 
 
 POSITION = "kernel_or_op"
-"""The parameter of a family's name in the first place, beside that of --kernel."""
+"""The positional parameter that means the same as --kernel."""
 
 Position = Annotated[
     str | None,
@@ -218,23 +227,13 @@ Position = Annotated[
     ),
 ]
 Kernel = Annotated[str | None, typer.Option("--kernel", help="The same, as an option.")]
-"""A family or an operation, which a command takes in either way."""
+"""A family or an operation. A command with this option takes it as its first argument too."""
 
 
-def _named_once(first: str | None, option: str | None) -> str | None:
-    """Return which family or operation is meant; ValueError where two are named."""
-    if first and option and first != option:
-        raise ValueError(f"kernel must be named once, got {first} and --kernel {option}")
-    return first or option
-
-
-def _options(group: Any) -> dict[str, Field]:
+def _options(group: Any) -> dict[str, tuple[Any, Any]]:
     """Return the options of a dataclass by its fields' names."""
-    return {name: hint.__metadata__[0] for name, hint in typing.get_type_hints(group, include_extras=True).items()}
-
-
-def _parsed(declared: Field, given: Any) -> Any:
-    return given if given is None or declared.parse is None else declared.parse(given, declared.what)
+    hints = typing.get_type_hints(group, include_extras=True)
+    return {name: hint.__metadata__[0](name, hint.__origin__) for name, hint in hints.items()}
 
 
 def _format(*more: str) -> Any:
@@ -245,34 +244,25 @@ def _format(*more: str) -> Any:
         one_of("format", given, known)
         return given
 
-    return option(f"{', '.join(known[:-1])} or {known[-1]}.", "--format", callback=check)
+    return option(f"{', '.join(known[:-1])} or {known[-1]}.", callback=check)
 
 
 Format = Annotated[str, _format()]
 TableFormat = Annotated[str, _format("markdown")]
 CheckFormat = Annotated[str, _format("markdown", "junit")]
 Every = Annotated[bool, option("Show everything; --format json and csv always do.", "--all")]
-Impl = Annotated[str | None, option("Implementation [the operation's first].", "--impl")]
-Impls = Annotated[str | None, option("Implementations, comma-separated [all that run here].", "--impl")]
-Preset = Annotated[
-    str | None, option("quick, default, full, ...: `lrbench presets` [default on a GPU, else quick].", "--preset")
-]
-Gpu = Annotated[str | None, option("Accelerator; see `lrbench gpus` [the GPU that is here, else h100].", "--gpu")]
-RoofChoice = Annotated[
-    str, option("spec; measured: the newest stored calibration; or a calibration's file or folder.", "--roofs")
-]
-CausalFactor = Annotated[
-    float | None, option("Share of the causal square computed, 0.5 to 1 [whole tiles].", "--causal-factor")
-]
-Timeout = Annotated[float, option("Seconds until a case is ended.", "--timeout", min=0.001)]
-Folder = Annotated[Path, option("Folder of the parquet file.", "--output")]
+Impl = Annotated[str | None, option("Implementation [the operation's first].")]
+Impls = Annotated[str | None, option("Implementations, comma-separated [all that run here].")]
+Preset = Annotated[str | None, option("quick, default, full, ...: `lrbench presets` [default on a GPU, else quick].")]
+Gpu = Annotated[str | None, option("Accelerator; see `lrbench gpus` [the GPU that is here, else h100].")]
+RoofChoice = Annotated[str, option("spec; measured: the newest stored calibration; or a calibration's file or folder.")]
+CausalFactor = Annotated[float | None, option("Share of the causal square computed, 0.5 to 1 [whole tiles].")]
+Timeout = Annotated[float, option("Seconds until a case is ended.", min=0.001)]
+Folder = Annotated[Path, option("Folder of the parquet file.")]
 Pool = Annotated[
-    list[Path] | None,
-    option("Result files or folders that KEY:VALUE terms select from [the committed ones].", "--results"),
+    list[Path] | None, option("Result files or folders that KEY:VALUE terms select from [the committed ones].")
 ]
-Fitted = Annotated[
-    list[Path] | None, option("Result files or folders to answer from [the committed ones].", "--results")
-]
+Fitted = Annotated[list[Path] | None, option("Result files or folders to answer from [the committed ones].")]
 Figure = Annotated[Path, option("Figure file: .png, .svg or .pdf.", "--output", "-o")]
 Width = Annotated[float | None, option("Width in inches; 3.3 for a column of text [as wide as it needs].")]
 Dpi = Annotated[int, option("Pixels per inch of a PNG; 300 for print.")]
@@ -286,28 +276,28 @@ Lengths = tuple[int, ...] | None
 class Axes:
     """What is measured by sweep, profile and compare --live; fields are named as those of :class:`.plan.Request`."""
 
-    ops: Annotated[Names, axis("--op", "Operations.", parse_names)]
-    seq_lens: Annotated[Lengths, axis("--seq-len", "Sequence lengths: 1k,8k (1k = 1024).", parse_sizes)]
-    head_dims: Annotated[Lengths, axis("--head-dim", "Value head dims.", parse_sizes)]
+    ops: Annotated[Names, axis("Operations.", parse_names, "--op")]
+    seq_lens: Annotated[Lengths, axis("Sequence lengths: 1k,8k (1k = 1024).", parse_sizes, "--seq-len")]
+    head_dims: Annotated[Lengths, axis("Value head dims.", parse_sizes, "--head-dim")]
     head_dims_qk: Annotated[
         Lengths,
-        axis("--head-dim-qk", "Query-key head dims [half the value's for mLSTM, equal elsewhere].", parse_sizes),
+        axis("Query-key head dims [half the value's for mLSTM, equal elsewhere].", parse_sizes, "--head-dim-qk"),
     ]
-    chunk_sizes: Annotated[Lengths, axis("--chunk-size", "Chunk lengths.", parse_sizes)]
-    num_heads: Annotated[int | None, axis("--num-heads", "Heads [embedding dim / head dim].", kind=int, min=1)]
-    channels: Annotated[Lengths, axis("--channels", "Channels, of operations without heads.", parse_sizes)]
-    d_models: Annotated[Lengths, axis("--d-model", "Model dims of an MLP.", parse_sizes)]
-    d_ffs: Annotated[Lengths, axis("--d-ff", "Hidden dims of an MLP [as the preset, else 3.5 d_model].", parse_sizes)]
-    tokens: Annotated[int | None, axis("--tokens", "Batch times sequence length, held constant.", parse_size)]
-    batches: Annotated[Lengths, axis("--batch", "Batches, in place of --tokens: 1,16.", parse_sizes)]
+    chunk_sizes: Annotated[Lengths, axis("Chunk lengths.", parse_sizes, "--chunk-size")]
+    num_heads: Annotated[int | None, axis("Heads [embedding dim / head dim].", min=1)]
+    channels: Annotated[Lengths, axis("Channels, of operations without heads.", parse_sizes, "--channels")]
+    d_models: Annotated[Lengths, axis("Model dims of an MLP.", parse_sizes, "--d-model")]
+    d_ffs: Annotated[Lengths, axis("Hidden dims of an MLP [as the preset, else 3.5 d_model].", parse_sizes, "--d-ff")]
+    tokens: Annotated[int | None, axis("Batch times sequence length, held constant.", parse_size, "--tokens")]
+    batches: Annotated[Lengths, axis("Batches, in place of --tokens: 1,16.", parse_sizes, "--batch")]
     contexts: Annotated[
-        Lengths, axis("--context", "Tokens in attention's key-value cache, of mode step: 1k,128k.", parse_sizes)
+        Lengths, axis("Tokens in attention's key-value cache, of mode step: 1k,128k.", parse_sizes, "--context")
     ]
-    layers: Annotated[int | None, axis("--layers", "Layers of a model, of mode train [by its width].", kind=int, min=1)]
-    modes: Annotated[Names, axis("--mode", "fw, fwbw, bw, step, train.", parse_names)]
-    dtypes: Annotated[Names, axis("--dtype", "bf16, fp16, fp32, fp64.", parse_names)]
+    layers: Annotated[int | None, axis("Layers of a model, of mode train [by its width].", min=1)]
+    modes: Annotated[Names, axis("fw, fwbw, bw, step, train.", parse_names, "--mode")]
+    dtypes: Annotated[Names, axis("bf16, fp16, fp32, fp64.", parse_names, "--dtype")]
     state_dtypes: Annotated[
-        Names, axis("--state-dtype", "Dtypes of the states between chunks: fp32, bf16.", parse_names)
+        Names, axis("Dtypes of the states between chunks: fp32, bf16.", parse_names, "--state-dtype")
     ]
 
     def request(self, kernel: str | None, impls: Names, **more: Any) -> Request:
@@ -323,26 +313,22 @@ class Axes:
 class HeadsProblem:
     """One problem of an operation with heads, for chunk-size; the other commands take those of every operation."""
 
-    op: Annotated[str | None, field("--op", "Operation [the family's first].")]
-    mode: Annotated[str, field("--mode", "fw, bw, fwbw or step.", default="fw")]
+    op: Annotated[str | None, field("Operation [the family's first].")]
+    mode: Annotated[str, field("fw, bw, fwbw or step.", default="fw")]
     seq_len: Annotated[
-        int, size("--seq-len", "Sequence length; 8k = 8192. Of mode step the context.", "--context", default="8k")
+        int, size("Sequence length; 8k = 8192. Of mode step the context.", also=("--context",), default="8k")
     ]
-    batch: Annotated[int, size("--batch", "Batch.", default=8)]
-    embedding: Annotated[int | None, size("--embedding", "Heads x value head dim; channels; model dim [4096].")]
-    num_heads: Annotated[int | None, size("--num-heads", "Heads [embedding / head dim; count: 1].")]
-    head_dim: Annotated[int, size("--head-dim", "Value head dim.", default=256)]
+    batch: Annotated[int, size("Batch.", default=8)]
+    embedding: Annotated[int | None, size("Heads x value head dim; channels; model dim [4096].")]
+    num_heads: Annotated[int | None, size("Heads [embedding / head dim; count: 1].")]
+    head_dim: Annotated[int, size("Value head dim.", default=256)]
     head_dim_qk: Annotated[
-        int | None,
-        size("--head-dim-qk", "Query-key head dim, the state's size [half for mLSTM, else equal].", "--state-size"),
+        int | None, size("Query-key head dim, the state's size [half for mLSTM, else equal].", also=("--state-size",))
     ]
     dtype: Annotated[
-        str | None,
-        field("--dtype", "Dtype of the inputs: bf16, fp16, fp32, fp64 [bf16; fp16 without it, on a CPU fp32]."),
+        str | None, field("Dtype of the inputs: bf16, fp16, fp32, fp64 [bf16; fp16 without it, on a CPU fp32].")
     ]
-    state_dtype: Annotated[
-        str, field("--state-dtype", "Dtype of the states between chunks: fp32, bf16.", default="fp32")
-    ]
+    state_dtype: Annotated[str, field("Dtype of the states between chunks: fp32, bf16.", default="fp32")]
 
     def operation(self, kernel: str | None) -> str:
         """Return the operation meant."""
@@ -392,9 +378,9 @@ class HeadsProblem:
 class Problem(HeadsProblem):
     """One problem of any operation."""
 
-    channels: Annotated[int | None, size("--channels", "Channels, of operations without heads [embedding, else 1024].")]
-    d_model: Annotated[int | None, size("--d-model", "Input columns of a gated MLP [embedding].")]
-    d_ff: Annotated[int | None, size("--d-ff", "Output columns of a gated MLP [3.5 d_model].")]
+    channels: Annotated[int | None, size("Channels, of operations without heads [embedding, else 1024].")]
+    d_model: Annotated[int | None, size("Input columns of a gated MLP [embedding].")]
+    d_ff: Annotated[int | None, size("Output columns of a gated MLP [3.5 d_model].")]
 
     def sizes(self, op: str) -> dict[str, int]:
         """Return every size by its column's name."""
@@ -408,38 +394,22 @@ class Shown:
     """The rows that a figure shows."""
 
     kernel: Annotated[
-        str | None,
-        field("--kernel", "Family of kernels, or an operation [of those with --op's rows, all; else the largest]."),
+        str | None, field("Family of kernels, or an operation [of those with --op's rows, all; else the largest].")
     ]
-    dtype: Annotated[str | None, field("--dtype", "Dtype [the one with most rows; counts: bf16].")]
-    state_dtype: Annotated[str | None, field("--state-dtype", "Dtype of states [fp32].")]
-    tokens: Annotated[
-        int | None,
-        field("--tokens", "Batch x sequence length [the one with most rows; counts: 64k].", parse_size, what="tokens"),
-    ]
-    batch: Annotated[int | None, size("--batch", "Batch, held in place of --tokens [as the rows vary].")]
-    head_dim: Annotated[
-        int | None, field("--head-dim", "Value head dim [the one with most points; counts: 512].", kind=int)
-    ]
-    head_dim_qk: Annotated[
-        int | None,
-        field("--head-dim-qk", "Query-key head dim [as --head-dim; counts: half for mLSTM, else equal].", kind=int),
-    ]
-    channels: Annotated[
-        int | None,
-        field("--channels", "Channels; with heads, heads x value head dim [the number with most rows].", kind=int),
-    ]
-    d_model: Annotated[
-        int | None, field("--d-model", "Input columns of a gated MLP [the number with most rows].", kind=int)
-    ]
-    d_ff: Annotated[int | None, field("--d-ff", "Output columns of a gated MLP [the number with most rows].", kind=int)]
-    seq_len: Annotated[
-        int | None, field("--seq-len", "Length, where one is shown [8k; of most points].", parse_size, what="seq_len")
-    ]
-    mode: Annotated[str | None, field("--mode", "Modes, comma-separated [all; counts: one, fw].")]
-    op: Annotated[str | None, field("--op", "Operations, comma-separated [all; counts: one, mlstm_sig].")]
-    impl: Annotated[str | None, field("--impl", "Implementations, comma-separated [the eight that say most].")]
-    every: Annotated[bool, field("--all", "Every implementation.", default=False, kind=bool)]
+    dtype: Annotated[str | None, field("Dtype [the one with most rows; counts: bf16].")]
+    state_dtype: Annotated[str | None, field("Dtype of states [fp32].")]
+    tokens: Annotated[int | None, field("Batch x sequence length [the one with most rows; counts: 64k].", parse_size)]
+    batch: Annotated[int | None, size("Batch, held in place of --tokens [as the rows vary].")]
+    head_dim: Annotated[int | None, field("Value head dim [the one with most points; counts: 512].")]
+    head_dim_qk: Annotated[int | None, field("Query-key head dim [as --head-dim; counts: half for mLSTM, else equal].")]
+    channels: Annotated[int | None, field("Channels; with heads, heads x value head dim [the number with most rows].")]
+    d_model: Annotated[int | None, field("Input columns of a gated MLP [the number with most rows].")]
+    d_ff: Annotated[int | None, field("Output columns of a gated MLP [the number with most rows].")]
+    seq_len: Annotated[int | None, field("Length, where one is shown [8k; of most points].", parse_size)]
+    mode: Annotated[str | None, field("Modes, comma-separated [all; counts: one, fw].")]
+    op: Annotated[str | None, field("Operations, comma-separated [all; counts: one, mlstm_sig].")]
+    impl: Annotated[str | None, field("Implementations, comma-separated [the eight that say most].")]
+    every: Annotated[bool, field("Every implementation.", flag="--all", default=False)]
 
     def selection(self, results: Sequence[Path], device: str | None = None) -> tuple[pd.DataFrame, Selection]:
         """Return the results and which of their rows are meant; say which family, where none is named.
@@ -485,24 +455,20 @@ def sweep(
     time_limit: Annotated[
         float | None, option("Seconds after which no case starts; --resume runs the rest.", min=0.0)
     ] = None,
-    resume: Annotated[bool, option("Leave out cases --output has from this code.", "--resume")] = False,
+    resume: Annotated[bool, field("Leave out cases --output has from this code.")] = False,
     shard: Annotated[str, option("I/N: the I-th of N parts of the cases, for a machine of its own.")] = "1/1",
     dry_run: Annotated[
-        bool, option("Print the cases and how long they take, with --all each; measure nothing.", "--dry-run")
+        bool, field("Print the cases and how long they take, with --all each; measure nothing.")
     ] = False,
     every: Every = False,
     jobs: Annotated[int | None, option("Processes that compile ahead on a GPU [cores, at most 16].", min=0)] = None,
     executor: Annotated[str, option("local or ray.")] = "local",
     devices: Annotated[int, option("GPUs to spread the cases over.", min=1)] = 1,
     output: Folder = LOCAL,
-    wait: Annotated[
-        bool, option("Wait where another lrbench sweeps into --output or uses the GPU [exit 2].", "--wait")
-    ] = False,
-    strict: Annotated[bool, option("Exit 1 on a crash, an error or a wrong result.", "--strict")] = False,
+    wait: Annotated[bool, field("Wait where another lrbench sweeps into --output or uses the GPU [exit 2].")] = False,
+    strict: Annotated[bool, field("Exit 1 on a crash, an error or a wrong result.")] = False,
     calibrate: Annotated[bool | None, option("Measure the device's roofs first, beside the rows [on a GPU].")] = None,
-    profile_harness: Annotated[
-        bool, option("Say where the time went and how many kernels were compiled.", "--profile-harness")
-    ] = False,
+    profile_harness: Annotated[bool, field("Say where the time went and how many kernels were compiled.")] = False,
     format: Format = "table",
 ) -> None:
     """Measure a kernel family and its baselines over sequence length, head dim and chunk length.
@@ -579,7 +545,7 @@ def profile(
     impl: Annotated[str | None, option("Implementations, comma-separated [the first].")] = None,
     ncu: Annotated[str | None, option("Nsight Compute's ncu [found on PATH or where it installs].")] = None,
     timeout: Annotated[float, option("Seconds until the whole run is ended.", min=0.001)] = 900.0,
-    dry_run: Annotated[bool, option("Print the ncu command and do not run it.", "--dry-run")] = False,
+    dry_run: Annotated[bool, field("Print the ncu command and do not run it.")] = False,
     output: Folder = LOCAL,
     format: Format = "table",
 ) -> None:
@@ -606,8 +572,7 @@ def errors(
     size: Annotated[str | None, option("N of the square matrices [1k to 16k on a GPU; 256,512,1k on a CPU].")] = None,
     draws: Annotated[int, option("Draws of all matrices.", min=1)] = 100,
     impl: Annotated[
-        str | None,
-        option("Ours, or definition: float32 inside, rounded once [fused; a CPU: both it and torch]."),
+        str | None, option("Ours, or definition: float32 inside, rounded once [fused; a CPU: both it and torch].")
     ] = None,
     against: Annotated[str, option("eager: torch in the same dtype; exact: float64, for N up to 16k.")] = "eager,exact",
     dtype: Annotated[str, option("bf16, fp16 or fp32.")] = "bf16",
@@ -685,7 +650,7 @@ def count(
         str | None, option("chunkwise, walk, parallel, scan, fused, ... [the operation's first].")
     ] = None,
     chunk_size: Annotated[str | None, option("Chunk length, of chunkwise formulations [128].")] = None,
-    non_causal: Annotated[bool, option("Attention to later keys as well.", "--non-causal")] = False,
+    non_causal: Annotated[bool, field("Attention to later keys as well.")] = False,
     causal_factor: CausalFactor = None,
     gate_dtype: Annotated[str | None, option("Dtype of the gates [the inputs'].")] = None,
     counting: Annotated[str, option("detailed, or published: what a paper prints.")] = "detailed",
@@ -753,8 +718,7 @@ def best(
     print(choice.ranking_answer(rows))
     display.show(choice.ranking_columns(rows), format)
     others = choice.beside(question, problem.head_dim_qk)
-    for line in choice.ranking_notes(rows, choice.not_there([question, *others])):
-        note(line)
+    note(*choice.ranking_notes(rows, choice.not_there([question, *others])))
 
 
 @command(EXPLAIN, "chunk-size mlstm_sig --gpu h200 --seq-len 64k")
@@ -804,7 +768,7 @@ def predict(
     fit: Annotated[bool, option("Fit to results, or take the model's bounds.")] = True,
     roofs: RoofChoice = "spec",
     validate: Annotated[
-        bool, option("Print how many rows lie in the interval of a fit without them, by implementation.", "--validate")
+        bool, field("Print how many rows lie in the interval of a fit without them, by implementation.")
     ] = False,
     every: Every = False,
     format: Format = "table",
@@ -844,10 +808,10 @@ def reproduce(
     list_only: Annotated[
         bool, option("Print a line a claim [where no ID is given]; --all: all of it.", "--list")
     ] = False,
-    gpu: Annotated[str | None, option("Accelerator whose rows are taken [the one with most].", "--gpu")] = None,
+    gpu: Annotated[str | None, option("Accelerator whose rows are taken [the one with most].")] = None,
     results: Fitted = None,
-    run: Annotated[bool, option("Sweep first what has no row.", "--run")] = False,
-    output: Annotated[Path, option("Folder for the rows of --run, which count beside --results.", "--output")] = LOCAL,
+    run: Annotated[bool, field("Sweep first what has no row.")] = False,
+    output: Annotated[Path, option("Folder for the rows of --run, which count beside --results.")] = LOCAL,
     timeout: Timeout = 120.0,
     time_limit: Annotated[
         float | None, option("Seconds after which --run starts no case; the same command runs the rest.", min=0.0)
@@ -1080,7 +1044,7 @@ def report(
         raise ValueError(f"pdf needs one of {', '.join(export.BROWSERS)}: install one, or leave --pdf out")
     gpu = gpu or (_measured_on(results) if results else None) or default_key()
     paths = results or _reported(gpu)
-    # Bad input is refused here in a line, before a notebook is run on it.
+    # Refuse bad input in a line here, rather than by a traceback of the notebook.
     load_subjects(paths, gpu)
     page = export.build(
         {"results": [str(path) for path in paths], "gpu": gpu}, output, lambda at: note(f"report: {at}")
@@ -1093,7 +1057,7 @@ def report(
     try:
         print(export.to_pdf(page, page.with_suffix(".pdf"), browser))
     except RuntimeError as error:
-        # The page is there; only who insisted on a PDF has failed.
+        # The page is written; without --pdf the PDF is optional.
         if pdf:
             raise
         note(f"no PDF: {error}")
@@ -1109,19 +1073,13 @@ def _measured_on(results: list[Path]) -> str | None:
     return found.most_common(1)[0][0] if found else None
 
 
-def _holds_own() -> bool:
-    from .results.store import holds_results
-
-    return LOCAL.is_dir() and any(map(holds_results, LOCAL.rglob("*.parquet")))
-
-
 def _reported(gpu: str) -> list[Path]:
     """Return the results to report where none are named, and say which on stderr; ValueError where there are none."""
     from .analysis.accelerators.known import get_accelerator
-    from .results.store import committed_results
+    from .results.store import committed_results, files_in
 
     found = committed_results(get_accelerator(gpu).key)
-    if _holds_own():
+    if files_in(LOCAL):
         found.append(LOCAL)
     here = Path.cwd()
     paths = [p.relative_to(here) if p.is_relative_to(here) else p for p in found or committed_results()]
@@ -1142,8 +1100,8 @@ def compare(
         str | None, option("Columns in which matched cases may differ, such as chunk_size: the best counts.")
     ] = None,
     margin: Annotated[float, option("Relative difference that counts as equal.")] = 0.02,
-    live: Annotated[bool, option("Measure implementations A and B now, in turn.", "--live")] = False,
-    kernel: Annotated[str | None, option("Live: kernel family, or one of its operations [tfla].", "--kernel")] = None,
+    live: Annotated[bool, field("Measure implementations A and B now, in turn.")] = False,
+    kernel: Annotated[str | None, option("Live: kernel family, or one of its operations [tfla].")] = None,
     preset: Preset = None,
     rounds: Annotated[int, option("Live: samples of each case.", min=10, max=1000)] = 30,
     output: Annotated[Path | None, option("Live: folder to keep the rows in.")] = None,
@@ -1177,20 +1135,16 @@ def check(
     baseline: Annotated[str, option("What it is compared with, given in the same way.")],
     thresholds: Annotated[Path | None, option("What is tolerated, in TOML [results/thresholds.toml].")] = None,
     results: Pool = None,
-    allow_missing: Annotated[bool, option("Do not fail on cases that the run lacks.", "--allow-missing")] = False,
-    fail_unclear: Annotated[bool, option("Fail on unclear cases.", "--fail-unclear")] = False,
+    allow_missing: Annotated[bool, field("Do not fail on cases that the run lacks.")] = False,
+    fail_unclear: Annotated[bool, field("Fail on unclear cases.")] = False,
     min_compared: Annotated[
         float, option("Share of the run's cases that must be compared, 0 to 1; one at least.", min=0.0, max=1.0)
     ] = 0.5,
-    rerun: Annotated[
-        bool, option("Measure unclear, noisy and slower cases again, if their device is here.", "--rerun")
-    ] = False,
+    rerun: Annotated[bool, field("Measure unclear, noisy and slower cases again, if their device is here.")] = False,
     timeout: Annotated[float, option("Seconds until a case measured again is ended.", min=0.001)] = 120.0,
     budget: Annotated[float, option("Seconds of timing per case measured again.", min=0.0)] = 1.0,
     junit: Annotated[Path | None, option("Write JUnit XML to this file.")] = None,
-    summary: Annotated[
-        bool, option("Append Markdown to the file that GITHUB_STEP_SUMMARY names.", "--summary")
-    ] = False,
+    summary: Annotated[bool, field("Append Markdown to the file that GITHUB_STEP_SUMMARY names.")] = False,
     every: Annotated[bool, option("Show every case, not only what changed; JSON and CSV always do.", "--all")] = False,
     format: CheckFormat = "table",
 ) -> None:
@@ -1247,9 +1201,7 @@ def update(
     run: Annotated[str | None, option("Which run, by how its id begins, where there are several.")] = None,
     into: Annotated[Path | None, option("Folder of the baseline [results/ACCELERATOR].")] = None,
     by: Annotated[str | None, option("Who promotes it [git's user.name].")] = None,
-    allow_dirty: Annotated[
-        bool, option("Take a run that was measured with uncommitted changes.", "--allow-dirty")
-    ] = False,
+    allow_dirty: Annotated[bool, field("Take a run that was measured with uncommitted changes.")] = False,
     format: Format = "table",
 ) -> None:
     """Promote a run to the baseline of its accelerator, with its provenance beside it."""
@@ -1326,11 +1278,7 @@ def _terms(text: str) -> str:
 
 
 @command(LIST, "kernels mlstm_sig")
-def kernels(
-    kernel: Kernel = None,
-    every: Every = False,
-    format: Format = "table",
-) -> None:
+def kernels(kernel: Kernel = None, every: Every = False, format: Format = "table") -> None:
     """List kernel families and their operations, or the implementations of one, ours and outside ones."""
     from .bench import display, inventory
 
@@ -1347,11 +1295,10 @@ def results(
         list[Path] | None, typer.Argument(metavar="RESULTS", help="Result files or folders [the committed ones].")
     ] = None,
     run: Annotated[
-        bool,
-        option("Measure what the folder [results/ACCELERATOR] lacks of a complete set of this code; merge.", "--run"),
+        bool, field("Measure what the folder [results/ACCELERATOR] lacks of a complete set of this code; merge.")
     ] = False,
     merge: Annotated[
-        bool, option("Put the folder's runs in a file for each family, superseded rows in history.parquet.", "--merge")
+        bool, field("Put the folder's runs in a file for each family, superseded rows in history.parquet.")
     ] = False,
     timeout: Timeout = 300.0,
     time_limit: Annotated[
@@ -1380,8 +1327,7 @@ def results(
         path, left = run_complete(named[0] if paths else None, timeout_s=timeout, time_limit_s=time_limit)
         named = [path]
     elif merge:
-        for line in folder.merge(named[0]):
-            note(line)
+        note(*folder.merge(named[0]))
     implementations = contents.implementation_rows(named, inventory.declared_implementations())
     if format == "markdown":
         print(contents.as_markdown(contents.file_rows(named), implementations), end="")
@@ -1407,7 +1353,7 @@ def runs(
     from .bench import display
     from .results import contents, store
 
-    found = contents.run_rows(paths or [*([LOCAL] if _holds_own() else []), *store.committed_results()])
+    found = contents.run_rows(paths or [*([LOCAL] if store.files_in(LOCAL) else []), *store.committed_results()])
     display.show(found[:limit] if format == "table" else found, format)
     if format == "table" and len(found) > limit:
         note(f"and {len(found) - limit} older runs: --limit {len(found)}")
@@ -1462,13 +1408,13 @@ def main() -> None:
     Exit 0 when all is well, 1 when a check failed, a sweep timed nothing or a device does not work, 2 on bad usage or
     input and where something cannot be written, 130 on Ctrl-C.
     """
-    # Commands make many objects, hardly any in cycles: looking for these often takes a tenth of a second.
+    # Commands make many objects and few cycles; collecting as often as by default takes a tenth of a second.
     gc.set_threshold(100_000)
     if sys.stdout is None:
-        # Closed by the caller (>&-): what is printed is not wanted. print takes None, csv and others do not.
+        # The caller closed it (>&-). print takes None for it, csv and others do not.
         sys.stdout = io.StringIO()
     try:
-        # By its name alone completion finds it, also as python -m lrbench.
+        # Completion is installed for this name; started by python -m lrbench, Typer would take another.
         app(prog_name="lrbench")
     except (ValueError, OSError) as error:
         note(f"lrbench: {error}")

@@ -3,6 +3,7 @@
 import sys
 
 
-def note(message: str) -> None:
-    """Print a line for people on standard error."""
-    print(message, file=sys.stderr)
+def note(*lines: str) -> None:
+    """Print lines for people on standard error."""
+    for line in lines:
+        print(line, file=sys.stderr)

@@ -1,12 +1,12 @@
 """Speed bars that the project holds itself to: those of results/bars.toml, measured beside whom they name.
 
-Sides take turns in every round, so that what else the machine does falls on all alike; of a side with chunk lengths the
-fastest counts. Ours must be right to be timed; an outside package whose numbers are off is timed all the same, with a
-remark. On a GPU our kernels are compiled beforehand, and the sides of a problem run in one process; on a CPU every bar
-has a process of its own, because memory that other sides left behind would spare a side the page faults of its own
-temporaries, and every sample follows an untimed call of the same side. Where two threads do not reach
-:data:`FREE_CORES_GAIN` times the matrix products of one, a CPU does not have two free cores: a bar that is missed there
-is not decidable, and marked so; it is missed all the same.
+Sides take turns in every round, so that other load on the machine slows all of them alike. Of a side with several
+chunk lengths the fastest counts. Ours must be right to be timed; an outside package whose numbers are off is timed too,
+with a remark. On a GPU our kernels are compiled beforehand, and the sides of a problem run in one process. On a CPU
+every bar has a process of its own, because a side would reuse memory that others left and so have fewer page faults,
+and every sample follows an untimed call of the same side. A CPU on which two threads do not reach
+:data:`FREE_CORES_GAIN` times the matrix products of one does not have two free cores: a bar that is missed there is
+marked as not decidable.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from __future__ import annotations
 import itertools
 import math
 import time
-import uuid
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -43,27 +42,27 @@ from .workers import Limits, ReplaceableWorker, probe_environment
 
 FILE = Path(__file__).resolve().parent.parent / "results" / "bars.toml"
 COPY, BEST = "copy", "best"
-"""What theirs may be besides an implementation: the device's copy, and the fastest of all sides, ours included."""
+"""``theirs`` may also be the device's copy, or the fastest of all sides, ours included."""
 
 DEFAULT = "default"
-"""The side that calls the operation as users do: neither an implementation nor a chunk length is named."""
+"""``ours`` may also be the operation called as users do, without an implementation or a chunk length."""
 
 SHORTEST_CHUNK = 64
-"""Of a side that tries every chunk length: a tile of the kernels."""
+"""The shortest of every chunk length: one tile of the kernels."""
 
 MAX_COMPILE_ELEMENTS = 2**29
-"""Of the widest tensor of a case that is called ahead to compile: as many processes as compile share the GPU."""
+"""Elements of the widest tensor of a case up to which it is called to compile: several processes share the GPU."""
 
 COPIED_BYTES = 2 * 2**30
 """Read and written by one sample of the copy: far above any cache."""
 
 FREE_CORES_GAIN = 1.6
-"""What two threads reach at least, in rates of one, where each has a core to itself."""
+"""The least that two threads reach, in multiples of one thread's rate, where each has a core to itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bar:
-    """By what factor ``ours`` must be below ``theirs``, each at its fastest chunk length.
+    """How many times faster, or smaller in memory, ``ours`` must be than ``theirs``, each at its fastest chunk length.
 
     Attributes:
         ours, theirs: implementations. Ours may be :data:`DEFAULT`; theirs :data:`COPY`, the device's copy of ours'
@@ -88,7 +87,7 @@ class Bar:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Side:
-    """What is a side's own: operation, further sizes, and chunk lengths to try.
+    """Where a side differs from its problem: operation, further sizes, and chunk lengths to try.
 
     "own" is the implementation's choice, "every" all powers of two from :data:`SHORTEST_CHUNK` to the one that holds
     the sequence, where the implementation takes them.
@@ -101,13 +100,13 @@ class Side:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """A problem and the bars held at it; lists of sizes and dtypes are a problem for each of their values.
+    """A problem and its bars. Where sizes or dtypes are lists, it stands for a problem of each combination of values.
 
     Attributes:
         label: may name sizes in braces.
         shapes: problems in place of ``sizes``, each the operation's sizes in their order.
         modes: in which every side is timed, with a bar or without.
-        sides: what is a side's own, and sides without a bar.
+        sides: where sides differ from the problem; also those that no bar names.
         options: further keywords of the operation's functions, its reference's too.
     """
 
@@ -122,7 +121,7 @@ class Problem:
     bars: tuple[Bar, ...] = ()
 
     def expand(self) -> Iterator[Problem]:
-        """Yield the problem of every combination of sizes, or of every shape, and dtypes.
+        """Yield a problem for every combination of sizes, or every shape, and dtypes.
 
         Raises:
             ValueError: a shape does not have as many sizes as the operation.
@@ -138,7 +137,7 @@ class Problem:
                 yield replace(self, label=label, sizes=sizes, shapes=(), dtype=dtype)
 
     def alone(self, *bars: Bar) -> Problem:
-        """Return the problem with some of its bars and their sides."""
+        """Return the problem with these of its bars alone, and their sides."""
         named = {impl for bar in bars for impl in (bar.ours, bar.theirs)}
         sides = {impl: side for impl, side in self.sides.items() if impl in named or BEST in named}
         modes = tuple(mode for mode in self.modes if mode in {bar.mode for bar in bars})
@@ -173,7 +172,7 @@ class Family:
 Families = Mapping[str, Family]
 
 Entry = tuple[Record, str]
-"""A measured row, and what else is to be said of it."""
+"""A measured row and a remark on it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -242,13 +241,16 @@ def load_bars(path: Path = FILE) -> Families:
 
 
 def select(families: Families, name: str | None, only: str | None = None) -> Families:
-    """Return what is meant by a name, or all, of problems with ``only`` in their label.
+    """Return the families with only the problems and bars that a name means; without a name all.
 
-    A name is a family's, a problem's or a bar's (``family/label/bar``), or an operation's or an implementation's. What
-    is asked of a family overall is asked only where all of it is chosen.
+    A name is a family's, a problem's or a bar's (``family/label/bar``), or an operation's or an implementation's. A
+    family keeps its overall bars only where all of its problems are chosen.
+
+    Args:
+        only: text that labels of problems must contain.
 
     Raises:
-        ValueError: there is none.
+        ValueError: nothing is left.
     """
     chosen = {}
     for key, family in families.items():
@@ -325,7 +327,7 @@ def planned_cases(kernel: str, problem: Problem, mode: str, impls: Sequence[str]
         else:
             preferred = next(iter(target.chunk_sizes), None)
             if problem.options:
-                # Modes are declared for the operation without options, of which its gradients may not be.
+                # A baseline whose gradients are right only with an option declares fw alone.
                 target = replace(target, modes=MODES)
         every = side.chunk_sizes == "every"
         for chunk_size in _every_chunk(target, mode, str(problem.dtype), sizes) if every else side.chunk_sizes:
@@ -338,7 +340,7 @@ def planned_cases(kernel: str, problem: Problem, mode: str, impls: Sequence[str]
 def _every_chunk(
     target: Implementation | Baseline, mode: str, dtype: str, sizes: Mapping[str, int]
 ) -> Sequence[int | Literal["own"]]:
-    """Return the chunk lengths of "every" that an implementation of ours takes."""
+    """Return the chunk lengths that "every" means for an implementation of ours: those that it takes."""
     assert isinstance(target, Implementation)
     longest = max(SHORTEST_CHUNK, next_power_of_two(sizes["seq_len"]))
     lengths = (1 << n for n in range(SHORTEST_CHUNK.bit_length() - 1, longest.bit_length()))
@@ -346,7 +348,7 @@ def _every_chunk(
 
 
 def compile_first(families: Families, environment: Environment) -> None:
-    """Compile what problems run of ours, in several processes; outside packages compile, and tune, as they come.
+    """Compile our kernels of these problems in several processes. Outside packages compile, and tune, when measured.
 
     Of a side's chunk lengths the shortest and the longest are called, because whether there are several chunks decides
     which kernels run. The first problem of a kind comes first: those that follow find most of its kernels compiled.
@@ -388,15 +390,14 @@ def measure_bars(
     on_gpu = [name for name, family in families.items() if family.device == "cuda"]
     if on_gpu and (here := probe_environment()).device_kind != "cuda":
         raise ValueError(f"the bars {', '.join(on_gpu)} need an NVIDIA GPU, and none is here")
-    for text in store.recovered_notes(store.recover(output)):
-        note(text)
+    note(*store.recovered_notes(output))
     if on_gpu:
         compile_first(families, here)
     for name, family in families.items():
         verdicts: list[Verdict] = []
         with hold_gpus(int(family.device == "cuda")), _worker(family.device) as session:
             environment = Environment(**session.call("bench.environment:environment_here"))
-            run = Run.start(uuid.uuid4().hex, environment, None)
+            run = Run.start(environment)
             with store.RunWriter(output, file_name(f"{store.BARS_PREFIX}{name}", run.run_id)) as writer:
                 measuring = _Measuring(family, session, run, writer, rounds or family.rounds)
                 for number, problem in enumerate(family.problems):
@@ -497,7 +498,10 @@ def judge(problem: str, bar: Bar, entries: Sequence[Entry], copies_ms: Sequence[
     ours = _fastest(entries, bar.ours, bar.mode)
     theirs = _fastest(entries, None if bar.theirs == BEST else bar.theirs, bar.mode, bar.their_chunk_size)
     if bar.theirs == COPY and isinstance(ours, Record):
-        share = _compulsory_bytes(ours) / COPIED_BYTES
+        count = counts.count_case(ours.op, ours.impl, ours.mode, ours.dtype, ours.state_dtype, ours.sizes)
+        if count is None:
+            raise ValueError(f"compulsory bytes of {ours.impl}, {ours.mode}, must be counted to compare it with a copy")
+        share = count.compulsory_bytes / COPIED_BYTES
         samples = [share * sample for sample in copies_ms]
         theirs = replace(ours, impl=COPY, chunk_size=None, time_samples_ms=samples, time_ms=median(samples))
     verdict = Verdict(problem=problem, bar=bar, ours=_words(ours, bar), theirs=_words(theirs, bar))
@@ -511,7 +515,7 @@ def judge(problem: str, bar: Bar, entries: Sequence[Entry], copies_ms: Sequence[
 
 
 def judge_overall(family: str, bar: Bar, verdicts: Sequence[Verdict]) -> Verdict:
-    """Judge a bar on the geometric mean of the ratios that verdicts of the same sides, mode and quantity have.
+    """Judge a bar on the geometric mean of the ratios of all problems.
 
     The interval is the geometric mean of the intervals' ends: no narrower than that of independent problems. A bar on
     the best of all sides is judged on the median, which has no interval.
@@ -564,7 +568,7 @@ def memory_bytes(record: Record) -> int | None:
 
 
 def _fastest(entries: Sequence[Entry], impl: str | None, mode: str, chunk_size: int | None = None) -> Record | str:
-    """Return the fastest row of a side, of all of them without one, or why it has none."""
+    """Return the fastest row of a side, or of all sides where ``impl`` is None; a text says why there is none."""
     found = [
         (record, remark)
         for record, remark in entries
@@ -576,13 +580,6 @@ def _fastest(entries: Sequence[Entry], impl: str | None, mode: str, chunk_size: 
     if timed:
         return min(timed, key=lambda record: median(record.time_samples_ms or ()))
     return f"{impl or BEST}: {'; '.join(dict.fromkeys(remark for _, remark in found)) or 'was not measured'}"
-
-
-def _compulsory_bytes(record: Record) -> float:
-    count = counts.count_case(record.op, record.impl, record.mode, record.dtype, record.state_dtype, record.sizes)
-    if count is None:
-        raise ValueError(f"compulsory bytes of {record.impl}, {record.mode}, must be counted to compare it with a copy")
-    return count.compulsory_bytes
 
 
 def _words(side: Record | str, bar: Bar) -> str:

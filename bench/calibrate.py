@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 SIDES = (8192, 4096, 2048, 1024, 512)
 PILOT_SIDES = {"cuda": 2048, "cpu": 512}
-"""What is timed first, to tell how large a product may be; on a GPU large enough that it outlasts its launch."""
+"""Side of the product that is timed first, to tell how large one may be; on a GPU it must outlast its launch."""
 
 MIN_COPY_BYTES = {"cuda": 2 * 2**30, "cpu": 256 * 2**20}
 CACHES = {"cuda": 20, "cpu": 4}
@@ -44,8 +44,10 @@ COPY_SAMPLES = 10
 """Of the copy that bars are held to."""
 
 GAIN_ROUNDS, GAIN_SAMPLES, GAIN_SIDE = 5, 3, 1024
+"""Of the gain of a second thread: rounds, samples of each in a round, and side of the matrices."""
+
 SPIN_S = 0.1
-"""Longer than threads of a pool that is not used wait awake, some milliseconds."""
+"""Longer than idle threads of a pool spin before they sleep, some milliseconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -215,9 +217,14 @@ class _Workload:
 
 def _workloads(device: str, form: Form) -> Iterator[_Workload]:
     """Make one workload after the other; the tensors of one are gone when the next is made."""
+    import torch
+
     yield _copy(device)
-    for dtype in _multipliable(device, form.dtypes):
-        yield from _matmul(device, dtype, form.max_sample_s)
+    # Matrix units multiply bf16 and tf32 from compute capability 8.0 on.
+    old = device == "cuda" and torch.cuda.get_device_capability()[0] < 8
+    for dtype in form.dtypes:
+        if not (old and dtype in ("bf16", "tf32")):
+            yield from _matmul(device, dtype, form.max_sample_s)
     if form.fma:
         yield _fma()
 
@@ -236,14 +243,6 @@ def _copy(device: str) -> _Workload:
     return _Workload(
         quantity="copy", dtype=None, size=size, work=2 * size, call=lambda _: target.copy_(source, non_blocking=True)
     )
-
-
-def _multipliable(device: str, dtypes: tuple[str, ...]) -> list[str]:
-    """Leave out what the matrix units of a GPU before compute capability 8.0 do not multiply."""
-    import torch
-
-    old = device == "cuda" and torch.cuda.get_device_capability()[0] < 8
-    return [dtype for dtype in dtypes if not (old and dtype in ("bf16", "tf32"))]
 
 
 def _matmul(device: str, dtype: str, max_sample_s: float) -> Iterator[_Workload]:
@@ -315,7 +314,7 @@ def measure_here(worker: object, *, short: bool, gpu_only: bool) -> dict[str, An
         try:
             rows = measure_roofs(environment, FORMS[environment.device_kind, short], short=short)
         except RuntimeError as error:
-            # A device that others fill must not keep a sweep from starting: who asked decides what it means.
+            # The caller decides what this means: a sweep starts even where others fill the device.
             failure = " ".join(str(error).split())[:300]
         finally:
             # The same process goes on with a sweep's cases.
@@ -338,19 +337,19 @@ def copy_here(worker: Worker, *, moved_bytes: int) -> dict[str, Any]:
     return timing.columns()
 
 
-def thread_gain_here(worker: object, *, threads: int = 2, side: int = GAIN_SIDE) -> dict[str, float]:
-    """Return as "gain" how many times one thread's rate of float32 matrix products ``threads`` threads reach.
+def thread_gain_here(worker: object) -> dict[str, float]:
+    """Return as "gain" how many times one thread's rate of float32 matrix products two threads reach.
 
     Two hyperthreads of a core, or cores that others use, do no more multiply-adds than one. Leaves torch's number of
     threads as it was.
     """
     import torch
 
-    a, b = torch.randn(2, side, side, generator=torch.Generator().manual_seed(0))
+    a, b = torch.randn(2, GAIN_SIDE, GAIN_SIDE, generator=torch.Generator().manual_seed(0))
     out = torch.empty_like(a)
     before, timer = torch.get_num_threads(), clock.CpuClock()
     product = clock.Call(call=lambda _: torch.mm(a, b, out=out))
-    samples_ms: dict[int, list[float]] = {1: [], threads: []}
+    samples_ms: dict[int, list[float]] = {1: [], 2: []}
     try:
         for _ in range(GAIN_ROUNDS):
             for number, samples in samples_ms.items():
@@ -360,4 +359,4 @@ def thread_gain_here(worker: object, *, threads: int = 2, side: int = GAIN_SIDE)
                 samples += timer.sample(product, GAIN_SAMPLES)[0]
     finally:
         torch.set_num_threads(before)
-    return {"gain": statistics.median(samples_ms[1]) / statistics.median(samples_ms[threads])}
+    return {"gain": statistics.median(samples_ms[1]) / statistics.median(samples_ms[2])}

@@ -48,6 +48,7 @@ PEER_FACTOR = 8
 """How far beyond the bound of our own code an outside package's error may lie."""
 
 SEED = 0
+KEPT = 2
 
 _RECURRENT_STEPS = {"cpu": 4096, "cuda": 1024}
 _RECURRENT_BYTES = 2 * 2**30
@@ -126,15 +127,15 @@ class PoisonEmpty(TorchDispatchMode):
 
 
 def problem_key(operation: Operation, case: Case) -> tuple[object, ...]:
-    """What the inputs of a case depend on: everything but how they are computed."""
+    """Return what the inputs of a case depend on: not the implementation, its chunk length or the mode."""
     return operation.name, case.dtype, case.problem_sizes
 
 
 class Inputs:
-    """Makes an operation's inputs, the same for everyone who asks, and keeps the last ``kept`` problems' tensors."""
+    """Makes an operation's inputs, always the same ones, and keeps the tensors of the last :data:`KEPT` problems."""
 
-    def __init__(self, device: str, kept: int = 2) -> None:
-        self.device, self.kept = device, kept
+    def __init__(self, device: str) -> None:
+        self.device = device
         self._problems: dict[tuple[object, ...], dict[str, Tensor]] = {}
 
     def clear(self) -> None:
@@ -145,7 +146,7 @@ class Inputs:
         """Return argument -> tensor: new leaves over memory that cases of the same problem share."""
         key = problem_key(operation, case)
         if key not in self._problems:
-            while len(self._problems) >= self.kept:
+            while len(self._problems) >= KEPT:
                 del self._problems[next(iter(self._problems))]
             self._problems[key] = operation.make_inputs(
                 case.sizes, dtype=DTYPES[case.dtype], device=self.device, seed=SEED
@@ -212,7 +213,7 @@ def _evaluate(
 
 
 class References:
-    """Computes what a case must give, and keeps the last problem's answer: cases with the same inputs come in a row.
+    """Computes what a case must give, and keeps the last answer: cases with the same inputs follow one another.
 
     Args:
         folder: where results are shared with the sweep's other workers, which check against the same ones; None for
@@ -253,7 +254,8 @@ class References:
         # For half-precision inputs fp32 holds the reference exactly enough, at half the memory.
         kept = torch.float32 if dtype in (torch.bfloat16, torch.float16) else torch.float64
         grad_out = _OutputGradient(dtype) if case.gradients else None
-        definition, defined_by = _definition(operation, portable=portable)
+        definition = _portable(operation) if portable else resolve(operation.recurrent)
+        assert definition is not None, "checked_case asks for the portable form only where there is one"
         form, formed_by = _low_precision_form(operation, case)
 
         def reference() -> dict[str, Tensor]:
@@ -263,7 +265,7 @@ class References:
             return evaluate(operation, partial(form, **options), inputs, grad_out)
 
         problem = (*problem_key(operation, case), case.gradients, *sorted(options.items()))
-        values = self._shared((*problem, "float64", defined_by), reference)
+        values = self._shared((*problem, "float64", "portable" if portable else "recurrent"), reference)
         low = self._shared((*problem, formed_by), low_precision)
         self._expected = Expected(
             values={name: value.to(kept) for name, value in values.items()},
@@ -274,7 +276,7 @@ class References:
         return self._expected
 
     def _shared(self, key: tuple[object, ...], compute: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
-        """Return what another worker left in the folder under this key, or compute it and leave it there."""
+        """Return what another worker stored in the folder under this key, or compute and store it."""
         if self.folder is None or not self.folder.is_dir():
             return compute()
         path = self.folder / f"{hashlib.sha256(repr(key).encode()).hexdigest()[:32]}.pt"
@@ -409,13 +411,6 @@ def _portable(operation: Operation) -> Callable[..., Tensor] | None:
 def _is_portable(case: Case) -> bool:
     """Return whether a case is the portable form's, with further options or without."""
     return case.impl.partition("+")[0] == "torch"
-
-
-def _definition(operation: Operation, *, portable: bool) -> tuple[Callable[..., Tensor], str]:
-    """The function that is exact in float64, and its name."""
-    function = _portable(operation) if portable else resolve(operation.recurrent)
-    assert function is not None, "checked_case asks for the portable form only where there is one"
-    return function, "portable" if portable else "recurrent"
 
 
 def _low_precision_form(operation: Operation, case: Case) -> tuple[Callable[..., Tensor], str]:

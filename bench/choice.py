@@ -19,13 +19,12 @@ from ..results.arguments import one_of
 from ..results.names import current_name
 from ..results.schema import Case
 from ..results.select import short_size
-from .inventory import implementation_names
 
 Known = Implementation | Baseline
 
 
 def runnable(question: Question) -> list[str]:
-    """Return what computes a question's operation on such an accelerator in its mode and dtype, ours first.
+    """Return the implementations that answer a question on its accelerator, in its mode and dtype, ours first.
 
     Code for this very chip comes before code for all. Portable code is left out where there is a GPU, as in a sweep,
     unless there is nothing else.
@@ -37,17 +36,23 @@ def runnable(question: Question) -> list[str]:
 
 
 def not_there(questions: Iterable[Question]) -> list[str]:
-    """Return the names of kernels that compute one of the questions, but not on such an accelerator."""
+    """Return the names of kernels that compute one of the questions, but not on its accelerator."""
     return list(dict.fromkeys(each.name for q in questions for each in _known(q) if _why_not_on(each, q)))
 
 
 def _known(question: Question) -> list[Known]:
-    """Return what has the question's mode and dtype and runs on such devices, in the order of :func:`runnable`."""
+    """Return the implementations with the mode, dtype and device kind asked for, in the order of :func:`runnable`."""
     one_of("mode", question.mode, MODES)
-    known: list[Known] = [get_implementation(question.op, name) for name in implementation_names(question.op)]
-    known.sort(key=lambda each: isinstance(each, Baseline) or (not each.architectures and 0.5))
+    known = sorted(
+        _implementations(question.op), key=lambda each: isinstance(each, Baseline) or (not each.architectures and 0.5)
+    )
     device, mode, dtype = _device(question), question.mode, question.dtype
     return [each for each in known if device in each.devices and mode in each.modes and dtype in each.dtypes]
+
+
+def _implementations(op: str) -> list[Known]:
+    """Return the implementations of an operation, ours first."""
+    return [*get_operation(op).implementations, *(each for each in baselines.BASELINES if each.op == op)]
 
 
 def _device(question: Question) -> str:
@@ -98,14 +103,14 @@ def implementation(question: Question, impl: str | None, *, chunked: bool = Fals
         ValueError: an unknown one, or one written for accelerators of another compute capability.
     """
     op = question.op
-    known = [name for name in implementation_names(op) if get_implementation(op, name).chunked or not chunked]
+    known = [each.name for each in _implementations(op) if each.chunked or not chunked]
     if impl is None:
         able = [name for name in runnable(question) if name in known] or known
         ours = [name for name in able if "." not in name] or able
         if len(ours) == 1:
             return ours[0]
         best = ranked(question, ours)[0]
-        # Bounds say nothing of which is faster.
+        # Lower bounds do not tell which is faster.
         return ours[0] if best.basis == "bound" else best.case[1]
     impl = current_name(op, impl)
     one_of("impl", impl, known, f" for {op}{' to choose a chunk length' if chunked else ''}")
@@ -153,7 +158,7 @@ def ranking(question: Question, *, every: bool, head_dim_qk: int | None = None) 
         try:
             found += [(each, other) for each in ranked(other)[: None if every else 1]]
         except ValueError:
-            # The other operation has nothing for this accelerator, mode or size: it is no choice.
+            # Nothing computes the other operation on this accelerator, in this mode or at this size.
             continue
     versions = baselines.installed_versions()
     found.sort(key=lambda pair: pair[0].order())
@@ -204,7 +209,7 @@ def ranking_answer(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def ranking_columns(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return of every kernel that fits what a reader looks for, where it was not measured the most that is likely too.
+    """Return the ranking of the kernels that fit, as people see it; where predicted, with the longest likely time.
 
     A kernel of other mathematics is named with its operation, and with its heads and head dims where they differ.
     """
@@ -235,7 +240,7 @@ def _short(time_ms: float) -> str:
 
 
 def _name(row: Mapping[str, Any]) -> str:
-    """Return a kernel's name: of other mathematics the operation as well, where the kernel is not called like it."""
+    """Return a kernel's name, for other mathematics with its operation, unless that is the name already."""
     own = str(row["impl"])
     return own if row["same_math"] or own.endswith(f".{row['op']}") else f"{row['op']} {own}"
 

@@ -26,8 +26,8 @@ from .workers import Limits
 
 MAX_COMPILE_JOBS = 16
 BATCH = 8
-"""Cases a process in a batch: with fewer, most compile what another one compiles just now; with more, the next rows
-come later, and a sweep that is stopped has compiled more for nothing."""
+"""Cases of a batch for each process. With fewer, processes compile the same kernels at the same time; with more, the
+next rows come later, and a sweep that is stopped has compiled more than it measured."""
 
 MAX_COMPILE_ELEMENTS = 2**26
 """Of a case's widest tensor, up to which a longer case than the shortest is called only to compile: many processes
@@ -43,48 +43,45 @@ def default_jobs(device_kind: str, devices: int = 1) -> int:
 
 
 def compile_cases(planned: Sequence[PlannedCase], capability: str | None = None) -> list[PlannedCase]:
-    """Return the cases worth compiling ahead.
+    """Return the cases worth compiling ahead; what needs no compiler is left out.
 
     Our kernels take batch and sequence length at run time, but launches differ between one tile of time and many, and
-    between few sequences and many: the shortest and the longest case stand for all of them. Those that are only longer
-    come last, when most of what they share with the shortest is compiled; where all of these are too large, one is cut
-    short. Where an implementation says which launches it chooses (``default_config``), there is a case for each choice
-    that these two leave out: the shortest, which takes the launches of a larger one where that is too large. Outside
-    packages may compile per shape. What needs no compiler is left out.
+    between few sequences and many. So of the cases that share compiled code these are called:
+
+    - the shortest, and the longest that is not too large to be called only to compile. The longest come after all of
+      the shortest, with which they share most kernels. Where all longer ones are too large, one is cut short.
+    - one for each further choice of launches, where an implementation says what it chooses (``default_config``); where
+      that case is too large, the shortest with its launches.
 
     Args:
         capability: compute capability such as "9.0" for which launches are chosen; None does not ask for choices.
     """
-    chosen: dict[tuple[Any, ...], PlannedCase] = {}
-    longest: dict[tuple[Any, ...], PlannedCase] = {}
-    too_long: dict[tuple[Any, ...], PlannedCase] = {}
-    by_config: dict[tuple[Any, ...], dict[Any, PlannedCase]] = {}
-    for item in sorted(planned, key=lambda item: item.case.seq_len or 0):
-        key = _key(item)
-        if key is None:
-            continue
-        case = item.case
-        shortest = chosen.setdefault(key, item)
-        by_config.setdefault(key, {}).setdefault(_choice(item, capability), item)
-        longer = (case.seq_len or 0) > (longest.get(key, shortest).case.seq_len or 0)
-        if longer and _may_be_called(item, shortest):
-            longest[key] = item
-        elif longer and key not in longest and (cut := _cut(item, longer_than=shortest.case.seq_len or 0)):
-            too_long.setdefault(key, cut)
-    further = {**too_long, **longest}
-    others = []
-    for key, shortest in chosen.items():
-        chosen_there = {_choice(item, capability) for item in (shortest, further.get(key, shortest))}
-        for config, item in by_config[key].items():
-            if config not in chosen_there:
-                others.append(item if _may_be_called(item, shortest) else replace(shortest, config_of=item.case))
-    return [*chosen.values(), *further.values(), *others]
+
+    def length(item: PlannedCase) -> int:
+        return item.case.seq_len or 0
+
+    alike = grouped(sorted(planned, key=length), _key)
+    alike.pop(None, None)
+    shortest, longest, others = [], [], []
+    for first, *more in alike.values():
+        longer = [item for item in more if length(item) > length(first)]
+        called = [item for item in longer if _may_be_called(item, first)]
+        cut = filter(None, (_cut(item, longer_than=length(first)) for item in longer))
+        last = max(called, key=length) if called else next(cut, first)
+        shortest.append(first)
+        longest += [last] if last is not first else []
+        choices = {_choice(first, capability), _choice(last, capability)}
+        for item in more:
+            if (choice := _choice(item, capability)) not in choices:
+                choices.add(choice)
+                others.append(item if _may_be_called(item, first) else replace(first, config_of=item.case))
+    return [*shortest, *longest, *others]
 
 
 def _key(item: PlannedCase) -> tuple[Any, ...] | None:
     """Return what is the same for cases of the same compiled code; None where nothing is compiled."""
     case, target = item.case, item.target
-    # The models of several processes would fill the GPU.
+    # Models in several processes would fill the GPU.
     if case.mode == "train":
         return None
     if isinstance(target, Implementation):
@@ -92,7 +89,7 @@ def _key(item: PlannedCase) -> tuple[Any, ...] | None:
             return None
         sizes = tuple((name, size) for name, size in case.sizes.items() if name not in ("batch", "seq_len"))
     elif case.provider == "torch" or case.context is not None:
-        # What reads a cache compiles nothing either, and the caches of several processes would fill the GPU.
+        # Decoding steps of attention compile nothing either, and caches in several processes would fill the GPU.
         return None
     else:
         sizes = tuple(case.sizes.items())
@@ -102,7 +99,7 @@ def _key(item: PlannedCase) -> tuple[Any, ...] | None:
 
 
 def _kind(item: PlannedCase) -> Case:
-    """Return what is the same for cases that differ in lengths and in the dtype of states alone."""
+    """Return a case without its lengths and the dtype of its states."""
     return replace(item.case, batch=None, seq_len=None, chunk_size=None, state_dtype=None)
 
 
@@ -134,10 +131,10 @@ def widest(item: PlannedCase) -> int:
 
 
 def unit_of(item: PlannedCase) -> Hashable:
-    """Return what one process compiles: each case, but of what autotunes all of one kind.
+    """Return what the cases that one process compiles have in common: nothing, unless they autotune.
 
-    Autotuners compile the same configurations for cases that differ in their lengths, or in whether they take
-    gradients, and side by side within a process.
+    An autotuner compiles the same configurations for cases that differ in their lengths or in whether they take
+    gradients, and compiles them side by side within a process.
     """
     return replace(_kind(item), mode="") if autotunes(item) else item.case
 
@@ -148,7 +145,7 @@ def uncompiled(planned: Sequence[PlannedCase], environment: Environment) -> list
 
 
 def _mark(item: PlannedCase, environment: Environment) -> Path:
-    """Return the file that says that a case was compiled: beside what was, so that it goes when that goes."""
+    """Return the file that marks a case as compiled. It lies in Triton's cache, so it goes when that is cleared."""
     home = Path(os.environ.get("TRITON_HOME") or Path.home()) / ".triton" / "cache"
     of_package = version_of(item.target.distribution) if isinstance(item.target, Baseline) else _source_digest()
     versions = environment.capability, environment.triton_version, environment.torch_version, of_package
@@ -158,7 +155,7 @@ def _mark(item: PlannedCase, environment: Environment) -> Path:
 
 @functools.cache
 def _source_digest() -> str:
-    """Return what changes with the source of our kernels."""
+    """Return a digest of the source of our kernels."""
     sources = sorted(Path(kernels.__file__).parent.rglob("*.py"))
     return hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()
 

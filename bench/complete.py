@@ -1,7 +1,7 @@
 """One complete set of results in a folder, measured in as many calls as it takes.
 
-Of one state of the code on one device: what results/sweeps.toml lists, what the documents' claims compare, and the
-bars. What the folder has is not measured again, so every call goes on where the last one ended, however that was.
+A complete set is of one state of the code on one device: what results/sweeps.toml lists, what the documents' claims
+compare, and the bars. Cases that the folder has are not measured again, so every call goes on where the last one ended.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ..analysis.reproduce import entries, verdicts
 from ..results.folder import merge, rows_of
 from ..results.schema import Environment
 from ..results.select import grouped
-from ..results.store import HERE, files_in, recover, recovered_notes
+from ..results.store import HERE, files_in, recovered_notes
 from ..results.toml_tables import read_toml
 from . import bars, note, session
 from .environment import is_of
@@ -67,8 +67,7 @@ def run_complete(folder: Path | None, *, timeout_s: float, time_limit_s: float |
     session.check_folder(folder)
     known = bars.load_bars().items()
     families = {n: each for n, each in known if each.device == environment.device_kind and each.complete}
-    for line in recovered_notes(recover(folder)):
-        note(line)
+    note(*recovered_notes(folder))
     measured = [folder] if files_in(folder, verdicts.ROW_SETS) else []
     rows = verdicts.Store(measured, device, lambda row: is_of(row, environment.git_commit))
     found = [verdicts.evaluate(each, rows) for each in entries.load()]
@@ -82,8 +81,7 @@ def run_complete(folder: Path | None, *, timeout_s: float, time_limit_s: float |
                     note(" | ".join(f"{name} {value}" for name, value in verdict.row().items() if value is not None))
             left = bool(unfinished(families, folder, environment))
     finally:
-        for line in merge(folder):
-            note(line)
+        note(*merge(folder))
     note(f"{folder}: {'some is left: the same command goes on' if left else 'everything is there'}")
     return folder, left
 
@@ -91,10 +89,9 @@ def run_complete(folder: Path | None, *, timeout_s: float, time_limit_s: float |
 def unfinished(families: bars.Families, folder: Path, environment: Environment) -> bars.Families:
     """Return the problems of which no run in a folder has all cases, of the same code on the same device.
 
-    Cases that cannot be tried here are not asked for: merging drops their rows where a package is missing or the case
-    has another row, so they would be missing for ever.
+    Cases that cannot be tried here do not count: merging drops their rows, so they would always be missing.
     """
-    # Rows of the bars name no accelerator that the analysis is about, those of sweeps do.
+    # Rows of the bars have no accelerator, those of sweeps do.
     runs = [
         {row["case_id"] for row in rows}
         for rows in grouped(rows_of(folder, environment, is_of, accelerator=None), itemgetter("run_id")).values()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -26,7 +27,7 @@ class Run:
     """What all rows of a run share.
 
     Attributes:
-        environment: of the rows; a reply's columns say where it was another.
+        environment: of the rows, unless a reply has columns of its own (on a cluster, its node's).
         accelerator: the accelerator the analysis is about (``--gpu``), or None.
     """
 
@@ -35,10 +36,9 @@ class Run:
     accelerator: Accelerator | None
 
     @classmethod
-    def start(cls, run_id: str, environment: Environment, accelerator: str | None) -> Run:
-        """Look up the accelerator; ValueError for an unknown one."""
-        target = accelerators.get_accelerator(accelerator) if accelerator is not None else None
-        return cls(run_id=run_id, environment=environment, accelerator=target)
+    def start(cls, environment: Environment, accelerator: str | None = None) -> Run:
+        """Return a run with a new id; ValueError for an unknown accelerator."""
+        return cls(run_id=uuid.uuid4().hex, environment=environment, accelerator=_specification(accelerator))
 
     @property
     def device(self) -> Accelerator | None:
@@ -81,6 +81,6 @@ def build_record(run: Run, planned: PlannedCase, reply: Mapping[str, Any]) -> Re
     count = counts.count_case(case.op, case.impl, case.mode, case.dtype, case.state_dtype, case.sizes)
     device = _specification(columns["device_accelerator"])
     columns |= derive(run.accelerator, device, count, case.dtype, columns.get("time_ms"))
-    # A failed row carries its reason, not a number that is none.
+    # Infinities and NaN become null.
     infinite = {name: None for name, value in columns.items() if isinstance(value, float) and not math.isfinite(value)}
     return Record(**columns | infinite)

@@ -32,7 +32,8 @@ MODE_NAMES = {
 }  # fmt: skip
 PRINT_EVERY_S = 10.0
 EXPECTED_S = 10.0
-"""As many seconds as expected count as seen when a sweep begins: one slow case says little about the others."""
+"""A sweep begins as if this many seconds had been measured and taken as long as expected: so one slow first case does
+not multiply the estimate."""
 
 MAX_REASONS = 30
 
@@ -72,15 +73,15 @@ def reader_may_leave() -> Iterator[None]:
 
 
 def _print_table(rows: Sequence[Row], title: str | None) -> None:
-    """Print a table; on a terminal that is too narrow for its words, what all rows share is said above it, and where
-    that is not enough, one row comes after the other.
+    """Print a table, on a terminal wrapped to its width; elsewhere lines are as long as the table needs.
 
-    Where standard output is no terminal, lines are as long as the table needs.
+    Where the terminal is too narrow for the words, columns with one value are printed above the table instead, and
+    where that is not enough, each row as "name: value" pairs.
     """
     terminal = Console(highlight=False)
     if title is not None:
         _print(terminal, Text(title, style="italic"), soft_wrap=True)
-    # What no row says has no column.
+    # Columns that are empty in every row are left out.
     names = [n for n in dict.fromkeys(n for row in rows for n in row) if any(_cell(row.get(n)) for row in rows)]
     cells = [[_cell(row.get(name)) for name in names] for row in rows]
     columns = list(zip(names, *cells, strict=True))
@@ -142,8 +143,11 @@ def _least_widths(columns: Sequence[Sequence[str]], *, dots: bool) -> list[int]:
 
 
 def _unbroken(text: str, dots: bool = True) -> list[str]:
-    """Return the parts of a text that stay on one line, blanks behind them: words (of a list such as fw/fwbw, its
-    members; with ``dots``, of names such as package.function too), commands."""
+    """Split a text where a line may break: after blanks, never in a command; a single word after "/" as in fw/fwbw.
+
+    Args:
+        dots: break names such as package.function after the dot too.
+    """
     before, command, rest = text.partition(COMMAND)
     end = r"(?<=\w\.)(?=[^\W\d])" if dots else "(?!)"
     parts = re.split(rf"(?<=\s)|{end}" if " " in text else rf"(?<=/)(?!/)|{end}", before)
@@ -151,7 +155,7 @@ def _unbroken(text: str, dots: bool = True) -> list[str]:
 
 
 def _wrapped(text: str, width: int) -> list[str]:
-    """Return a text in lines of ``width``; a command that does not fit behind what is before it has its own line."""
+    """Return a text in lines of ``width``; a command starts a line of its own where the text does not fit on one."""
     if cell_len(text) <= width:
         return [text]
     lines = [""]
@@ -231,7 +235,7 @@ class SweepProgress:
         self._bar.start()
 
     def compiling(self, count: int, left: int) -> None:
-        """So many cases are compiled before the next is measured, and others later."""
+        """``count`` cases are compiled before the next one is measured, ``left`` more in later batches."""
         self._compiling = time.monotonic(), count, left
         text = f"compiling {count} case{'s' * (count > 1)}"
         if self._bar is not None:
@@ -264,9 +268,9 @@ class SweepProgress:
             self._console.print(line, markup=False, soft_wrap=True)
 
     def _seconds_left(self) -> float:
-        """Return what is expected of the cases that are left, as much longer or shorter as those before took.
+        """Return the expected seconds of the cases that are left, scaled by how long those before took.
 
-        What is left to compile is to take as long a case as what was compiled last.
+        A case that is left to compile counts as long as one of the last batch took.
         """
         known = EXPECTED_S if self._expected_s else 0.0
         longer = (time.monotonic() - self._began + known) / (self._whole - self._left + known)
@@ -283,7 +287,7 @@ class SweepProgress:
 
 
 def show_planned(rows: Sequence[Row]) -> None:
-    """Print the cases of a sweep, those of an implementation in a mode in a row; and what will not run."""
+    """Print a row for each implementation and mode of a planned sweep, and what will not run."""
     left = (row for row in rows if not row["not run"])
     table = [
         {
@@ -319,7 +323,8 @@ def best_tables(records: Sequence[Record]) -> list[tuple[str, list[Row]]]:
         shapes = sorted({key[-1] for key in best})
         for key in sorted(best, key=lambda k: (k[0] not in {"mlstm_sig", "mlstm_exp"}, k[0], k[2:4], k[1], k[-1])):
             record = best[key]
-            row = rows.setdefault(key[:-1], {"operation": record.op, "implementation": _labelled(record)})
+            states = f" ({record.state_dtype} states)" if record.state_dtype not in (None, "fp32") else ""
+            row = rows.setdefault(key[:-1], {"operation": record.op, "implementation": record.impl + states})
             row["size"] = _size(record, batch=several)
             row.update({_titled(place): row.get(_titled(place)) for place in shapes})
             row[_titled(key[-1])] = _cell_at(record.time_ms, record) + (" ?" if record.suspect else "")
@@ -339,7 +344,7 @@ def best_tables(records: Sequence[Record]) -> list[tuple[str, list[Row]]]:
 
 
 def _model_rows(records: Sequence[Record], several: bool) -> dict[tuple[str, str], list[Row]]:
-    """Return by operation and size the row of modelled times on ``--gpu``; none where that is what was measured.
+    """Return (operation, size) -> row of modelled times on ``--gpu``; none where that device was measured.
 
     Args:
         several: whether sizes name the batch.
@@ -362,7 +367,7 @@ def _model_rows(records: Sequence[Record], several: bool) -> dict[tuple[str, str
 
 
 def _place(record: Record) -> int:
-    """Return where along a table's axis a row stands; 0: a step that has no context."""
+    """Return the column of a row: its context in mode step (0 without one), else its sequence length."""
     return (record.context if record.mode == "step" else record.seq_len) or 0
 
 
@@ -381,11 +386,6 @@ def _size(sizes: Record, *, batch: bool = False) -> str:
     if sizes.d_model is not None:
         return f"{sizes.d_model} -> {sizes.d_ff}"
     return f"{sizes.channels} channels{layers}" if sizes.channels else ""
-
-
-def _labelled(record: Record) -> str:
-    states = f" ({record.state_dtype} states)" if record.state_dtype not in (None, "fp32") else ""
-    return record.impl + states
 
 
 def _cell_at(time_ms: float | None, record: Record) -> str:

@@ -24,7 +24,7 @@ from ..results.schema import DeviceState, Environment
 
 ROOT = Path(__file__).resolve().parent.parent
 MEASURED_BY = ("bench/worker.py", "bench/clock.py", "bench/memory.py", "bench/autotuning.py")
-"""What a time depends on besides the kernel."""
+"""The timing code: what a time depends on besides the kernel."""
 
 ENGINE = (*FAMILIES["tfla"], *FAMILIES["lightning"])
 """Operations that kernels/scalar_decay computes."""
@@ -71,7 +71,7 @@ def is_of(row: Mapping[str, Any], commit: str | None) -> bool:
 
 @functools.cache
 def _code_of(op: str, provider: str) -> tuple[str, ...]:
-    """Return what a row's kernel is made of, as git takes it: of ours all but what other operations alone use."""
+    """Return the paths, as git takes them, of a row's kernel: for ours all of kernels/ but what it cannot use."""
     if provider != "lrbench":
         return ("kernels/baselines",)
     folders = {each: FOLDERS.get(each, each) for each in itertools.chain.from_iterable(FAMILIES.values())}
@@ -185,7 +185,7 @@ def _driver_version() -> str | None:
 
 
 def gpu_uuids(names: Sequence[str]) -> dict[str, str]:
-    """Return the GPUs that CUDA_VISIBLE_DEVICES calls so with their unique names, as far as NVML knows them."""
+    """Return name in CUDA_VISIBLE_DEVICES -> UUID of GPUs; none where NVML does not work."""
     import pynvml
 
     uuids = {}

@@ -1,4 +1,4 @@
-"""How long a sweep will take, roughly, before it begins: so that nobody starts a day's work unawares."""
+"""A rough estimate, before a sweep begins, of how long it will take."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from .plan import PlannedCase
 from .run import refuse
 
 WORKER_S = {"cpu": 3.0, "cuda": 5.0}
-"""A worker's start and its first call, which import torch: as seen on two CPU cores and on an H200."""
+"""Seconds of a worker's start and first call, which import torch: measured on two CPU cores and on an H200."""
 
 CASE_S = 0.2
-"""What a case takes beyond long calls, as seen on both: inputs, the check's own part, memory, short samples."""
+"""Seconds of a case besides its long calls, measured on both: inputs, check, memory pass, short samples."""
 
 CALLS = {"cpu": 15, "cuda": 25}
-"""Long calls that a case stands for: check, warm-up, memory and samples, as in quick sweeps of two CPU cores and in the
-committed runs of the H200."""
+"""Calls of a case that takes long: check, warm-up, memory and samples, counted in quick sweeps of two CPU cores and in
+the committed runs of the H200."""
 
 STEP_CALLS = 5
-"""Those of a training step."""
+"""Calls of a training step."""
 
 SLOWDOWN = {"cpu": 2.0, "cuda": 3.0}
 """Measured over modelled time, summed over the same rows."""
@@ -51,8 +51,8 @@ TUNE_S = 15.0
 """What an autotuner takes to choose for a problem and chunk size: 15 to 30 s for Mamba-2, 20 to 100 s for GLA."""
 
 COMPILE_ANY_S = 15.0
-"""What compiling takes at least, however little it is: a backward pass compiles its kernels one after the other. Sweeps
-of 2, 4, 4 and 20 cases took 17, 25, 34 and 37 s on an H200."""
+"""The least that compiling takes: a backward pass compiles its kernels one after the other. Sweeps of 2, 4, 4 and 20
+cases took 17, 25, 34 and 37 s on an H200."""
 
 
 def cases_s(planned: Sequence[PlannedCase], environment: Environment) -> list[float]:

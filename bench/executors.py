@@ -23,22 +23,19 @@ Outcomes = Generator[tuple[PlannedCase, Reply], None, None]
 
 
 def provider_of(item: PlannedCase) -> Hashable:
-    """Return what is different for cases that get processes of their own: whose code it is.
-
-    A process imports a package once, and what it does there disturbs no other's.
-    """
+    """Return whose code a case runs: each package gets a process of its own, so that none disturbs another."""
     return item.case.provider
 
 
 def autotunes(item: PlannedCase) -> bool:
-    """Return whether a case's process makes choices that others of its package rely on."""
+    """Return whether a case runs an autotuner, whose choices stay in the process."""
     return isinstance(item.target, Baseline) and item.target.autotunes
 
 
 def unit_of(item: PlannedCase) -> Hashable:
-    """Return what is the same for cases that are best run by one worker.
+    """Return what the cases that one worker should run have in common.
 
-    What an autotuner chose is in the process that ran it; and cases of a problem are checked against one reference.
+    These are all cases of an autotuner, whose choices stay in the process; else those checked against one reference.
     """
     case = item.case
     if autotunes(item):
@@ -47,15 +44,15 @@ def unit_of(item: PlannedCase) -> Hashable:
 
 
 class Queue:
-    """Cases that are left, taken by several workers, a unit each.
+    """The cases that are left. Several workers take from it, each a unit at a time.
 
     A worker takes its next unit from the package for which it has a process; then from one that nobody has begun, in
     the order given; then from any. Where no unit is left, it helps with the one of which most is left, but not with one
     that autotunes.
 
     Args:
-        process_of: cases for which it returns the same may share a process.
-        unit_of: of these, those for which it returns the same are a unit.
+        process_of: case -> key; cases with the same key may share a process.
+        unit_of: case -> key; of these, cases with the same key are a unit.
     """
 
     def __init__(
@@ -127,7 +124,13 @@ def in_turn(planned: Sequence[PlannedCase]) -> Iterator[PlannedCase]:
 
 
 class Executor(Protocol):
-    """Runs cases in worker processes and yields outcomes as they come; a context manager that ends these."""
+    """Runs cases in worker processes and yields outcomes as they come; a context manager that ends these.
+
+    Attributes:
+        devices: how many of them take cases at a time.
+    """
+
+    devices: int
 
     def __enter__(self) -> Executor: ...
 

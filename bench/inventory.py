@@ -26,35 +26,18 @@ from .presets import QUICK_ON_GPU, Preset, presets_for
 Row = dict[str, Any]
 
 
-def resolve_operation(kernel: str, op: str | None) -> str:
-    """Return operation ``op`` of a kernel family, the family's first where it is None.
-
-    An operation's own name stands for it in place of a family's.
-
-    Raises:
-        ValueError: an unknown family or operation; the message lists the known ones.
-    """
-    family, ops = named_family(kernel, None if op is None else (op,))
-    return baselines.get_operation(ops[0]).name if ops else kernels.FAMILIES[family][0]
-
-
-def implementation_names(op: str) -> list[str]:
-    """Return the implementations of an operation, ours first; none of one that is counted only."""
-    return [impl.name for impl in _ours(op)] + [baseline.name for baseline in baselines.BASELINES if baseline.op == op]
-
-
-def _ours(op: str) -> tuple[Implementation, ...]:
-    here = any(op in ops for ops in kernels.FAMILIES.values())
-    return tuple(kernels.get_operation(op).implementations) if here else ()
-
-
 def counted_operation(kernel: str, op: str | None) -> str:
     """Return the operation to count: one of the family's, or one that only outside packages compute.
+
+    Args:
+        kernel: a family, or an operation, which stands for itself.
+        op: None is the family's first.
 
     Raises:
         ValueError: an unknown family or operation, or one that is not counted.
     """
-    resolved = resolve_operation(kernel, op)
+    named, ops = named_family(kernel, None if op is None else (op,))
+    resolved = baselines.get_operation(ops[0]).name if ops else kernels.FAMILIES[named][0]
     one_of("op", resolved, tuple(FORMULATIONS))
     family = kernels.FAMILIES.get(kernel, (resolved,))
     if resolved not in (*family, *OPERATIONS):
@@ -77,15 +60,17 @@ def kernel_rows(name: str | None = None) -> list[Row]:
     Raises:
         ValueError: an unknown one.
     """
-    op = None if name is None or name in kernels.FAMILIES else resolve_operation(name, None)
+    wanted = None if name is None else named_family(name)[1]
     families = {name: kernels.FAMILIES[name]} if name in kernels.FAMILIES else kernels.FAMILIES
     rows: dict[tuple[str, str, str], Row] = {}
     for kernel, ops in families.items():
         targets: list[tuple[str, Implementation | Baseline, str, str]]
-        targets = [(op, impl, "lrbench", impl.summary) for op in ops for impl in _ours(op)]
+        targets = [
+            (op, impl, "lrbench", impl.summary) for op in ops for impl in kernels.get_operation(op).implementations
+        ]
         targets += [(b.op, b, b.provider, b.settings) for b in baselines.baselines_for(kernel)]
         for each, target, provider, what in targets:
-            if op is not None and (each != op or (each, target.name) in {key[1:] for key in rows}):
+            if wanted and (each not in wanted or (each, target.name) in {key[1:] for key in rows}):
                 continue
             rows[kernel, each, target.name] = {
                 "kernel": kernel,
@@ -101,17 +86,17 @@ def kernel_rows(name: str | None = None) -> list[Row]:
 
 
 def brief_kernel_rows(name: str) -> list[Row]:
-    """Return of a family a row per implementation with its operations; of an operation, with modes and dtypes too."""
+    """Return a row per implementation: of a family with its operations, of an operation with modes and dtypes."""
     rows = kernel_rows(name)
     if len({row["op"] for row in rows}) == 1:
         return [{column: row[column] for column in ("impl", "devices", "modes", "dtypes", "what")} for row in rows]
     own = [*kernels.FAMILIES[name]]
-    merged = grouped(rows, itemgetter("impl", "devices", "what"))
-    ops_of = {key: [row["op"] for row in alike] for key, alike in merged.items()}
-    return [
-        {"impl": impl, "devices": devices, "operations": ["all"] if ops == own != ops[:1] else ops, "what": what}
-        for (impl, devices, what), ops in ops_of.items()
-    ]
+    merged = []
+    for (impl, devices, what), alike in grouped(rows, itemgetter("impl", "devices", "what")).items():
+        ops = [row["op"] for row in alike]
+        operations = ["all"] if ops == own != ops[:1] else ops
+        merged.append({"impl": impl, "devices": devices, "operations": operations, "what": what})
+    return merged
 
 
 def family_rows() -> list[Row]:
@@ -120,7 +105,7 @@ def family_rows() -> list[Row]:
         {
             "kernel": kernel,
             "operations": ", ".join(ops),
-            "ours": ", ".join(dict.fromkeys(impl.name for op in ops for impl in _ours(op))),
+            "ours": ", ".join(dict.fromkeys(i.name for op in ops for i in kernels.get_operation(op).implementations)),
             "beside them": ", ".join(dict.fromkeys(each.provider for each in baselines.baselines_for(kernel))),
         }
         for kernel, ops in kernels.FAMILIES.items()
@@ -163,14 +148,13 @@ def preset_rows(kernel: str | None = None) -> list[Row]:
 def brief_preset_rows(rows: list[Row]) -> list[Row]:
     """Return a row per preset and purpose: the families that have it."""
     every = list(dict.fromkeys(row["kernel"] for row in rows))
-    groups = grouped(rows, itemgetter("preset", "what"))
-    kernels_of = {key: [row["kernel"] for row in alike] for key, alike in groups.items()}
-    rows = []
-    for (preset, what), found in kernels_of.items():
+    brief = []
+    for (preset, what), alike in grouped(rows, itemgetter("preset", "what")).items():
+        found = [row["kernel"] for row in alike]
         others = [kernel for kernel in every if kernel not in found]
         named = found if len(others) > 1 else " but ".join(["all", *others])
-        rows.append({"preset": preset, "kernels": named, "what": what})
-    return rows
+        brief.append({"preset": preset, "kernels": named, "what": what})
+    return brief
 
 
 def _batch(preset: Preset) -> str:
@@ -200,7 +184,7 @@ def gpu_rows() -> list[Row]:
 
 
 def gpu_tables(rows: list[Row]) -> dict[str, list[Row]]:
-    """Return by title what tables of accelerators show: what a reader looks for, and all the rest."""
+    """Return title -> table of accelerators; the first has what most readers look for."""
     rates = {dtype: f"{dtype}_tflops" for dtype in ("bf16", "fp16", "tf32", "fp32", "fp64")}
     vector = {"vector": "vector_tflops", "TB/s": "bandwidth_tb_s", "L2": "l2_mib"}
     tables = {
@@ -218,7 +202,7 @@ def gpu_tables(rows: list[Row]) -> dict[str, list[Row]]:
     }  # fmt: skip
     shown = {}
     for title, columns in tables.items():
-        # What was not measured has no row of its own.
+        # The measured table leaves out accelerators without measurements.
         here = [row for row in rows if title != "as measured" or row["measured"]]
         shown[title] = [{column: row[name] for column, name in columns.items()} for row in here]
     return shown

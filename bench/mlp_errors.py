@@ -30,7 +30,6 @@ from .environment import current_environment
 from .run import file_name
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
 
 DEFINITION = "definition"
@@ -42,26 +41,15 @@ MAX_EXACT = 16384
 """Largest N whose float64 result is affordable: at 16384, 13 GB and a third of a second on an H200."""
 
 
-def known_implementations() -> list[str]:
-    """Return what the table can hold: our implementations and :data:`DEFINITION`."""
-    return [*(i.name for i in get_operation("gated_mlp").implementations), DEFINITION]
-
-
 def error_rows(
-    *,
-    sizes: Sequence[int],
-    draws: int,
-    impls: Sequence[str],
-    against: Sequence[str],
-    dtype: str,
-    device: str,
+    *, sizes: Sequence[int], draws: int, impls: Sequence[str], against: Sequence[str], dtype: str, device: str
 ) -> Iterator[dict[str, Any]]:
     """Yield a row per size, implementation and reference.
 
     Args:
         sizes: N.
         draws: of all three matrices.
-        impls: of :func:`known_implementations`.
+        impls: of our implementations and :data:`DEFINITION`.
         against: of :data:`AGAINST`.
         dtype: of :data:`DTYPES`.
         device: the kind of device to compute on.
@@ -69,8 +57,9 @@ def error_rows(
     Raises:
         ValueError: an unknown name, or an implementation that does not run on the device or at a size.
     """
+    computed = [*(each.name for each in get_operation("gated_mlp").implementations), DEFINITION]
     for what, names, known in (
-        ("impl", impls, known_implementations()),
+        ("impl", impls, computed),
         ("against", against, AGAINST),
         ("dtype", (dtype,), DTYPES),
     ):
@@ -122,24 +111,15 @@ def _draw_once(
         "eager": eager,
         "exact": lambda *inputs: resolve(get_operation("gated_mlp").recurrent)(*[x.double() for x in inputs]),
     }
-    generator = torch.Generator(device).manual_seed(seed)
+    generator, bound = torch.Generator(device).manual_seed(seed), size**-0.5
     with torch.no_grad():
-        inputs = {
-            name: _kaiming(size, generator, TORCH_DTYPES[dtype], device) for name in ("x", "w_up", "w_gate")
-        }  # fmt: skip
+        drawn = (torch.empty(size, size, device=device).uniform_(-bound, bound, generator=generator) for _ in range(3))
+        inputs = {name: x.to(TORCH_DTYPES[dtype]) for name, x in zip(("x", "w_up", "w_gate"), drawn, strict=True)}
         results = {name: function(inputs) for name, function in functions.items()}
         for ref in dict.fromkeys(ref for _, ref in found):
             expected = references[ref](*inputs.values())
             for name, result in results.items():
                 found[name, ref].append(difference(result, expected))
-
-
-def _kaiming(size: int, generator: torch.Generator, dtype: torch.dtype, device: str) -> Tensor:
-    import torch
-
-    bound = size**-0.5
-    drawn = torch.empty(size, size, dtype=torch.float32, device=device)
-    return drawn.uniform_(-bound, bound, generator=generator).to(dtype)
 
 
 def difference(result: Tensor, expected: Tensor) -> tuple[float, float, float]:

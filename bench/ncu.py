@@ -72,19 +72,10 @@ def ncu_version(ncu: str) -> str | None:
 
 def command(ncu: str, metrics: Sequence[str], log: Path, program: Sequence[str]) -> list[str]:
     """Return the command that profiles ``program`` and writes the raw page as CSV to ``log``."""
-    options = (
-        "--target-processes", "all",
-        "--profile-from-start", "off",
-        "--clock-control", "none",
-        "--cache-control", "all",
-        "--replay-mode", "kernel",
-        "--metrics", ",".join(metrics),
-        "--page", "raw",
-        "--csv",
-        "--print-units", "base",
-        "--log-file", str(log),
-    )  # fmt: skip
-    return [ncu, *options, *program]
+    counting = "--target-processes all --profile-from-start off --clock-control none --cache-control all"
+    printing = "--replay-mode kernel --page raw --csv --print-units base"
+    chosen = ("--metrics", ",".join(metrics), "--log-file", str(log))
+    return [ncu, *counting.split(), *printing.split(), *chosen, *program]
 
 
 def parse_raw_csv(text: str) -> list[KernelCounts]:

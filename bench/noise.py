@@ -1,20 +1,19 @@
-"""What else the machine did while a case was sampled: why not to trust its time.
+"""What else the machine did while a case was sampled: reasons not to trust its time.
 
-Load lengthens all samples of a case alike, by any factor, which no interval of the samples shows. Looked at are
+Load may lengthen all samples of a case alike, which no interval of the samples shows. So this module looks at
 
-* the time for which threads of this process were ready to run while others had their core, which is what load on the
-  cores that it wants costs it (``/proc/self/task/*/schedstat``, to the nanosecond). Where the kernel does not tell,
-  the load average, which is of the last minute;
+* how long threads of this process were ready to run and waited for a core (``/proc/self/task/*/schedstat``, to the
+  nanosecond); where the kernel does not tell, the load average of the last minute;
 * on a CPU a yardstick: the time of the same short computation on all of torch's threads, before the samples and after
-  every few. It tells how fast the cores are, which nothing else does where a hypervisor or another virtual machine on
-  their second hyperthreads takes of them, or clocks are lowered. The row keeps it, so that rows can be told apart that
-  were measured at different speeds (:func:`.select.with_slowness`);
-* on a GPU, by NVML, the other processes that computed on it, and clocks lowered for heat or for the power supply. Those
-  lowered by the power cap are not named: most of an H200's large products run at it. What NVML refuses is not said;
+  every few. Only it shows that a hypervisor, or another virtual machine on the same hyperthreads, slows the cores, or
+  that clocks are lowered. The row keeps it, so that rows measured at different speeds can be told apart
+  (:func:`.select.with_slowness`);
+* on a GPU, by NVML, other processes that computed on it, and clocks lowered for heat or for the power supply. Clocks
+  lowered by the power cap are not named: most of an H200's large products run at it;
 * the samples of the last third beside those of the first.
 
-What the limits rest on: of two quiet sweeps on two cores (``tests/analysis/check/test_noise.py``) one case of 32 is
-marked, of three beside two busy loops all 48.
+The limits are such that of two quiet sweeps on two cores (``tests/analysis/check/test_noise.py``) one case of 32 is
+marked, and of three sweeps beside two busy loops all 48.
 """
 
 from __future__ import annotations
@@ -40,13 +39,13 @@ YARDSTICK_ELEMENTS = 32768
 """Of each thread: torch splits a computation into parts of no fewer."""
 
 RECENT_S = 1.0
-"""How far back NVML is asked for the use of the GPU at least: it samples that several times a second."""
+"""NVML is asked for the use of the GPU over at least this long: it samples that several times a second."""
 
 POWER_CAP = "software power cap"
 
 
 class Watch:
-    """Looks at the machine from when it is made until :meth:`noise` is called; ``gpu``: torch computes on a GPU."""
+    """Watches the machine from when it is made until :meth:`noise` is called; ``gpu``: torch computes on a GPU."""
 
     def __init__(self, *, gpu: bool) -> None:
         import torch
@@ -106,16 +105,15 @@ class Watch:
             used = pynvml.nvmlDeviceGetProcessUtilization(handle, since)
         except pynvml.NVMLError:
             return None
-        # A process that only holds memory does no harm. In a container without the host's process ids, ours is not
-        # among them, and nobody's can be told.
-        # Children of the process that started us compile, which they never do while a case is timed.
+        # A process that only holds memory does no harm. In a container without the host's process ids we do not find
+        # our own, and so cannot tell others'. Our siblings only compile, and never while a case is timed.
         others = {each.pid for each in used if each.smUtil} & computing - {os.getpid()}
         count = sum(_parent_of(pid) != os.getppid() for pid in others) if os.getpid() in computing else 0
         return f"busy GPU: {count} other process{'es' * (count > 1)} on it" if count else None
 
 
 def commonest(noises: Sequence[str]) -> str:
-    """Return the first reason of the kind that most rows' ``noise`` names."""
+    """Return the first reason of the most frequent kind in rows' ``noise``."""
     reasons = [reason for noise in noises for reason in noise.split("; ")]
     ((kind, _),) = Counter(reason.partition(":")[0] for reason in reasons).most_common(1)
     return next(reason for reason in reasons if reason.startswith(kind))

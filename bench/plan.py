@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
@@ -77,7 +77,7 @@ SIZE_AXES = {
 
 
 def named_family(kernel: str | None, ops: Sequence[str] | None = None) -> tuple[str, tuple[str, ...] | None]:
-    """Return the family that is meant and the operations asked for: an operation's name stands for its family's.
+    """Return the family meant and the operations asked for; ``kernel`` may also be the name of one operation.
 
     Without a name it is the first family.
 
@@ -108,10 +108,11 @@ def current_impls(kernel: str, ops: Sequence[str] | None, impls: Sequence[str] |
 class PlannedCase:
     """A case and the code it runs.
 
-    ``target`` is carried along rather than looked up again in the worker, so a caller of the sweep can measure an
-    implementation that no declaration names: its ``call`` is any "module:function" relative to the package. To be
-    compiled only, a case may be given the launches that another one chooses, ``config_of``, too large to be called.
-    ``options`` are further keywords of the operation's functions, the reference's too (normalizer_gradient, ...).
+    Attributes:
+        target: carried along rather than looked up again in the worker, so that an implementation can be measured which
+            no declaration names: its ``call`` is any "module:function" relative to the package.
+        config_of: a case that is too large to be called only to compile, and whose launches this one takes.
+        options: further keywords of the operation's functions, the reference's too (normalizer_gradient, ...).
     """
 
     case: Case
@@ -144,10 +145,8 @@ def plan(request: Request, *, device_kind: str) -> list[PlannedCase]:
     _check_request(request)
     preset = preset_for(request, device_kind)
     ops, baseline_list = _select(request, preset, device_kind)
-    _check_axes(request, ops)
-    _check_chunks(request, ops, baseline_list)
     modes = request.modes or preset.modes
-    _check_contexts(request, modes)
+    _check_axes(request, ops, baseline_list, modes)
     dtypes = request.dtypes or preset.dtypes or (("bf16",) if device_kind == "cuda" else ("fp32",))
     kinds = list(itertools.product(sorted(dict.fromkeys(modes), key=MODE_ORDER.index), dtypes))
 
@@ -162,7 +161,11 @@ def plan(request: Request, *, device_kind: str) -> list[PlannedCase]:
     if request.impls:
         missing = [name for name in request.impls if all(p.case.impl != name for p in planned)]
         if missing:
-            known = _known_impls(request)
+            names = [
+                i.name for op in kernels.FAMILIES[request.kernel] for i in kernels.get_operation(op).implementations
+            ]
+            names += [baseline.name for baseline in baselines.baselines_for(request.kernel)]
+            known = list(dict.fromkeys(names))
             meant = nearest(missing[0], known)
             raise ValueError(
                 f"impl {', '.join(missing)} has no case in this sweep; {meant or 'these have: ' + ', '.join(known)}"
@@ -183,16 +186,11 @@ def not_planned(request: Request, device_kind: str) -> list[str]:
 
 
 def remarks(request: Request, planned: Sequence[PlannedCase]) -> list[str]:
-    """Return what of a request its cases do not hold: values without a case, tokens that the lengths do not divide."""
+    """Return where cases differ from a request: values that no case has, other numbers of tokens."""
     lines = []
-    for name, given in (
-        ("op", request.ops),
-        ("mode", request.modes),
-        ("dtype", request.dtypes),
-        ("state_dtype", request.state_dtypes),
-    ):
+    for name in ("op", "mode", "dtype", "state_dtype"):
         here = {getattr(item.case, name) for item in planned}
-        missing = [value for value in given or () if value not in here]
+        missing = [value for value in getattr(request, f"{name}s") or () if value not in here]
         if missing:
             lines.append(f"no case has {name} {', '.join(missing)}: nothing that is measured here does")
     sequences = [item.case for item in planned if item.case.mode != "step"]
@@ -213,40 +211,25 @@ def _check_request(request: Request) -> None:
         for size in given if isinstance(given, tuple) else (given,):
             if isinstance(size, int) and not 1 <= size <= MAX_SIZE:
                 raise ValueError(f"{axis.name} must be from 1 to {MAX_SIZE}, got {size}")
-    for what, names, known in (
-        ("mode", request.modes, MODES),
-        ("dtype", request.dtypes, DTYPES),
-        ("state_dtype", request.state_dtypes, DTYPES),
-    ):
-        for name in names or ():
+    for what, known in (("mode", MODES), ("dtype", DTYPES), ("state_dtype", DTYPES)):
+        for name in getattr(request, f"{what}s") or ():
             one_of(what, name, known)
 
 
-def _check_axes(request: Request, ops: Sequence[Operation]) -> None:
-    """Raise ValueError for a size that none of the chosen operations has."""
-    sizes = {size for operation in ops for size in operation.sizes}
+def _check_axes(request: Request, ops: Sequence[Operation], chosen: Sequence[Baseline], modes: Sequence[str]) -> None:
+    """Raise ValueError for an axis that nothing has which is measured: a size, chunk lengths, contexts, layers."""
+    names = ", ".join(operation.name for operation in ops) or ", ".join(request.ops or ())
+    sizes = list(dict.fromkeys(size for operation in ops for size in operation.sizes))
     for field, (option, size) in SIZE_AXES.items():
         if ops and getattr(request, field) is not None and size not in sizes:
-            names = ", ".join(operation.name for operation in ops)
-            known = ", ".join(dict.fromkeys(size for operation in ops for size in operation.sizes))
-            raise ValueError(f"{option} is no size of {names}, which has {known}")
+            raise ValueError(f"{option} is no size of {names}, which has {', '.join(sizes)}")
     if ops and all("d_model" in operation.sizes for operation in ops):
         for option, given in (("--batch", request.batches), ("--tokens", request.tokens)):
             if given is not None:
-                names = ", ".join(operation.name for operation in ops)
                 raise ValueError(f"{option} is no axis of {names}: its tokens are its --seq-len")
-
-
-def _check_chunks(request: Request, ops: Sequence[Operation], chosen: Sequence[Baseline]) -> None:
-    """Raise ValueError for chunk lengths where nothing has any."""
     chunked = any(implementation.chunked for operation in ops for implementation in operation.implementations)
     if request.chunk_sizes and not chunked and not any(baseline.chunk_sizes for baseline in chosen):
-        names = ", ".join(operation.name for operation in ops) or ", ".join(request.ops or ())
         raise ValueError(f"--chunk-size is no axis of {names}: nothing that computes it has chunks")
-
-
-def _check_contexts(request: Request, modes: Sequence[str]) -> None:
-    """Raise ValueError for contexts where nothing has any."""
     cached = any(baselines.get_operation(each.op).cache for each in baselines.baselines_for(request.kernel))
     if request.contexts and not (cached and "step" in modes):
         where = f"mode {', '.join(modes)}" if cached else f"kernel {request.kernel}"
@@ -258,13 +241,9 @@ def _check_contexts(request: Request, modes: Sequence[str]) -> None:
         raise ValueError(f"--layers is no axis of mode {', '.join(modes)}: a training step (--mode train) has them")
 
 
-def _family(kernel: str) -> tuple[str, ...]:
-    one_of("kernel", kernel, kernels.FAMILIES)
-    return kernels.FAMILIES[kernel]
-
-
 def _select(request: Request, preset: Preset, device_kind: str) -> tuple[list[Operation], list[Baseline]]:
-    family = _family(request.kernel)
+    one_of("kernel", request.kernel, kernels.FAMILIES)
+    family = kernels.FAMILIES[request.kernel]
     of_baselines = {b.op for b in baselines.baselines_for(request.kernel)}
     if request.ops:
         for name in request.ops:
@@ -294,20 +273,14 @@ def _family_baselines(request: Request, ops: Sequence[Operation]) -> list[Baseli
         return []
     if not request.ops:
         return everything
-    ours = _family(request.kernel)
+    ours = kernels.FAMILIES[request.kernel]
     named = {op for op in request.ops if op not in ours}
     wanted = {op.name for op in ops}
     return [b for b in everything if b.op in wanted or (b.op in named if named else b.op not in ours)]
 
 
-def _known_impls(request: Request) -> list[str]:
-    names = [i.name for op in _family(request.kernel) for i in kernels.get_operation(op).implementations]
-    names += [b.name for b in baselines.baselines_for(request.kernel)]
-    return list(dict.fromkeys(names))
-
-
 def _wanted(name: str, devices: Sequence[str], impls: Sequence[str] | None, device_kind: str, preset: Preset) -> bool:
-    """Whether the sweep measures it: what is named; else what runs here, portable code on a GPU only in full."""
+    """Whether a sweep measures an implementation: if named; else if it runs here, portable code as the preset says."""
     if impls:
         return name in impls
     if preset.impls is not None and name not in preset.impls:
@@ -401,17 +374,13 @@ def _plan_ours(
 
 
 def _plan_baseline(
-    baseline: Baseline,
-    request: Request,
-    preset: Preset,
-    kinds: Sequence[tuple[str, str]],
-    ops: Sequence[Operation],
+    baseline: Baseline, request: Request, preset: Preset, kinds: Sequence[tuple[str, str]], ops: Sequence[Operation]
 ) -> Iterable[PlannedCase]:
     swept = baseline.op if _same_sizes(baseline, request) else None
     # A baseline of an operation that is swept takes that operation's sizes, one of another operation those of the
     # family's first operation, head dims of the state included.
     beside = baseline.op not in {operation.name for operation in ops}
-    own = swept or (_family(request.kernel)[0] if beside else baseline.op)
+    own = swept or (kernels.FAMILIES[request.kernel][0] if beside else baseline.op)
     for mode, dtype in kinds:
         if not _is_timed(request, baselines.get_operation(baseline.op), baseline, mode, dtype):
             continue
@@ -428,7 +397,7 @@ def _plan_baseline(
 
 
 def _is_timed(request: Request, operation: Operation, target: Implementation | Baseline, mode: str, dtype: str) -> bool:
-    """Whether there is a case, if only to say why it cannot run: an implementation that is named has every one, but for
+    """Whether there is a case. An implementation that is named has every one, if only to say why it cannot run, except
     training steps of operations without a model."""
     if mode == "train" and not operation.models:
         return False
@@ -451,42 +420,33 @@ def _same_sizes(baseline: Baseline, request: Request) -> bool:
     Without a name that is the family's first operation. Operations that are not ours have head dims of their own,
     unless the request names some.
     """
-    if baseline.op not in (request.ops or _family(request.kernel)[:1]):
+    if baseline.op not in (request.ops or kernels.FAMILIES[request.kernel][:1]):
         return False
-    if baseline.op in _family(request.kernel):
+    if baseline.op in kernels.FAMILIES[request.kernel]:
         return True
     return bool(request.head_dims) and "head_dim_v" in baselines.get_operation(baseline.op).sizes
 
 
 def together(planned: Iterable[PlannedCase]) -> list[PlannedCase]:
-    """Return cases in the order they are run, each once, also where several families have it."""
+    """Return cases in the order they are run, each once, also where several families have it.
+
+    It is one implementation after the other; within it, cases that share inputs (and so a reference) side by side.
+    """
     unique: dict[str, PlannedCase] = {}
     for item in planned:
         unique.setdefault(item.case.case_id, item)
-    return sorted(unique.values(), key=_run_order(list(unique.values())))
-
-
-def _run_order(planned: Sequence[PlannedCase]) -> Callable[[PlannedCase], tuple[Any, ...]]:
-    """One implementation after the other; within it, cases that share inputs (and so a reference) side by side."""
-    groups = {key: n for n, key in enumerate(dict.fromkeys((p.case.provider, p.case.impl) for p in planned))}
-    ops = {op: n for n, op in enumerate(dict.fromkeys(p.case.op for p in planned))}
-
+    cases = [item.case for item in unique.values()]
+    impls = {key: n for n, key in enumerate(dict.fromkeys((case.provider, case.impl) for case in cases))}
+    ops = {op: n for n, op in enumerate(dict.fromkeys(case.op for case in cases))}
     sizes = attrgetter(
         "head_dim_v", "head_dim_qk", "seq_len", "batch", "context", "num_heads", "channels", "d_model", "d_ff",
         "layers", "chunk_size",
     )  # fmt: skip
 
-    def key(item: PlannedCase) -> tuple[Any, ...]:
+    def place(item: PlannedCase) -> tuple[Any, ...]:
         case = item.case
         *problem, chunk_size = (size or 0 for size in sizes(case))
-        return (
-            groups[case.provider, case.impl],
-            ops[case.op],
-            case.dtype,
-            *problem,
-            MODE_ORDER.index(case.mode),
-            case.state_dtype or "",
-            chunk_size,
-        )
+        code = impls[case.provider, case.impl], ops[case.op], case.dtype
+        return (*code, *problem, MODE_ORDER.index(case.mode), case.state_dtype or "", chunk_size)
 
-    return key
+    return sorted(unique.values(), key=place)

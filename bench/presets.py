@@ -195,15 +195,7 @@ OF_FAMILY: dict[str, tuple[Preset, ...]] = {
             TRAIN,
             seq_lens=(1024, 8192),
             batch=8,
-            impls=(
-                "fused",
-                "chunked",
-                "naive",
-                "fla.fused_recurrent_hgrn",
-                "fla.chunk_hgrn",
-                "torch.compile",
-                "torch",
-            ),
+            impls=("fused", "chunked", "naive", "fla.fused_recurrent_hgrn", "fla.chunk_hgrn", "torch.compile", "torch"),
         ),
         Preset(
             name="long",
@@ -215,11 +207,7 @@ OF_FAMILY: dict[str, tuple[Preset, ...]] = {
         ),
     ),
     "gated-mlp": (
-        Preset(
-            name="default",
-            summary="Llama 8B, 70B and 405B over the tokens",
-            seq_lens=(1024, 4096, 16384, 65536),
-        ),
+        Preset(name="default", summary="Llama 8B, 70B and 405B over the tokens", seq_lens=(1024, 4096, 16384, 65536)),
     ),
     "wkv": (
         DECODE,

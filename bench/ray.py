@@ -25,11 +25,11 @@ ANSWER_S = 10.0
 """Seconds in which a cluster must answer at its address."""
 
 WAIT_S = 30.0
-"""Seconds after which it is said that no node is free: one that is needs a few to import torch."""
+"""Seconds after which the user is told that no node is free; a free one needs a few to import torch."""
 
 POLL_S = 5.0
 MAX_LOSSES = 3
-"""Workers that a case may lose before it gets a row that says so."""
+"""Lost workers after which a case is not tried again and gets a row."""
 
 
 class RayExecutor:
@@ -104,7 +104,8 @@ class RayExecutor:
                 if not running:
                     return
                 ready, _ = ray.wait(list(running), num_returns=1, timeout=POLL_S)
-                if not ready and not self._has_room():
+                if not ready and not any(each["Alive"] and each["Resources"].get("CPU") for each in ray.nodes()):
+                    # No node is left that could run a case.
                     ready = list(running)
                 for future in ready:
                     node, item = running.pop(future)
@@ -131,10 +132,6 @@ class RayExecutor:
         actor = self._ray.remote(num_gpus=gpus, num_cpus=1, max_restarts=0, scheduling_strategy="SPREAD")(_Node)
         return actor.remote(os.environ.get(THREADS))
 
-    def _has_room(self) -> bool:
-        """Return whether any node that could run a case is alive."""
-        return any(node["Alive"] and node["Resources"].get("CPU") for node in self._ray.nodes())
-
     def _connect(self) -> None:
         """Connect to a cluster, or start one."""
         if self._ray.is_initialized():
@@ -155,7 +152,7 @@ class RayExecutor:
 
 
 def _answers(address: str) -> bool:
-    """Return whether something listens at a cluster's address; what is no "host:port" is left to Ray."""
+    """Return whether something listens at a cluster's address; True where it is no "host:port": Ray checks it."""
     host, _, port = address.rpartition("://")[2].rpartition(":")
     if not host or not port.isdigit():
         return True
@@ -165,7 +162,7 @@ def _answers(address: str) -> bool:
 
 
 def _one_line(error: BaseException) -> str:
-    """Return what Ray says of a failure: the last line, which names the error, of a task's own exception."""
+    """Return the last line of Ray's message, which names the error that a task raised."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return (lines[-1] if lines else type(error).__name__)[:300]
 
@@ -174,7 +171,7 @@ class _Node:
     """What runs on a node: one case after the other, each package's in a process of their own."""
 
     def __init__(self, threads: str | None) -> None:
-        # Ray limits an actor to the threads of its share of a node's CPUs; a row is about as many as the driver has.
+        # Ray limits an actor's threads to its share of the CPUs; rows are measured with as many as the driver has.
         os.environ.pop(THREADS, None)
         if threads is not None:
             os.environ[THREADS] = threads

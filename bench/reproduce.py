@@ -23,7 +23,7 @@ LISTS = {
 """Key of a side -> the field of a request that lists its values."""
 
 SWEPT = ("mode", "chunk_size", "seq_len", "batch")
-"""What the cases of one request differ in."""
+"""Keys in which the cases of one request may differ."""
 
 
 def missing_requests(found: Sequence[Found]) -> Iterator[Request]:
@@ -50,7 +50,7 @@ def missing_requests(found: Sequence[Found]) -> Iterator[Request]:
 
 
 def _family(kernel: str, op: str) -> str:
-    """Return the document's family where it has the operation, or is compared with it, else the operation's own."""
+    """Return the document's family if it has the operation or is compared with it, else the operation's own."""
     beside = (baseline.op for baseline in baselines_for(kernel))
     return kernel if op in (*FAMILIES[kernel], *beside) else named_family(op)[0]
 
@@ -61,7 +61,7 @@ def _request(cases: Sequence[dict[str, Any]], **sizes: Any) -> Request:
     fields: dict[str, Any] = {
         field: tuple(sorted({terms[name] for terms in cases})) for name, field in LISTS.items() if name in first
     }
-    # No package brings what is ours.
+    # Ours are no baselines.
     if fields.get("baselines") == ("lrbench",):
         fields["baselines"] = ("none",)
     own = {} if "d_model" in first else sizes
@@ -76,12 +76,7 @@ def missing_errors(found: Sequence[Found]) -> list[int]:
 
 
 def run_missing(
-    found: Sequence[Found],
-    *,
-    more: Sequence[Request] = (),
-    output: Path,
-    time_limit_s: float | None,
-    **sweep: Any,
+    found: Sequence[Found], *, more: Sequence[Request] = (), output: Path, time_limit_s: float | None, **sweep: Any
 ) -> bool:
     """Sweep what the claims have no row of, but for cases that ``output`` has from this code; errors take 10 draws.
 

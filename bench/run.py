@@ -13,7 +13,6 @@ import math
 import signal
 import tempfile
 import time
-import uuid
 from collections import defaultdict
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -52,9 +51,7 @@ class Settings:
         accelerator: key that the analysis is about (``--gpu``), or None.
         timeout_s: time limit of a case.
         budget_s: seconds of timing per case after which sampling stops.
-        executor: local or ray.
-        devices: GPUs to spread the cases over, at most as many as this machine has (1 on a CPU).
-        jobs: processes that compile ahead, on a GPU; 0 compiles as cases come.
+        jobs: processes that compile ahead, on this machine's GPUs; 0 compiles as cases come.
         time_limit_s: no case starts after this many seconds; the rest is left for ``--resume``.
         roofs: rates measured on the device before the sweep, to be stored beside its rows.
         note_kernels: see :class:`.workers.Limits`.
@@ -64,8 +61,6 @@ class Settings:
     accelerator: str | None = None
     timeout_s: float = DEFAULT_TIMEOUT_S
     budget_s: float = 0.4
-    executor: str = "local"
-    devices: int = 1
     jobs: int = 0
     time_limit_s: float | None = None
     roofs: tuple[RoofRow, ...] = ()
@@ -121,28 +116,26 @@ def sweep(
     """Run the cases and write their rows.
 
     Args:
-        executor: runs them; None: the one that ``settings`` name.
+        executor: runs them; None: on one device of this machine.
         done: rows of cases to leave out, by their id.
 
     Raises:
-        ValueError: an unknown accelerator or executor, or more devices than there are.
+        ValueError: an unknown accelerator, or more devices than this machine has.
         OSError: the output cannot be written; rows measured so far stay in the journal.
     """
-    run_id = uuid.uuid4().hex
-    run = Run.start(run_id, environment, settings.accelerator)
-    here = max(1, environment.device_count)
-    if settings.executor == "local" and not 1 <= settings.devices <= here:
-        raise ValueError(f"devices must be from 1 to {here} on {environment.device_name}, got {settings.devices}")
-    executor = executor or get_executor(settings.executor, devices=settings.devices)
+    run = Run.start(environment, settings.accelerator)
+    executor, here = executor or LocalExecutor(), max(1, environment.device_count)
+    if isinstance(executor, LocalExecutor) and not 1 <= executor.devices <= here:
+        raise ValueError(f"devices must be from 1 to {here} on {environment.device_name}, got {executor.devices}")
     settings.output.mkdir(parents=True, exist_ok=True)
     todo = [item for item in planned if item.case.case_id not in done]
     interrupted, first_row_at = False, None
     seconds: defaultdict[str, float] = defaultdict(float)
     asked, kernels = 0, dict[str, str]()
-    name = file_name(f"{store.SWEEP_PREFIX}{planned[0].case.kernel if planned else 'none'}", run_id)
+    name = file_name(f"{store.SWEEP_PREFIX}{planned[0].case.kernel if planned else 'none'}", run.run_id)
     with _interrupted_once() as finishing, store.RunWriter(settings.output, name, len(todo)) as writer:
         if settings.roofs and todo:
-            of_run = (dataclasses.replace(row, run_id=run_id) for row in settings.roofs)
+            of_run = (dataclasses.replace(row, run_id=run.run_id) for row in settings.roofs)
             write_roofs(of_run, writer.path.with_suffix(".roofs.parquet"))
         try:
             with (
@@ -208,28 +201,23 @@ def _outcomes(
         compiler = None
         if environment.device_kind == "cuda":
             runnable = quickest_first(runnable)
-            if settings.jobs > 1 and settings.executor == "local":
+            if settings.jobs > 1:
                 compiler = Compiler(
-                    runnable,
-                    environment,
-                    settings.jobs,
-                    settings.devices,
-                    settings.timeout_s,
-                    progress.compiling,
+                    runnable, environment, settings.jobs, executor.devices, settings.timeout_s, progress.compiling
                 )
                 stack.enter_context(compiler)
 
         def start(item: PlannedCase) -> None:
-            # With several devices another may be timing just now, so all is compiled before.
-            if compiler is not None and settings.devices == 1:
+            # With several devices another may be timing now, so there all is compiled before the first case.
+            if compiler is not None and executor.devices == 1:
                 seconds[COMPILING] += compiler.compile_for(item)
             progress.started(item)
 
         progress.begin(len(todo), "measuring")
         if isinstance(executor, LocalExecutor):
             executor.start()
-        if compiler is not None and settings.devices > 1:
-            seconds[COMPILING] += compiler.compile_all() * settings.devices
+        if compiler is not None and executor.devices > 1:
+            seconds[COMPILING] += compiler.compile_all() * executor.devices
         yield from refused
         shared = tempfile.TemporaryDirectory(dir=temporary_folder(), prefix="references-")
         limits = Limits(
@@ -248,7 +236,7 @@ def _outcomes(
 def separate(
     planned: Sequence[PlannedCase], environment: Environment
 ) -> tuple[list[PlannedCase], list[tuple[PlannedCase, Reply]]]:
-    """Return the cases that can be tried here, and those that need not be, each with its outcome."""
+    """Return the cases to try here, and those that cannot run here, each with its outcome."""
     versions = baselines.installed_versions()
     outcomes = [(item, refuse(item, environment, versions)) for item in planned]
     refused = [(item, reply) for item, reply in outcomes if reply is not None]
@@ -256,7 +244,7 @@ def separate(
 
 
 def refuse(item: PlannedCase, environment: Environment, versions: Mapping[str, str]) -> Reply | None:
-    """Return the outcome of a case that need not be tried here, with the reason, or None."""
+    """Return the outcome of a case that cannot run here, with the reason, or None."""
     target, case = item.target, item.case.of_operation
     reason: str | None
     if environment.device_kind not in target.devices:
@@ -279,8 +267,8 @@ def refuse(item: PlannedCase, environment: Environment, versions: Mapping[str, s
 def _interrupted_once() -> Iterator[Callable[[], None]]:
     """Raise on the first SIGINT, SIGTERM or SIGHUP in the block, where signals can be handled (the main thread).
 
-    Those that follow are ignored until the block ends: an impatient second Ctrl-C must not keep rows from their file.
-    Once the block has called what it is given, it ignores all.
+    Later ones are ignored until the block ends, so that a second Ctrl-C cannot keep rows from being written. The block
+    is given a function that ignores all from then on.
     """
     previous: dict[int, Callable[..., Any] | int | None] = {}
 
@@ -294,7 +282,7 @@ def _interrupted_once() -> Iterator[Callable[[], None]]:
 
     with contextlib.suppress(ValueError):
         for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            # With nohup, which ignores SIGHUP, a program is to go on.
+            # nohup ignores SIGHUP so that the program goes on.
             if each != signal.SIGHUP or signal.getsignal(each) != signal.SIG_IGN:
                 previous[each] = signal.signal(each, handler)
     try:
@@ -306,7 +294,7 @@ def _interrupted_once() -> Iterator[Callable[[], None]]:
 
 def side_by_side(
     planned: Sequence[PlannedCase],
-    environment: Environment,
+    run: Run,
     *,
     ignore: Sequence[str] = (),
     rounds: int,
@@ -316,16 +304,15 @@ def side_by_side(
 
     Args:
         planned: cases of two implementations.
-        environment: as :func:`.workers.probe_environment` finds it.
+        run: what their rows share.
         ignore: further columns in which cases may differ that are timed together.
         rounds: samples of each.
         started: called with every case of a group that begins.
     """
-    run = Run.start(uuid.uuid4().hex, environment, None)
-    limits = Limits(timeout_s=math.inf, rounds=rounds, device_kind=environment.device_kind)
+    limits = Limits(timeout_s=math.inf, rounds=rounds, device_kind=run.environment.device_kind)
     with ReplaceableWorker() as session:
         for group in groups(planned, ignore):
-            for item, reply in run_in_turn(session, group, environment, limits, started):
+            for item, reply in run_in_turn(session, group, run.environment, limits, started):
                 yield build_record(run, item, reply)
 
 
@@ -336,7 +323,7 @@ def run_in_turn(
     limits: Limits,
     started: Started = lambda _: None,
 ) -> Iterator[tuple[PlannedCase, Reply]]:
-    """Yield every case of a group with its outcome: what can be tried here is timed in turn, whatever it is."""
+    """Yield every case of a group with its outcome: those that can run here are timed in turn."""
     runnable, refused = separate(group, environment)
     yield from refused
     for item in runnable:
@@ -348,7 +335,7 @@ def run_in_turn(
 def run_alone(
     planned: Sequence[PlannedCase], environment: Environment, limits: Limits
 ) -> Iterator[tuple[PlannedCase, Reply]]:
-    """Yield every case with its outcome: what can be tried here, each package in a process of its own."""
+    """Yield every case with its outcome: those that can run here run, each package in a process of its own."""
     runnable, refused = separate(planned, environment)
     yield from refused
     with LocalExecutor() as executor:
@@ -356,16 +343,9 @@ def run_alone(
 
 
 def groups(planned: Sequence[PlannedCase], ignore: Sequence[str] = ()) -> list[list[PlannedCase]]:
-    """Return the cases in groups that differ in the implementation, and in what is ignored, alone."""
+    """Return the cases in groups that differ only in the implementation and in the columns ignored."""
     columns = [name for name in CASE_COLUMNS if name not in ("impl", *ignore)]
     return list(grouped(planned, lambda item: case_key(dataclasses.asdict(item.case), columns)).values())
-
-
-def planned_case(row: Row) -> PlannedCase:
-    """Return the case of a row with the code it runs; ValueError where nothing of that name is declared any more."""
-    names = [each.name for each in dataclasses.fields(Case)]
-    case = Case(**{name: row[name] for name in names})
-    return PlannedCase(case=case, target=baselines.get_implementation(case.op, case.impl))
 
 
 def why_not_again(rows: Sequence[Row], environment: Environment) -> str | None:
@@ -389,7 +369,9 @@ def measure_again(
     Raises:
         ValueError: an implementation is not declared any more.
     """
-    run = Run.start(uuid.uuid4().hex, environment, None)
+    run = Run.start(environment)
     limits = Limits(timeout_s=timeout_s, budget_s=budget_s, device_kind=environment.device_kind)
-    outcomes = run_alone([planned_case(row) for row in rows], environment, limits)
+    cases = [Case(**{each.name: row[each.name] for each in dataclasses.fields(Case)}) for row in rows]
+    planned = [PlannedCase(case=case, target=baselines.get_implementation(case.op, case.impl)) for case in cases]
+    outcomes = run_alone(planned, environment, limits)
     return {item.case.case_id: dataclasses.asdict(build_record(run, item, reply)) for item, reply in outcomes}

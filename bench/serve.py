@@ -30,7 +30,7 @@ def main(arguments: Sequence[str]) -> None:
         from .worker import serve
         from .workers import STACK_FILE, STACK_SIGNAL
 
-        # On STACK_SIGNAL the stack is written there, so that the parent can say where a case was that it gives up.
+        # On STACK_SIGNAL the stack is written there, so that the parent can say where a case hung.
         stack = open(STACK_FILE, "w")  # noqa: SIM115, open for as long as the process runs
         faulthandler.register(STACK_SIGNAL, file=stack, all_threads=False)
         os.set_inheritable(int(source), False)

@@ -13,12 +13,12 @@ import os
 import shutil
 import tempfile
 import time
-import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from .. import kernels
 from ..analysis.accelerators import known as accelerators
 from ..analysis.accelerators.roofs import FILE_NAME, check_output, write_roofs
 from ..kernels import baselines
@@ -37,7 +37,6 @@ from .display import SweepProgress, describe_s
 from .environment import Environment, is_of
 from .estimate import cases_s, compile_s
 from .executors import LocalExecutor, hold_gpus
-from .inventory import resolve_operation
 from .noise import commonest
 from .plan import PlannedCase, Request
 from .profiling import ProfileRow
@@ -133,20 +132,16 @@ def run_sweep(
             output=output,
             accelerator=accelerator,
             budget_s=max(budgets_s) if budget_s is None else budget_s,
-            executor=executor,
-            devices=devices,
-            jobs=jobs,
+            jobs=jobs if executor == "local" else 0,
             roofs=() if measured is None else tuple(measured.rows),
             note_kernels=profile_harness,
             **settings,
         )
-        _recover(output)
+        note(*store.recovered_notes(output))
         outcome = sweep(planned, environment, chosen, SweepProgress(expected_s), executor=runs_cases, done=done)
-    for line in conclusion(outcome):
-        note(line)
+    note(*conclusion(outcome))
     if profile_harness:
-        for line in where_time_went(outcome, began, environment_s, devices):
-            note(line)
+        note(*where_time_went(outcome, began, environment_s, devices))
     return outcome
 
 
@@ -212,16 +207,20 @@ def _begin(
     resume: bool,
     retry: bool = True,
 ) -> tuple[str | None, list[PlannedCase], dict[str, float], dict[str, Record]]:
-    """Return the accelerator that a sweep is about, its cases, the seconds that each of those that are left should
-    take, by its id, and the rows of the others; say what will run, where to, and what is left out."""
+    """Say what will run, where its rows go, and what is left out.
+
+    Returns:
+        the accelerator that the sweep is about, its cases, case id -> expected seconds of those that are left, and case
+        id -> row of the others.
+    """
     if gpu is None:
         gpu = environment.device_accelerator if environment.device_kind == "cuda" else accelerators.USUAL
     accelerator = gpu and accelerators.get_accelerator(gpu).key
     left = planned = _planned(requests, environment)
     finished: dict[str, Record] = {}
     if resume:
-        # Of a run that died the rows are still in its journal.
-        _recover(output)
+        # The rows of a run that died are still in its journal.
+        note(*store.recovered_notes(output))
         finished = finished_cases(output, environment, is_of, failed=not retry)
         if not retry and (stored := stored_cases(output)):
             versions = baselines.installed_versions()
@@ -238,17 +237,10 @@ def _begin(
     expected_s = dict(zip((item.case.case_id for item in left), times, strict=True))
     tried = [item for item, seconds in zip(left, times, strict=True) if seconds]
     seconds = sum(times) / devices + compile_s(tried, environment, jobs)
-    for line in introduction(requests, environment, accelerator, left, seconds):
-        note(line)
+    note(*introduction(requests, environment, accelerator, left, seconds))
     if output.is_dir() and (beside := len(list(output.rglob("*.parquet")))):
         note(f"rows go to a file of their own in {output}, beside {beside} that {'is' if beside == 1 else 'are'} there")
     return accelerator, planned, expected_s, finished
-
-
-def _recover(output: Path) -> None:
-    """Make files of the journals that runs which died left in a folder, and say so."""
-    for line in store.recovered_notes(store.recover(output) if output.is_dir() else ()):
-        note(line)
 
 
 def _running_s() -> float:
@@ -303,7 +295,7 @@ def introduction(
     elsewhere = dict.fromkeys(name for request in requests for name in plan.not_planned(request, kind))
     if elsewhere:
         lines.append(f"not measured here, they need another device: {', '.join(elsewhere)}")
-    # Of several the cases that are planned differ, and so does what they leave out.
+    # Remarks hold one request against all planned cases: with several requests they would be wrong.
     return lines + (plan.remarks(requests[0], planned) if len(requests) == 1 else [])
 
 
@@ -383,7 +375,7 @@ def run_verify(kernel: str, ops: tuple[str, ...] | None, *, timeout_s: float) ->
 def interpretable(planned: Sequence[PlannedCase]) -> list[PlannedCase]:
     """Return the cases of our Triton kernels as ones for a CPU, where Triton's interpreter runs them.
 
-    What is written for one compute capability is no Triton, but Gluon, which has no interpreter.
+    Kernels for one compute capability are written in Gluon, which has no interpreter.
     """
     kernels = ((item, item.target) for item in planned if isinstance(item.target, Implementation))
     return [
@@ -444,16 +436,16 @@ def run_live(request: Request, *, ignore: Sequence[str], rounds: int, output: Pa
     if not _matched(planned, ignore):
         why = _why_unmatched(planned, ignore, environment)
         raise ValueError(f"no case of {names[0]} matches one of {names[1]}: {why}")
-    progress, records = SweepProgress(), []
+    live, progress, records = Run.start(environment), SweepProgress(), []
     with contextlib.ExitStack() as stack:
         stack.enter_context(hold_gpus())
         writer = None
         if output is not None:
-            name = file_name(f"{store.LIVE_PREFIX}{request.kernel}", uuid.uuid4().hex)
+            name = file_name(f"{store.LIVE_PREFIX}{request.kernel}", live.run_id)
             writer = stack.enter_context(store.RunWriter(output, name))
         progress.begin(len(planned), "measuring in turn")
         stack.callback(progress.end)
-        for record in run.side_by_side(planned, environment, ignore=ignore, rounds=rounds, started=progress.started):
+        for record in run.side_by_side(planned, live, ignore=ignore, rounds=rounds, started=progress.started):
             if writer is not None:
                 writer.append(record)
             records.append(record)
@@ -501,7 +493,7 @@ def plan_profile(request: Request) -> list[PlannedCase]:
     Raises:
         ValueError: bad axes or names, or no case.
     """
-    ops = request.ops or (resolve_operation(request.kernel, None),)
+    ops = request.ops or kernels.FAMILIES[request.kernel][:1]
     first = tuple(implementation.name for implementation in baselines.get_operation(ops[0]).implementations[:1])
     request = dataclasses.replace(request, ops=ops, impls=request.impls or first or None)
     planned = plan.plan(request, device_kind="cuda")
@@ -535,7 +527,7 @@ def run_profile(
         raise ValueError(f"profile needs a GPU, got {environment.device_name}")
     note(f"profiling on {environment.device_name}: {len(planned)} cases")
     tried, refused = run.separate(planned, environment)
-    started = Run.start(uuid.uuid4().hex, environment, None)
+    started = Run.start(environment)
     rows = [profiling.build_row(started, item, reply, None, None) for item, reply in refused]
     if tried:
         with tempfile.TemporaryDirectory(prefix="lrbench-profile-") as folder:

@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from ..analysis.reproduce.verdicts import Found
 
 SCREEN = 10
-"""Rows of a table that is cut where not everything is asked for: they may take several lines each."""
+"""Rows of a table that are shown without --all; each may take several lines."""
 
 
 def show_first(rows: Sequence[dict[str, Any]], *, every: bool, title: str | None = None) -> None:
-    """Print a table, its first rows alone unless all are asked for."""
+    """Print a table; without ``every`` only its first rows."""
     shown = rows if every else rows[:SCREEN]
     show(shown, "table", title=title)
     if len(rows) > len(shown):
@@ -32,9 +32,8 @@ def show_first(rows: Sequence[dict[str, Any]], *, every: bool, title: str | None
 
 
 def show_comparison(found: Comparison, a: str, b: str, *, every: bool, output_format: str) -> None:
-    """Print a comparison, what it comes to first; what differs between the environments goes to standard error."""
-    for line in found.environment:
-        note(f"warning: the environments differ (A | B): {line}")
+    """Print a comparison, its summary first; differences of the environments go to standard error."""
+    note(*(f"warning: the environments differ (A | B): {line}" for line in found.environment))
     if output_format == "json":
         show({"A": a, "B": b, **compare.as_dict(found)}, output_format)
         return
@@ -57,9 +56,8 @@ def show_comparison(found: Comparison, a: str, b: str, *, every: bool, output_fo
 
 
 def show_check(found: CheckResult, *, every: bool, output_format: str) -> None:
-    """Print what the check found, its outcome in one line first; that goes to standard error beside other formats."""
-    for line in found.environment:
-        note(f"warning: the environments differ (baseline | run): {line}")
+    """Print what the check found, its outcome in one line first, which goes to standard error in other formats."""
+    note(*(f"warning: the environments differ (baseline | run): {line}" for line in found.environment))
     if output_format != "table":
         note(summary(found))
     with reader_may_leave():
@@ -79,7 +77,7 @@ def show_check(found: CheckResult, *, every: bool, output_format: str) -> None:
 
 
 def show_coverage(found: Sequence[validation.Coverage], *, every: bool, output_format: str) -> None:
-    """Print how often the intervals of predictions hold, in a table those of the implementations that do so least."""
+    """Print how often the intervals of predictions hold; in a table, where they hold least often."""
     from ..analysis.model import validation
 
     if output_format != "table":
@@ -118,7 +116,7 @@ def count_rows(result: Count) -> list[dict[str, Any]]:
 
 
 def show_reproduced(found: Sequence[Found], device: str, *, every: bool) -> None:
-    """Print the claims of documents: what is compared, of long tables the first rows unless all, and the verdict."""
+    """Print the claims of documents with what is compared, long tables cut without ``every``, and the verdicts."""
     from ..analysis.reproduce.written import line_rows
 
     for entry, claims in grouped(found, lambda each: each.asked.id).items():

@@ -36,16 +36,16 @@ from .plan import PlannedCase
 START_TIMEOUT_S = 300.0
 POLL_S = 0.2
 MAX_WAIT_S = 3600.0
-"""The longest single wait for a reply: poll takes no infinite one as a number."""
+"""The longest single wait for a reply; poll does not take infinity."""
 
 STACK_FILE = "stack"
-"""Where a worker writes, in its own folder, which Python functions it is in when it gets STACK_SIGNAL."""
+"""File in a worker's folder to which it writes its Python stack when it gets STACK_SIGNAL."""
 
 STACK_SIGNAL = signal.SIGUSR1
 STACK_WAIT_S = 1.0
 
 STARTING, ELSEWHERE = "starting workers, imports", "failed cases, messages"
-"""Where seconds of a case went that its worker does not tell of."""
+"""What the seconds of a case went into that its worker does not count."""
 
 Reply = dict[str, Any]
 """A case's outcome: "status", "reason" and "columns"; "seconds", what for, and "kernels", see :class:`Limits`."""
@@ -111,7 +111,7 @@ def decode_request(request: Mapping[str, Any]) -> tuple[list[PlannedCase], Limit
 
 
 def _encode_target(target: Implementation | Baseline) -> dict[str, Any]:
-    """One of ours travels as its declaration, so that one which nothing declares can be run; a baseline by name."""
+    """Encode one of ours as its declaration, so that undeclared ones can be run too, and a baseline by its name."""
     if isinstance(target, Baseline):
         return {"baseline": target.name, "op": target.op}
     return {"implementation": dataclasses.asdict(target)}
@@ -168,11 +168,6 @@ class WorkerProcess:
                 start_new_session=True,
             )
 
-    @property
-    def pid(self) -> int:
-        """Process id of the worker."""
-        return self._process.pid
-
     def ask(
         self, request: Mapping[str, Any], timeout_s: float, *, stop: threading.Event | None = None
     ) -> dict[str, Any]:
@@ -222,7 +217,7 @@ class WorkerProcess:
             os.kill(self._process.pid, STACK_SIGNAL)
         deadline = time.monotonic() + STACK_WAIT_S
         text = last = ""
-        # It is written line by line, and whole when no more comes.
+        # The worker writes line by line: the stack is complete when the file stops growing.
         while (not text or text != last) and time.monotonic() < deadline:
             time.sleep(0.05)
             last, text = text, stack.read_text(errors="replace")

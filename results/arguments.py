@@ -67,7 +67,7 @@ def parse_names(text: str, what: str = "a list of names") -> tuple[str, ...]:
 
 
 LISTED = 120
-"""Characters that a list of names may have beside a near one: a longer one is left out."""
+"""Longest list of known names that an error shows beside those that are near."""
 
 
 def nearest(given: str, known: Iterable[str]) -> str:

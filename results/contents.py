@@ -34,7 +34,7 @@ explains the columns, [docs/findings.md](../docs/findings.md) tells what the row
 
 
 def file_rows(paths: Sequence[Path]) -> list[dict[str, Any]]:
-    """Return a row for each parquet file: what its rows are, how many, of how many cases and runs, and when."""
+    """Return a row for each parquet file: the kind and number of its rows, their cases and runs, and when measured."""
     shown = []
     files = (sorted(path.rglob("*.parquet")) if path.is_dir() else [path] for path in paths)
     for path in itertools.chain.from_iterable(files):
@@ -56,7 +56,7 @@ def file_rows(paths: Sequence[Path]) -> list[dict[str, Any]]:
 
 
 def operation_rows(implementations: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return a row for each operation on each device: how many of its implementations are there, and their cases."""
+    """Return a row for each operation on each device: how many implementations were measured, and their cases."""
     return [
         {
             **{name: rows[0][name] for name in ("device", "kernel", "op")},
@@ -72,24 +72,24 @@ def operation_rows(implementations: Sequence[Mapping[str, Any]]) -> list[dict[st
 def run_rows(paths: Sequence[Path]) -> list[dict[str, Any]]:
     """Return a row for each run, the newest first: its id, when, on what, of which commit, and whether it is complete.
 
-    A run that was stopped is not complete, and neither is one whose journal is still there; of files that hold several
-    runs nothing is said.
+    A run that was stopped is not complete, and neither is one whose journal is still there. Of files that hold several
+    runs it is not known.
 
     Raises:
         ValueError: as :func:`.store.read_results`.
     """
     runs: dict[str, list[Mapping[str, Any]]] = {}
-    said: dict[str, bool | None] = {}
+    completeness: dict[str, bool | None] = {}
     for path in result_files(paths):
         rows, complete = load_rows(path, (*COLUMNS, "run_id", "git_dirty")), is_complete(path)
         for row in rows:
             runs.setdefault(row["run_id"], []).append(row)
-            said[row["run_id"]] = complete
+            completeness[row["run_id"]] = complete
     for path in itertools.chain.from_iterable(p.rglob(f"*{JOURNAL_SUFFIX}") for p in paths if p.is_dir()):
         with open(path, "rb") as journal:
             for row in filter(None, read_journal(journal)):
                 runs.setdefault(row["run_id"], []).append(row)
-                said[row["run_id"]] = False
+                completeness[row["run_id"]] = False
     newest_first = sorted(runs.items(), key=lambda run: max(row["measured_at"] for row in run[1]), reverse=True)
     return [
         {
@@ -102,14 +102,14 @@ def run_rows(paths: Sequence[Path]) -> list[dict[str, Any]]:
             "kernel": _values(row["kernel"] for row in rows),
             "cases": len({row["case_id"] for row in rows}),
             "ok": len({row["case_id"] for row in rows if row["status"] == "ok"}),
-            "complete": {True: "yes", False: "no", None: None}[said[run_id]],
+            "complete": {True: "yes", False: "no", None: None}[completeness[run_id]],
         }
         for run_id, rows in newest_first
     ]
 
 
 def cases_left(path: Path) -> int:
-    """Return how many cases the newest run of a file or folder planned and has no row of; 1 where that is not known.
+    """Return how many cases of its plan the newest run of a file or folder lacks; 1 if it was stopped without a plan.
 
     Raises:
         ValueError: as :func:`.store.read_results`.
@@ -126,7 +126,7 @@ def cases_left(path: Path) -> int:
 
 
 def implementation_rows(paths: Sequence[Path], declared: Declared) -> list[dict[str, Any]]:
-    """Return a row for each implementation on each device: its cases, what became of them, when and with what.
+    """Return a row for each implementation on each device: how its cases ended, and when and with what it was measured.
 
     Args:
         paths: result files and folders.
@@ -137,7 +137,7 @@ def implementation_rows(paths: Sequence[Path], declared: Declared) -> list[dict[
     shown = []
     for device, here in sorted(grouped(rows, device_of).items()):
         families = {row["kernel"] for row in here}
-        # What was measured as another family's peer is there.
+        # Rows that were measured beside another family count too.
         there = {(row["op"], row["impl"]) for row in here}
         groups: dict[tuple[str, str, str], list[dict[str, Any]]] = {
             key: []

@@ -11,16 +11,16 @@ from typing import Any
 
 from .lock import LOCK_FILE, hold
 from .schema import Environment, Record, was_tried
-from .select import Row, grouped
-from .store import files_in, holds_results, read_file, read_results, recover, recovered_notes, row_set, write_parquet
+from .select import Row, grouped, load_rows
+from .store import files_in, holds_results, read_file, recovered_notes, row_set, write_parquet
 
 ORDER = ("kernel", "op", "impl", "mode", "dtype", "seq_len", "case_id", "measured_at")
-"""What rows stand beside one another by: see "Many rows" in docs/results.md."""
+"""By what the rows of a file are sorted: see "Many rows" in docs/results.md."""
 
 HISTORY = "history"
 
 IsOf = Callable[[Row, str | None], bool]
-"""Whether a row is of a commit's code; of no known commit every row is."""
+"""Whether a row was measured with the code of a commit; always True where the commit is None."""
 
 
 def rows_of(folder: Path, environment: Environment, is_of: IsOf, **wanted: Any) -> list[dict[str, Any]]:
@@ -32,9 +32,8 @@ def rows_of(folder: Path, environment: Environment, is_of: IsOf, **wanted: Any) 
     """
     files = files_in(folder)
     wanted |= {name: getattr(environment, name) for name in ("device_name", "git_dirty")}
-    where = [[(key, "==", value)] for key, value in wanted.items() if value is not None]
-    rows = read_results(files, where=where).to_pylist() if files else []
-    return [row for row in rows if wanted.items() <= row.items() and is_of(row, environment.git_commit)]
+    rows = load_rows(files, where=wanted) if files else []
+    return [row for row in rows if is_of(row, environment.git_commit)]
 
 
 def finished_cases(folder: Path, environment: Environment, is_of: IsOf, *, failed: bool = False) -> dict[str, Record]:
@@ -49,7 +48,7 @@ def finished_cases(folder: Path, environment: Environment, is_of: IsOf, *, faile
 def stored_cases(folder: Path) -> set[str]:
     """Return the ids of the cases that a folder has any row of."""
     files = files_in(folder)
-    return set(read_results(files, ["case_id"])["case_id"].to_pylist()) if files else set()
+    return {row["case_id"] for row in load_rows(files, ["case_id"])} if files else set()
 
 
 def merge(folder: Path) -> list[str]:
@@ -69,13 +68,15 @@ def merge(folder: Path) -> list[str]:
     if not folder.is_dir():
         raise ValueError(f"results must be a folder to be merged, got {folder}")
     with hold(folder / LOCK_FILE, f"the folder {folder}"):
-        said = recovered_notes(recover(folder))
+        said = recovered_notes(folder)
         files = [path for path in sorted(folder.glob("*.parquet")) if path.name[0] != "."]
         kinds = grouped(files, lambda path: HISTORY if holds_results(path) else path.stem.rpartition(".")[2])
         for kind, group in kinds.items():
             row, what = row_set(group[0])
             present = {path: read_file(path, row, what=what).to_pylist() for path in group}
-            rows = _once(itertools.chain.from_iterable(present.values()))
+            # Rows that agree in every column count once.
+            distinct = {json.dumps(row, sort_keys=True): row for row in itertools.chain.from_iterable(present.values())}
+            rows = list(distinct.values())
             parts = _by_family(rows) if kind == HISTORY else {kind: rows}
             targets = {folder / f"{name}.parquet": part for name, part in parts.items() if part}
             if {path: len(part) for path, part in present.items()} == {
@@ -90,11 +91,6 @@ def merge(folder: Path) -> list[str]:
             into = ", ".join(f"{len(part)} in {path.name}" for path, part in targets.items()) or "none was measured"
             said.append(f"merged the {what} rows of {', '.join(path.name for path in group)}: {into}")
     return said or [f"nothing to merge in {folder}"]
-
-
-def _once(rows: Iterable[Row]) -> list[Row]:
-    """Return rows without those that are there already, in every column the same."""
-    return list({json.dumps(row, sort_keys=True): row for row in rows}.values())
 
 
 def _by_family(rows: Iterable[Row]) -> dict[str, list[Row]]:

@@ -37,19 +37,19 @@ def hold(path: Path, what: str, wait: Callable[[str], None] | None = None) -> It
 
     Args:
         what: what is locked, for the message, such as "the folder results/local".
-        wait: told once who holds the lock, and then the lock is waited for; None: that is an error.
+        wait: called once with a message that says who holds the lock, which is then waited for; None: raise instead.
 
     Raises:
         HeldError: another process holds the lock.
     """
-    told = False
+    waiting = False
     while (file := _try(path)) is None:
         message = f"{what} is in use by another lrbench: {_holder(path)}"
         if wait is None:
             raise HeldError(message)
-        if not told:
+        if not waiting:
             wait(message)
-        told = True
+        waiting = True
         time.sleep(POLL_S)
     with file:
         try:

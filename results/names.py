@@ -30,7 +30,7 @@ def current_name(op: str, impl: str) -> str:
 
 
 def stored_names(impl: str) -> list[str]:
-    """Return the names that rows of an implementation may have on disk, whichever of them is given."""
+    """Return all names that rows of an implementation may have on disk; ``impl`` is any of them."""
     names = {impl, *(new for (_, old), new in RENAMED.items() if old == impl)}
     return sorted(names | {old for (_, old), new in RENAMED.items() if new in names})
 
@@ -46,7 +46,7 @@ def current_names(impls: Iterable[str], ops: Iterable[str]) -> tuple[str, ...]:
 
 
 def rename_row(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a row of results, which has every column of a case, with its implementation's name of today."""
+    """Return a row, which must have every column of a case, with its implementation's name of today."""
     impl = current_name(row["op"], row["impl"])
     if impl == row["impl"]:
         return dict(row)

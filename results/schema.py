@@ -21,7 +21,7 @@ ERRORS_VERSION = 2
 
 STATUSES = ("ok", "oom", "timeout", "crash", "error", "incorrect", "unsupported", "unavailable")
 IMPORT_FAILED = "import failed"
-"""What the reason begins with where a package is installed and does not import."""
+"""Beginning of the reason where a package is installed and does not import."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -58,10 +58,10 @@ COMPARED_COLUMNS = (
 """What of an environment two sides of a comparison should have in common."""
 
 CLOCK_TOLERANCE = 0.02
-"""Relative difference of the median SM clocks of two sides from which on it is named."""
+"""Largest relative difference of the median SM clocks of two sides that goes unmentioned."""
 
 MAX_SLOWDOWN = 1.2
-"""Factor between times of the yardstick beyond which a CPU was slower in one measurement than in another."""
+"""Factor between times of the yardstick beyond which a CPU counts as slower in one measurement than in another."""
 
 PROBLEM_COLUMNS = tuple(name for name in CASE_COLUMNS if name != "chunk_size")
 """What identifies a problem and who computes it; the chunk size is a setting to choose."""
@@ -87,7 +87,8 @@ def load_rows(
         ValueError: as :func:`.store.read_results`.
     """
     wanted = where or {}
-    stored = [[(name, "==", value)] for name, value in wanted.items() if name not in ("impl", "case_id")]
+    known = {name: value for name, value in wanted.items() if name not in ("impl", "case_id") and value is not None}
+    stored = [[(name, "==", value)] for name, value in known.items()]
     table = read_results(paths, [*dict.fromkeys((*columns, *wanted))], [*passing, *stored], newest=newest)
     # Compared in Python: pyarrow imports pandas to compare with a Python value.
     found = {name: table[name].to_pylist() for name in table.column_names}
@@ -131,7 +132,7 @@ def select(
         ValueError: no such path, a bad term, or no row; several runs or commits begin with what is given.
     """
     terms = {} if is_path(text) else parse_terms(text)
-    # Whether several runs, commits or cases begin alike shows in all rows.
+    # Only all rows show whether several runs, commits or cases begin alike.
     newest = newest and terms.keys().isdisjoint(PREFIXES)
     where = _where(terms)
     for others in ([[("run_id", "not in", list(without))]] if without else [], []):
@@ -149,7 +150,7 @@ def select(
 
 
 def _where(terms: Mapping[str, str]) -> Where:
-    """Return what the rows that terms select pass as they are stored, under whichever name of an implementation."""
+    """Return terms as conditions on stored rows, whose implementations may have an earlier name."""
     where: list[list[tuple[str, str, Any]]] = []
     for key, wanted in terms.items():
         column = SELECTOR_COLUMNS[key]
@@ -191,7 +192,7 @@ def matching(rows: Sequence[dict[str, Any]], terms: Mapping[str, str]) -> list[d
 
 
 def _near(key: str, wanted: str, rows: Sequence[Row]) -> str:
-    """Return what could have been meant by a term that fits no row: the values that are written almost alike."""
+    """Return what a term that fits no row could have meant: near values, and those that there are."""
     columns = ("kernel", "op") if key == "kernel" else (SELECTOR_COLUMNS[key],)
     length = max(8, len(wanted)) if key in PREFIXES else None
     known = [value for name in columns for value in sorted({row[name] for row in rows if row[name] is not None})]
@@ -202,7 +203,7 @@ def _near(key: str, wanted: str, rows: Sequence[Row]) -> str:
 
 
 def grouped(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
-    """Return items by what ``key`` says of them, groups and their members in the order in which they come."""
+    """Return key -> items with that key; groups and their items stay in order."""
     groups: dict[K, list[T]] = {}
     for item in items:
         groups.setdefault(key(item), []).append(item)
@@ -219,7 +220,7 @@ def case_key(row: Row, columns: Sequence[str]) -> tuple[Any, ...]:
 
 
 def newest(rows: Iterable[Row]) -> dict[str, Row]:
-    """Return the newest row of every case by its id, by ``measured_at``; of equally old ones the last."""
+    """Return case id -> newest row, by ``measured_at``; of equally old rows the last."""
     chosen: dict[str, Row] = {}
     for row in rows:
         known = chosen.get(row["case_id"])
@@ -229,10 +230,8 @@ def newest(rows: Iterable[Row]) -> dict[str, Row]:
 
 
 def with_slowness(*sides: Sequence[Row]) -> list[list[Row]]:
-    """Return rows with ``noise`` in those that were measured while the CPU was slower than for others of them.
-
-    It was where the yardstick took longer than :data:`MAX_SLOWDOWN` times its shortest time on the same machine.
-    """
+    """Return rows with ``noise`` set in those whose CPU was slower than for other rows of the same machine: where the
+    yardstick took longer than :data:`MAX_SLOWDOWN` times its shortest time."""
     fastest: dict[tuple[Any, ...], float] = {}
     for row in itertools.chain(*sides):
         if row["yardstick_ms"] is not None:
@@ -374,7 +373,7 @@ def families(frame: pd.DataFrame) -> list[str]:
 
 
 def of_family(frame: pd.DataFrame, kernel: str) -> pd.DataFrame:
-    """Keep the rows of a kernel family: those measured for it, and those of its operations, whatever they were for.
+    """Keep the rows of a kernel family: those measured for it, and all rows of its operations.
 
     Outside packages' rows of other operations (attention beside Lightning) are those measured beside it.
 
@@ -386,7 +385,7 @@ def of_family(frame: pd.DataFrame, kernel: str) -> pd.DataFrame:
         raise unknown("kernel", kernel, families(frame), " in these results")
     own = set(frame["op"][here & (frame["provider"] == "lrbench")])
     rows = frame[here | frame["op"].isin(own)]
-    # What was other mathematics beside another family computes this one's operation.
+    # Rows that were other mathematics beside another family are of this one's operation.
     return rows.assign(same_math=rows["same_math"].where(~rows["op"].isin(own), True))
 
 
@@ -409,7 +408,7 @@ def is_ok(frame: pd.DataFrame) -> pd.Series:
 
 
 def failed_rows(frame: pd.DataFrame) -> pd.DataFrame:
-    """Keep the rows that were not measured, whatever the status says why."""
+    """Keep the rows that were not measured."""
     return frame[frame["status"] != "ok"]
 
 

@@ -45,12 +45,12 @@ SWEEP_PREFIX, BARS_PREFIX, LIVE_PREFIX = "sweep-", "bars-", "live-"
 """What the names of runs begin with."""
 
 Where: TypeAlias = Sequence[Sequence[tuple[str, str, Any]]]
-"""What rows are wanted: of each of its parts at least one condition (column, operator, value) must hold. The operators
+"""Which rows are wanted: those for which at least one condition (column, operator, value) of each part holds. Operators
 are those of pyarrow.parquet's filters."""
 
 LARGE_BYTES = 4 * 2**20
-"""Size of files from which on rows are chosen while they are read. Smaller ones are read before pyarrow.dataset is
-imported."""
+"""Bytes of files from which on rows are chosen while reading. Importing pyarrow.dataset takes longer than to read all
+of fewer."""
 
 SAME_CASE = ("case_id", "device_accelerator", "device_name", "status", "noise", "suspect")
 """Of rows that agree in these columns, the newest counts."""
@@ -62,7 +62,7 @@ OTHER_ROW_SETS = {
 
 
 def row_set(path: Path) -> tuple[type, str]:
-    """Return what a parquet file holds by its name: the rows' type, and what they are called."""
+    """Return the type of the rows of a parquet file, by its name, and what they are called."""
     return OTHER_ROW_SETS.get(path.name.removesuffix(".parquet").rpartition(".")[2], (Record, "result"))
 
 
@@ -76,7 +76,7 @@ def arrow_schema(row: type = Record) -> pa.Schema:
     """Return the parquet schema of a row set: the columns of its dataclass in field order, all nullable."""
     import pyarrow as pa
 
-    types = {
+    types: dict[Any, pa.DataType] = {
         str: pa.string(),
         int: pa.int64(),
         float: pa.float64(),
@@ -84,13 +84,9 @@ def arrow_schema(row: type = Record) -> pa.Schema:
         list[float]: pa.list_(pa.float64()),
         list[str]: pa.list_(pa.string()),
     }
+    types |= {kind | None: stored for kind, stored in types.items()}
     hints = typing.get_type_hints(row)
-    fields = []
-    for field in dataclasses.fields(row):
-        hint = hints[field.name]
-        options = [option for option in typing.get_args(hint) if option is not type(None)]
-        fields.append(pa.field(field.name, types[options[0] if type(None) in typing.get_args(hint) else hint]))
-    return pa.schema(fields)
+    return pa.schema([(field.name, types[hints[field.name]]) for field in dataclasses.fields(row)])
 
 
 class RunWriter:
@@ -135,9 +131,9 @@ class RunWriter:
     def append(self, record: Record) -> None:
         """Add a row and sync it to disk; when that fails, the journal keeps what it held and the error is raised.
 
-        Characters that steer a terminal are kept as their escapes, and so is half a surrogate pair, as Python reads an
-        undecodable byte: parquet holds UTF-8. A journal that somebody deleted, alone or with its folder, is written
-        again.
+        Control characters are stored as their escapes, because a terminal would obey them; so is half a surrogate
+        pair (Python's form of an undecodable byte), because parquet holds UTF-8. A journal that somebody deleted, alone
+        or with its folder, is written again.
         """
         self.records.append(Record(**_encodable(dataclasses.asdict(record))))
         new = self.records[-1:]
@@ -161,10 +157,10 @@ class RunWriter:
                 os.ftruncate(self._file.fileno(), end)
             raise
 
-    def close(self) -> Path | None:
-        """Write the parquet file, remove the journal and return the file's path (None when there is no row)."""
+    def close(self) -> None:
+        """Write the parquet file, if there are rows, and remove the journal."""
         if self._file.closed:
-            return self.path if self.records else None
+            return
         try:
             if self.records:
                 complete = not self.failed and self.planned in (None, len(self.records))
@@ -175,7 +171,6 @@ class RunWriter:
         finally:
             with contextlib.suppress(OSError):
                 self._file.close()
-        return self.path if self.records else None
 
 
 def write_parquet(
@@ -189,8 +184,8 @@ def write_parquet(
     """Write rows of a row set as parquet under ``path`` by atomic rename: readers see the whole file or none.
 
     Args:
-        complete: whether the rows are all that their run planned, which the file's metadata keep; None: it is not said.
-        planned: how many these are, likewise.
+        complete: whether the rows are all that their run planned; kept in the file's metadata, if not None.
+        planned: how many rows the run planned, likewise.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -205,7 +200,7 @@ def write_parquet(
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[IO[bytes]]:
-    """Open a file that takes the place of ``path`` when it has been written: readers see the old one, or the whole."""
+    """Open a file that replaces ``path`` when it is complete: readers see the old file or all of the new one."""
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         with open(partial, "wb") as file:
@@ -218,7 +213,7 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
 
 
 def read_journal(lines: Iterable[bytes]) -> list[dict[str, Any] | None]:
-    """Return the row in each line of a journal, None for a line that is no row a results file can hold.
+    """Return the row in each line of a journal; None for a line that is no valid row.
 
     The line that says how many rows were planned is left out, and a last line that a kill cut short.
     """
@@ -232,7 +227,7 @@ def read_journal(lines: Iterable[bytes]) -> list[dict[str, Any] | None]:
         row = _parse(line)
         try:
             stored = pa.Table.from_pylist([row or {}], schema=schema).to_pylist()[0]
-            # The conversion cuts fractions off, and no writer wrote an infinity.
+            # The conversion drops fractions of integer columns; infinities are not written by lrbench.
             json.dumps(stored, allow_nan=False)
             if row is not None and any(stored[name] != value for name, value in row.items()):
                 row = None
@@ -256,22 +251,22 @@ def _parse(line: bytes) -> dict[str, Any] | None:
 
 
 def _planned(line: bytes) -> int | None:
-    """Return how many rows a run planned from the first line of its journal, None for another line."""
+    """Return how many rows the run planned if the line says so, as the first of a journal does; else None."""
     found = re.fullmatch(rb'\{"%s": (\d{1,9})\}\n' % PLANNED.encode(), line)
     return None if found is None else int(found[1])
 
 
 def _encodable(row: Mapping[str, Any]) -> dict[str, Any]:
-    """The columns with escapes in their text for what UTF-8 cannot encode and for what would steer a terminal."""
+    """Return the columns with escapes in their texts for control characters and for what UTF-8 cannot encode."""
     return {
-        name: _STEERS.sub(lambda found: found[0].encode("unicode_escape").decode(), value)
+        name: _CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode(), value)
         if isinstance(value, str)
         else value
         for name, value in row.items()
     }
 
 
-_STEERS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
+_CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
 def _is_journal(lines: Sequence[bytes]) -> bool:
@@ -300,9 +295,10 @@ def recover(folder: Path) -> list[Path]:
     return made
 
 
-def recovered_notes(paths: Iterable[Path]) -> list[str]:
-    """Return what to say of the files that :func:`recover` made."""
-    return [f"{'kept' if path.suffix == '.bad' else 'recovered'} from a run that died: {path}" for path in paths]
+def recovered_notes(folder: Path) -> list[str]:
+    """Recover what runs that died left in a folder (:func:`recover`), and return a line about each file made."""
+    made = recover(folder)
+    return [f"{'kept' if path.suffix == '.bad' else 'recovered'} from a run that died: {path}" for path in made]
 
 
 def _recover(journal: Path) -> list[Path]:
@@ -338,13 +334,10 @@ def result_files(paths: str | Path | Iterable[str | Path], row_sets: Sequence[ty
     files: list[Path] = []
     for path in [paths] if isinstance(paths, str | Path) else paths:
         path = Path(path)
-        if not path.exists():
-            raise ValueError(f"results must be a parquet file or a folder with some, got {path} (does not exist)")
-        found = files_in(path, row_sets) if path.is_dir() else [path]
+        found = [path] if path.exists() and not path.is_dir() else files_in(path, row_sets)
         if not found:
-            raise ValueError(
-                f"results must be a parquet file or a folder with some, got {path} (no parquet file in it)"
-            )
+            why = "no parquet file in it" if path.exists() else "does not exist"
+            raise ValueError(f"results must be a parquet file or a folder with some, got {path} ({why})")
         files += found
     if not files:
         raise ValueError("results must name at least one parquet file or folder, got none")
@@ -367,17 +360,17 @@ def files_in(folder: Path, row_sets: Sequence[type] = (Record,)) -> list[Path]:
 
 def is_complete(path: Path) -> bool | None:
     """Return whether a file holds all rows that its run planned; None where it does not say."""
-    said = _said(path).get(COMPLETE.encode())
+    said = _metadata(path).get(COMPLETE.encode())
     return None if said is None else said == b"yes"
 
 
 def planned_rows(path: Path) -> int | None:
     """Return how many rows the run of a file planned; None where it does not say."""
-    said = _said(path).get(PLANNED.encode())
+    said = _metadata(path).get(PLANNED.encode())
     return None if said is None else int(said)
 
 
-def _said(path: Path) -> Mapping[bytes, bytes]:
+def _metadata(path: Path) -> Mapping[bytes, bytes]:
     with _opened(path) as file:
         return file.metadata.metadata or {}
 
@@ -421,14 +414,14 @@ def read_results(
     try:
         return _read_where(files, columns or RECORD_COLUMNS, where, newest)
     except (pa.ArrowException, OSError, ValueError) as error:
-        # Read one by one, they tell which of them it is, and what is wrong with it.
+        # Reading them one by one finds the bad one and says what is wrong with it.
         for path in files:
             read_file(path, columns=columns)
         raise ValueError(f"results must be parquet files of lrbench: {' '.join(str(error).split())}") from error
 
 
 def _read_where(files: Sequence[Path], columns: Sequence[str], where: Where, newest: bool) -> pa.Table:
-    """Read the rows wanted. Statistics rule most row groups out, and the columns of the conditions others."""
+    """Read the rows wanted; all columns only of row groups that hold one, which statistics and its columns tell."""
     import pyarrow.dataset as ds
     import pyarrow.parquet as pq
 
@@ -441,33 +434,22 @@ def _read_where(files: Sequence[Path], columns: Sequence[str], where: Where, new
         any_of = (functools.reduce(operator.or_, (pq.filters_to_expression([each]) for each in part)) for part in where)
         return functools.reduce(operator.and_, any_of, ds.scalar(True))
 
-    def row_groups(parts: Iterable[ds.Fragment]) -> list[ds.Fragment]:
-        return [group for part in parts for group in part.split_by_row_group(wanted, schema=schema)]
-
-    def may_fail(part: Sequence[tuple[str, str, Any]], group: ds.Fragment) -> bool:
-        return bool(group.split_by_row_group(~passing([part]), schema=schema))
-
-    def read(groups: list[ds.Fragment], columns: Iterable[str]) -> pa.Table:
+    def read(groups: Sequence[ds.Fragment], columns: Iterable[str]) -> pa.Table:
         return ds.FileSystemDataset(groups, schema, stored.format).to_table(columns=list(columns), filter=wanted)
 
     wanted = passing(where)
-    parts = [row_groups([file]) for file in stored.get_fragments(filter=wanted)]
-    # What statistics show to hold in all of these row groups is not looked at again.
-    where = [part for part in where if any(may_fail(part, group) for groups in parts for group in groups)]
-    wanted = passing(where)
     if newest:
         # A file at a time: the keys of all rows take as much memory as there is.
-        times = _newest_times(read(groups, (*SAME_CASE, "measured_at")) for groups in parts if groups)
-        wanted = passing([*where, [("measured_at", ">=", min(times, default=""))], [("measured_at", "in", times)]])
-        parts = [row_groups(groups) for groups in parts]
-    groups = [*itertools.chain.from_iterable(parts)]
-    if groups:
-        held = read(groups, ["__fragment_index"])["__fragment_index"].unique().to_pylist()
-        groups = [groups[n] for n in sorted(held)]
-    if not groups:
-        return schema.empty_table().select(names)
+        files_read = stored.get_fragments(filter=wanted)
+        times = _newest_times(read([file], (*SAME_CASE, "measured_at")) for file in files_read)
+        if not times:
+            return schema.empty_table().select(names)
+        wanted = passing([*where, [("measured_at", ">=", min(times))], [("measured_at", "in", times)]])
+    groups = [g for file in stored.get_fragments(filter=wanted) for g in file.split_by_row_group(wanted, schema=schema)]
+    held = read(groups, ["__fragment_index"])["__fragment_index"].unique().to_pylist()
     rename = not {"impl", "case_id"}.isdisjoint(columns)
-    table = read(groups, dict.fromkeys((*columns, *(CASE_COLUMNS if rename else ()), "schema_version")))
+    wanted_columns = dict.fromkeys((*columns, *(CASE_COLUMNS if rename else ()), "schema_version"))
+    table = read([groups[n] for n in sorted(held)], wanted_columns)
     table.validate(full=True)
     _check_version(table["schema_version"].unique().to_pylist(), Record, "these results")
     return (_with_names_of_today(table) if rename else table).select(names)
@@ -486,16 +468,11 @@ def _newest_times(tables: Iterable[pa.Table]) -> list[str]:
 
 
 def read_file(
-    path: Path,
-    row: type = Record,
-    *,
-    what: str = "result",
-    columns: Sequence[str] | None = None,
+    path: Path, row: type = Record, *, what: str = "result", columns: Sequence[str] | None = None
 ) -> pa.Table:
     """Read one file of a row set, as :func:`read_results` does.
 
-    Read with ParquetFile and checked in Python: pyarrow.dataset and pyarrow.compute import pandas, which takes longer
-    than to read a small file.
+    It uses neither pyarrow.dataset nor pyarrow.compute, which import pandas: that takes longer than a small file.
 
     Args:
         row: dataclass of the rows; its last field is the version of its columns.

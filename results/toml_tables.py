@@ -43,7 +43,7 @@ def read_toml(path: Path, form: Any, what: str) -> Any:
         import tomli as tomllib
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
-    # A number of thousands of digits is a ValueError too, and depth a RecursionError.
+    # A ValueError may also be a number of thousands of digits; deep nesting is a RecursionError.
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} must be a TOML file: {error}") from error
     except OSError as error:

@@ -18,7 +18,6 @@ import pytest
 
 from lrbench.bench import executors, run
 from lrbench.bench.derived import Run, build_record
-from lrbench.bench.environment import Environment
 from lrbench.bench.plan import PlannedCase
 from lrbench.results import store
 from lrbench.results.schema import Record
@@ -253,8 +252,7 @@ def test_compare_live_keeps_what_was_measured_before_it_died(
 ) -> None:
     """Each row is on disk when it is measured, and a file when the run ends, however it ends."""
 
-    def dies(planned: Sequence[PlannedCase], environment: Environment, **_: Any) -> Iterator[Record]:
-        run = Run.start("r" * 32, environment, None)
+    def dies(planned: Sequence[PlannedCase], run: Run, **_: Any) -> Iterator[Record]:
         yield build_record(run, planned[0], {"status": "oom", "reason": "no memory", "columns": {}})
         (journal,) = tmp_path.glob("live-tfla-*.jsonl")
         assert journal.read_bytes().count(b"\n") == 1
@@ -266,8 +264,9 @@ def test_compare_live_keeps_what_was_measured_before_it_died(
     assert code != 0
     assert "the device is gone" in err
     (path,) = tmp_path.iterdir()
-    assert path.name.startswith("live-tfla-")
-    assert pq.read_table(path)["reason"].to_pylist() == ["no memory"]
+    (row,) = pq.read_table(path).to_pylist()
+    assert path.name.startswith("live-tfla-") and path.stem.endswith(f"-{row['run_id'][:8]}")
+    assert row["reason"] == "no memory"
 
 
 @pytest.mark.parametrize(

@@ -41,6 +41,8 @@ class Silent:
 class Instant(contextlib.AbstractContextManager):  # type: ignore[type-arg]
     """An executor for what becomes of rows: its cases take no time, and all but those of ``raises`` are ok."""
 
+    devices = 1
+
     def __exit__(self, *_: object) -> None: ...
 
     def environment(self) -> Environment:
@@ -60,7 +62,7 @@ class Instant(contextlib.AbstractContextManager):  # type: ignore[type-arg]
 def run(
     folder: Path,
     planned: Sequence[PlannedCase],
-    progress: runner.Progress | None = None,
+    progress: Silent | None = None,
     resume: bool = False,
     executor: Executor | None = None,
     **settings: object,

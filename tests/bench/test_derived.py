@@ -26,7 +26,7 @@ PLANNED = PlannedCase(case=CASE, target=get_operation("mlstm_sig").implementatio
 
 
 def record(time_ms: float | None, *, environment: Environment = H200, accelerator: str | None = "h100") -> Record:
-    run = Run.start("run", environment, accelerator)
+    run = Run.start(environment, accelerator)
     columns = {} if time_ms is None else {"time_ms": time_ms}
     status, reason = ("oom", "no memory") if time_ms is None else ("ok", None)
     return build_record(run, PLANNED, {"status": status, "reason": reason, "columns": columns})
@@ -74,7 +74,7 @@ def test_provider_version_and_same_math() -> None:
     assert (ours.provider_version, ours.same_math) == (__version__, True)
     baseline = baselines.get_baseline("attention", "torch.sdpa_flash")
     case = dataclasses.replace(CASE, op="attention", impl=baseline.name, provider="torch", chunk_size=None)
-    run = Run.start("run", H200, None)
+    run = Run.start(H200)
     reply = {"status": "ok", "reason": None, "columns": {"time_ms": 10.0}}
     row = build_record(run, PlannedCase(case=case, target=baseline), reply)
     assert row.same_math is False
@@ -87,6 +87,6 @@ def test_provider_version_and_same_math() -> None:
 
 
 def test_numbers_that_are_none_become_null() -> None:
-    run = Run.start("run", H200, None)
+    run = Run.start(H200)
     reply = {"status": "ok", "reason": None, "columns": {"time_ms": 2.0, "power_w": float("nan")}}
     assert build_record(run, PLANNED, reply).power_w is None

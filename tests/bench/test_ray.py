@@ -42,7 +42,7 @@ def test_a_sweep_on_a_cluster_has_the_nodes_environment(tmp_path: Path, monkeypa
     """Of what the driver takes itself for, nothing is in the rows; a fault is a row, and the next case is clean."""
     wrong = dataclasses.replace(PROCESSOR, device_name="another processor", torch_version="0")
     planned = [faults.planned(name) for name in ("right", "killed", "raises")]
-    settings = Settings(output=tmp_path, budget_s=0.0, executor="ray", devices=2)
+    settings = Settings(output=tmp_path, budget_s=0.0)
     started: list[Any] = []
     with get_executor("ray", devices=2) as executor:
         start = executor._start_node  # type: ignore[attr-defined]

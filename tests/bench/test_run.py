@@ -20,8 +20,9 @@ import pytest
 from lrbench.analysis.accelerators.roofs import RoofRow
 from lrbench.analysis.check.compare import compare
 from lrbench.bench import run as runner
+from lrbench.bench.derived import Run
 from lrbench.bench.environment import is_of, version_of
-from lrbench.bench.executors import autotunes, in_turn
+from lrbench.bench.executors import LocalExecutor, autotunes, in_turn
 from lrbench.bench.plan import PlannedCase, Request, plan
 from lrbench.bench.run import Outcome, Settings
 from lrbench.bench.session import where_time_went
@@ -350,9 +351,9 @@ def is_running(pid: int) -> bool:
 @pytest.mark.parametrize(("device_count", "devices", "most"), [(0, 2, 1), (1, 2, 1), (4, 5, 4), (4, 0, 4)])
 def test_more_devices_than_there_are_is_refused(tmp_path: Path, device_count: int, devices: int, most: int) -> None:
     environment = dataclasses.replace(PROCESSOR, device_count=device_count)
-    settings = Settings(output=tmp_path / "out", devices=devices)
+    settings, executor = Settings(output=tmp_path / "out"), LocalExecutor(devices=devices)
     with pytest.raises(ValueError, match=f"devices must be from 1 to {most} on a processor, 1 thread, got {devices}"):
-        runner.sweep([faults.planned("right")], environment, settings, Silent())
+        runner.sweep([faults.planned("right")], environment, settings, Silent(), executor=executor)
     assert not (tmp_path / "out").exists()
 
 
@@ -389,7 +390,9 @@ def test_both_sides_are_checked_measured_and_compared() -> None:
     """
     broken = renamed(PLANNED[0], "broken", call="kernels.mlstm_sig:missing")
     planned = [*PLANNED, *(renamed(item, "twin") for item in PLANNED), broken]
-    *records, wrong = sorted(runner.side_by_side(planned, PROCESSOR, rounds=12), key=lambda r: r.impl == "broken")
+    *records, wrong = sorted(
+        runner.side_by_side(planned, Run.start(PROCESSOR), rounds=12), key=lambda r: r.impl == "broken"
+    )
     assert (wrong.impl, wrong.status) == ("broken", "error")
     assert "missing" in (wrong.reason or "")
     assert {(r.impl, r.mode): r.status for r in records} == {

@@ -71,10 +71,10 @@ def test_several_workers_at_once() -> None:
     limits = Limits(timeout_s=120.0)
     with LocalExecutor(workers_per_device=2) as executor:
         executor.start()
-        pids = [session._worker.pid for session in executor._sessions]
+        pids = [session._worker._process.pid for session in executor._sessions]
         outcomes = list(executor.run(cases, limits, lambda _: None))
         (again,) = executor.run(Queue([faults.planned("right")]), limits, lambda _: None)
-        assert [session._worker.pid for session in executor._sessions] == pids
+        assert [session._worker._process.pid for session in executor._sessions] == pids
         stopped = executor.run(Queue([faults.planned("right"), faults.planned("hangs")]), limits, lambda _: None)
         item, _ = next(stopped)
         assert item.case.impl == "right"

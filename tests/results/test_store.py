@@ -300,7 +300,8 @@ def test_rows_outlive_a_deleted_journal_or_folder(tmp_path: Path, what: str, whe
         assert journalled(writer) == [dataclasses.asdict(each) for each in (RECORD, FAILED)]
         assert store.recover(folder) == []
     expected = [dataclasses.asdict(record) for record in writer.records]
-    assert writer.close() == folder / "sweep-run.parquet"
+    writer.close()
+    assert writer.path == folder / "sweep-run.parquet"
     assert rows(folder) == expected
     assert [path.name for path in folder.iterdir()] == ["sweep-run.parquet"]
 

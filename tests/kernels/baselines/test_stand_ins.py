@@ -287,7 +287,7 @@ def test_sizes_beside_another_family() -> None:
 
 
 def test_products_alone_are_an_operation_of_their_own() -> None:
-    run = Run.start("run", H200, None)
+    run = Run.start(H200)
     for baseline in MLPS:
         item = PlannedCase(case=case_of(baseline, "fw"), target=baseline)
         record = build_record(run, item, {"status": "ok", "reason": None, "columns": {}})
