@@ -173,15 +173,15 @@ def matching(rows: Sequence[dict[str, Any]], terms: Mapping[str, str]) -> list[d
     """
     for key, wanted in terms.items():
         column = SELECTOR_COLUMNS[key]
-        if key == "kernel" and all(row["kernel"] != wanted for row in rows):
-            # As on the command line, an operation's name stands for it in place of a family's.
-            column = "op"
         if key in PREFIXES:
             found = sorted({row[column] for row in rows if (row[column] or "").startswith(wanted)})
             # A commit may stand in full in some rows and abbreviated in others.
             if any(not longer.startswith(found[0]) for longer in found):
                 raise ValueError(f"{key}:{wanted} must name one {key}, got {', '.join(found)}")
             kept = [row for row in rows if row[column] in found]
+        elif key == "kernel":
+            # As on the command line, an operation's name does as well as a family's.
+            kept = [row for row in rows if wanted in (row["kernel"], row["op"])]
         else:
             value = parse_size(wanted) if column in SIZE_COLUMNS else wanted
             kept = [row for row in rows if row[column] == (current_name(row["op"], wanted) if key == "impl" else value)]

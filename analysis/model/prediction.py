@@ -209,8 +209,8 @@ class Answer:
     def modelled_memory_bytes(self) -> float:
         """Return the bytes alive at the peak of a pass: its inputs and outputs once, and every chunk's state.
 
-        A backward pass holds the gradients of the states as well. What the states take falls with the chunk length
-        (TFLA paper, figure 6).
+        A backward pass holds the gradients of the states as well and, where a chunk is walked tile by tile, the states
+        at the anchors. What the states take falls with the chunk length (TFLA paper, figure 6).
         """
         return _modelled_memory(self.case)
 
@@ -237,7 +237,9 @@ def _modelled_memory(case: Case) -> float:
     last = count_case(op, impl, "bw" if mode == "fwbw" else mode, dtype, state_dtype, sizes)
     assert last is not None, "a case of another mode would not have been predicted"
     states = last.byte_parts.get("recurrent store", 0.0)
-    return last.compulsory_bytes + (2 * states if last.mode == "bw" else states)
+    if last.mode == "bw":
+        states = 2 * states + last.executed_byte_parts.get("dq: anchors", 0.0)
+    return last.compulsory_bytes + states
 
 
 def _memory_ratio(case: Case, rows: Sequence[Row]) -> float:

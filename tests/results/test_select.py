@@ -21,6 +21,7 @@ from lrbench.results.select import (
     latest_rows,
     load_results,
     load_rows,
+    matching,
     newest,
     ok_rows,
     select,
@@ -240,3 +241,9 @@ def test_files_of_older_rows_are_not_read_for_the_newest(tmp_path: Path) -> None
     assert [path.name for path in current_files([tmp_path / "history.parquet"])] == ["history.parquet"]
     (rows,) = case_history("kernel:tfla", [tmp_path]).values()
     assert len(rows) == 4
+
+
+def test_a_kernel_is_a_family_or_an_operation() -> None:
+    """Also where another family's sweep measured the operation: the case is the same, and its newest row counts."""
+    rows = [{"kernel": kernel, "op": op} for kernel, op in (("tfla", "lightning"), ("lightning", "attention"))]
+    assert matching([*rows, {"kernel": "tfla", "op": "mlstm_sig"}], {"kernel": "lightning"}) == rows
