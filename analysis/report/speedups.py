@@ -259,12 +259,12 @@ def remarks(group: list[Speedup]) -> str:
     notes = [] if group[0].same_operation else ["other mathematics"]
     apart = sum(not each.same_run for each in group)
     if apart:
-        notes.append("two runs" if apart == len(group) else f"two runs in {apart} of {len(group)}")
+        notes.append("sides from two runs" + (f" in {apart} of {len(group)}" if apart < len(group) else ""))
     notes += sorted({difference for each in group for difference in each.differences()})
     if any(each.clocks_lowered for each in group):
         notes.append("clocks lowered in part")
     if any(isinstance(side.noise, str) for each in group for side in (each.ours, each.theirs)):
         notes.append("busy machine in part")
     if any(each.again for each in group):
-        notes.append("of the run that measured both; one alone since")
+        notes.append("from an older run that measured both")
     return "; ".join(notes)
