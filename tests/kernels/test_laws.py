@@ -543,9 +543,9 @@ TWICE = ("parallel", "associative_scan", "torch_associative_scan")
         for op, impl in PORTABLE
         if op != "rglru_layer"
     ),
-    *(interpreted("lightning", impl, F32) for impl in LIGHTNING),
+    *(interpreted("lightning", impl, F32, sizes=heads(1, 41, 2, 16, 24)) for impl in LIGHTNING),
     *(
-        interpreted(op, impl, F32, sizes=channels(2, 9, 24), kwargs=kwargs)
+        interpreted(op, impl, F32, sizes=channels(2, 9, 8), kwargs=kwargs)
         for op, impl, kwargs in (SCANS["rglru fused"], TIME_TILES["wkv4 scan"])
     ),
     *(

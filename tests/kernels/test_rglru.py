@@ -138,28 +138,26 @@ def test_words_hold_the_states_behind_their_tiles(
     inputs = operation.make_inputs(sizes, dtype=torch.float32)
     dh = torch.randn(2, seq_len, 24, generator=torch.Generator().manual_seed(1))
 
-    def run(start: int, stop: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the last state of part of the sequence, and the gradient of its initial state."""
+    def run(start: int, stop: int, *, backward: bool = True) -> list[torch.Tensor]:
+        """Return the last state of part of the sequence and, backward, the gradient of its initial state."""
         part = [x[:, start:stop].contiguous() if x.dim() == 3 else x for x in inputs.values()]
         state = torch.zeros(2, 24, requires_grad=True)
         h, last = fn(*part, initial_state=state, return_last_state=True, config=config)
-        return last.detach(), torch.autograd.grad((h * dh[:, start:stop]).sum(), state)[0]
+        return [last.detach(), *(torch.autograd.grad((h * dh[:, start:stop]).sum(), state) if backward else ())]
 
     with monkeypatch.context() as patch:
         given = give_words(launch, 7, patch)
         results = run(0, seq_len)
-    assert all(torch.equal(x, y) for x, y in zip(results, run(0, seq_len), strict=True))
+    last, gradient = whole = run(0, seq_len)
+    assert all(map(torch.equal, results, whole))
     steps = config.forward.steps
     assert steps == config.backward.steps
-    starts = range(0, seq_len, steps)
-    for (words, others), parts in zip(
-        given,
-        ([run(0, min(start + steps, seq_len))[0] for start in starts],
-         [run(start, seq_len)[1] for start in reversed(starts)]),
-        strict=True,
-    ):  # fmt: skip
+    cuts = range(steps, seq_len, steps)
+    behind = [*(run(0, stop, backward=False)[0] for stop in cuts), last]
+    before = [*(run(start, seq_len)[1] for start in reversed(cuts)), gradient]
+    for (words, others), states in zip(given, (behind, before), strict=True):
         assert (words[:, 1] == 7).all() and (others[:, 1] == 6).all()
-        assert torch.equal(words[:, 0].view(torch.float32).view(len(starts), 2, 24), torch.stack(parts))
+        assert torch.equal(words[:, 0].view(torch.float32).view(len(states), 2, 24), torch.stack(states))
 
 
 @interpret

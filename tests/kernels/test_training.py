@@ -23,7 +23,21 @@ from lrbench.kernels import FAMILIES, get_operation
 from lrbench.kernels.common import differentiable, remember
 from lrbench.kernels.scalar_decay.declare import FUSED_CHUNK, WHOLE_STATE
 from lrbench.tests.kernels import laws
-from lrbench.tests.kernels.cases import BF16, F16, F32, PORTABLE, UNPLANNED, interpreted, on_gpu, portable
+from lrbench.tests.kernels.cases import (
+    BF16,
+    CHANNELS,
+    F16,
+    F32,
+    HEADS,
+    PORTABLE,
+    UNPLANNED,
+    channels,
+    heads,
+    interpreted,
+    mlp_sizes,
+    on_gpu,
+    portable,
+)
 from lrbench.tests.kernels.laws import Case
 
 SMALL = [
@@ -34,7 +48,13 @@ SMALL = [
 ]  # fmt: skip
 """Every registered operator, in the interpreter; a GPU takes every implementation."""
 
-INTERPRETED = [interpreted(op, impl, dtype) for op, impl, dtype in SMALL]
+SMALL_SIZES = {
+    **dict.fromkeys(HEADS, heads(1, 41, 2, 16, 24)),
+    **dict.fromkeys((*CHANNELS, "rglru_layer"), channels(1, 19, 8)),
+    "gated_mlp": mlp_sizes(41, 16, 24),
+}
+"""As long as the laws' in time, else narrower: what surrounds a call does not depend on how many programs it takes."""
+INTERPRETED = [interpreted(op, impl, dtype, sizes=SMALL_SIZES[op]) for op, impl, dtype in SMALL]
 ON_GPU = [
     on_gpu(operation.name, implementation.name, BF16)
     for operation in (get_operation(name) for names in FAMILIES.values() for name in names)
