@@ -631,8 +631,7 @@ def test_a_wrong_implementation_is_found(case: Case, law: Law) -> None:
 def test_an_error_of_twice_the_bound_is_found(case: Case, law: Law) -> None:
     """In any one value of any result, though the bound is taken over several draws: it stays some roundings wide."""
     problem = case.draw()
-    expected = laws.reference(problem)
-    allowed = laws.tolerances(problem, expected, case.others(expected))
+    expected, allowed = laws.expectations(case, problem)
     results = laws.evaluate(problem, case.function, stabilizer=expected.get("m"))
     laws.assert_close(results, expected, allowed, "before")
     for name in results.keys() - {"m"}:
