@@ -97,6 +97,17 @@ def _short(value: Any) -> str:
 
 portable, interpreted, on_gpu = (partial(case, place) for place in SIZES)
 
+
+def on_each(*cases: Any) -> Any:
+    """Parametrise a test by cases."""
+    return pytest.mark.parametrize("case", [each._replace(values=each.values[:1]) for each in cases])
+
+
+def on_each_with_law(*cases: Any) -> Any:
+    """Parametrise a test by cases and what the law takes besides."""
+    return pytest.mark.parametrize(("case", "law"), cases)
+
+
 PORTABLE = [
     (op, implementation.name)
     for op in OPERATIONS

@@ -35,6 +35,8 @@ from lrbench.tests.kernels.cases import (
     interpreted,
     launches,
     mlp_sizes,
+    on_each,
+    on_each_with_law,
     on_gpu,
     portable,
     serial_config,
@@ -48,11 +50,6 @@ SEPARATORS = (torch.finfo(F32).min, -math.inf)
 ONE_PASS = {"rglru": "fused", "linear_scan": "scan", "wkv4": "scan"}
 SCAN_IMPLS = [*ONE_PASS.items(), *((op, impl) for op in ("rglru", "linear_scan") for impl in ("chunked", "naive"))]
 SCAN_IMPLS.append(("wkv4", "naive"))
-
-
-def on_each(*cases: Any) -> Any:
-    """Parametrise a test by cases and what the law takes besides."""
-    return pytest.mark.parametrize(("case", "law"), cases)
 
 
 def extremes(op: str) -> list[Law]:
@@ -112,7 +109,7 @@ PORTABLE_SHAPES = {
 }  # fmt: skip
 
 
-@on_each(
+@on_each_with_law(
     *(portable(op, impl, dtype, **chunks(op, impl, 16)) for op, impl in PORTABLE for dtype in DTYPES),
     *(
         portable(op, "torch", dtype, **chunks(op, "torch", chunk_size))
@@ -349,7 +346,7 @@ def test_matches_reference(case: Case, law: Law) -> None:
     laws.check_matches_reference(case, **law)
 
 
-@on_each(
+@on_each_with_law(
     *(
         portable(op, "torch", dtype, splits=splits, **chunks(op, "torch", 16))
         for op in HEADS
@@ -375,7 +372,7 @@ def test_split_equals_whole(case: Case, law: Law) -> None:
     laws.check_matches_reference(case, **law)
 
 
-@on_each(
+@on_each_with_law(
     *(portable(op, "torch", dtype, **chunks(op, "torch", 16)) for op in HEADS for dtype in (F32, BF16)),
     *(portable(op, impl, F32) for op, impl in PORTABLE if op in CHANNELS),
     portable("gated_mlp", "torch", F64),
@@ -394,7 +391,7 @@ def test_batch_invariant(case: Case, law: Law) -> None:
     laws.check_batch_invariant(case, **law)
 
 
-@on_each(
+@on_each_with_law(
     *(
         portable(op, "torch", dtype, sizes=heads(2, 90, 8, 16, 16), **chunks(op, "torch", chunk_size), **extreme)
         for op in HEADS
@@ -462,7 +459,7 @@ def test_extremes(case: Case, law: Law) -> None:
     laws.check_matches_reference(case, **law)
 
 
-@on_each(
+@on_each_with_law(
     *(
         portable(
             op, "torch", dtype, sizes=heads(2, 50, 2, 16, 24), starts=(1, 16, 29), **chunks(op, "torch", chunk_size)
@@ -516,11 +513,11 @@ def test_packed_documents(case: Case, law: Law) -> None:
         for form in ("wkv4 scan", "wkv4 serial", "wkv4 naive")
     ),
 )
-def test_state_scale_is_free(case: Case, law: Law) -> None:
+def test_state_scale_is_free(case: Case) -> None:
     laws.check_state_scale_is_free(case)
 
 
-@on_each(
+@on_each_with_law(
     *(interpreted(op, "step", F32, sizes=heads(1, 11, 2, 24, 40), prefix=8) for op in HEADS),
     *(interpreted(op, "step", F32, prefix=16) for op in ONE_PASS),
     *(
@@ -537,7 +534,7 @@ TWICE = ("parallel", "associative_scan", "torch_associative_scan")
 """Implementations in torch's own functions can be differentiated twice."""
 
 
-@on_each(
+@on_each_with_law(
     *(
         portable(op, impl, F64, twice=impl in TWICE or op == "gated_mlp", **chunks(op, impl, 16))
         for op, impl in PORTABLE
@@ -562,7 +559,7 @@ def test_gradients_alone(case: Case, law: Law) -> None:
     *(portable(op, impl, F32, **chunks(op, impl, 16)) for op, impl in PORTABLE),
     *(portable("gated_mlp", "torch", F32, options={"activation": activation}) for activation in ACTIVATIONS),
 )
-def test_leaves_inputs_alone(case: Case, law: Law) -> None:
+def test_leaves_inputs_alone(case: Case) -> None:
     laws.check_leaves_inputs_alone(case)
 
 
@@ -590,12 +587,12 @@ BAD["rglru_layer"] = BAD["rglru"]
         if op in (*MLSTM, "lightning", *ONE_PASS, "gated_mlp") and impl != "limit_chunk"
     ),
 )
-def test_bad_input_fails_clearly(case: Case, law: Law) -> None:
+def test_bad_input_fails_clearly(case: Case) -> None:
     laws.check_bad_input(case)
 
 
 @on_each(*(interpreted(op, impl, F32) for op, impl in INTERPRETED))
-def test_what_is_declared_unsupported_is_refused(case: Case, law: Law) -> None:
+def test_what_is_declared_unsupported_is_refused(case: Case) -> None:
     laws.check_unsupported(case)
 
 
@@ -615,7 +612,7 @@ def leaks(fn: laws.Function) -> laws.Function:
     return wrong
 
 
-@on_each(
+@on_each_with_law(
     *(portable(op, "torch", BF16, wrap=off_by_two_percent, name="h") for op in OPERATIONS),
     *(
         portable(op, "torch", BF16, wrap=leaks, name="n" if op in ("mlstm_exp", "wkv4") else "C")
@@ -628,7 +625,7 @@ def test_a_wrong_implementation_is_found(case: Case, law: Law) -> None:
 
 
 @on_each(*(portable(op, "torch", F32) for op in OPERATIONS))
-def test_an_error_of_twice_the_bound_is_found(case: Case, law: Law) -> None:
+def test_an_error_of_twice_the_bound_is_found(case: Case) -> None:
     """In any one value of any result, though the bound is taken over several draws: it stays some roundings wide."""
     problem = case.draw()
     expected, allowed = laws.expectations(case, problem)

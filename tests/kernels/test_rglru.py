@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import pytest
 import torch
@@ -23,6 +22,7 @@ from lrbench.tests.kernels.cases import (
     SIZES,
     channels,
     interpreted,
+    on_each,
     on_gpu,
     portable,
     tile,
@@ -73,19 +73,16 @@ def test_rglru_is_griffins_recurrence() -> None:
     assert out[0, -1, 0].item() == pytest.approx(h, rel=1e-12)
 
 
-@pytest.mark.parametrize(
-    ("case", "_"),
-    [
-        portable("rglru", "torch", F32, sizes=channels(2, 9, 8)),
-        *(interpreted(*SCANS["rglru fused"][:2], dtype, sizes=channels(2, 9, 8), kwargs=FUSED) for dtype in (F16, F32)),
-        *(
-            on_gpu("rglru", impl, dtype, sizes=channels(2, 9, 8), slow=impl != "fused")
-            for impl in ("fused", "chunked", "naive")
-            for dtype in (BF16, F16, F32)
-        ),
-    ],
+@on_each(
+    portable("rglru", "torch", F32, sizes=channels(2, 9, 8)),
+    *(interpreted(*SCANS["rglru fused"][:2], dtype, sizes=channels(2, 9, 8), kwargs=FUSED) for dtype in (F16, F32)),
+    *(
+        on_gpu("rglru", impl, dtype, sizes=channels(2, 9, 8), slow=impl != "fused")
+        for impl in ("fused", "chunked", "naive")
+        for dtype in (BF16, F16, F32)
+    ),
 )
-def test_a_closed_gate_keeps_the_state(case: Case, _: Any) -> None:
+def test_a_closed_gate_keeps_the_state(case: Case) -> None:
     """Pre-activations of minus infinity, a mask, leave state and gradients as they are."""
     problem = case.draw()
     problem.inputs["r"].fill_(-math.inf)

@@ -27,6 +27,7 @@ from lrbench.tests.kernels.cases import (
     WKVS,
     channels,
     interpreted,
+    on_each,
     on_gpu,
     portable,
     serial_config,
@@ -98,10 +99,8 @@ FORMS = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("case", "_"), [*FORMS, *(on_gpu("wkv4", impl, dtype) for impl in ("scan", "naive") for dtype in (F32, F16, BF16))]
-)
-def test_first_output_is_first_value(case: Case, _: Any) -> None:
+@on_each(*FORMS, *(on_gpu("wkv4", impl, dtype) for impl in ("scan", "naive") for dtype in (F32, F16, BF16)))
+def test_first_output_is_first_value(case: Case) -> None:
     """Nothing lies before the first token, so its output is its value, however small its weight is."""
     for ranges in (None, *laws.EXTREMES["wkv4"].values()):
         inputs = replace(case, ranges=ranges, sizes=channels(2, 3, 16)).draw().inputs
@@ -109,11 +108,11 @@ def test_first_output_is_first_value(case: Case, _: Any) -> None:
         assert (y[:, 0] - v[:, 0]).abs().max() <= 4 * torch.finfo(case.dtype).eps * v.abs().max()
 
 
-@pytest.mark.parametrize(("case", "_"), FORMS)
+@on_each(*FORMS)
 @pytest.mark.parametrize(
     ("some", "initial_state"), [(slice(3, 14), True), (slice(0, 3), False)], ids=["middle", "first"]
 )
-def test_left_out_tokens(case: Case, some: slice, initial_state: bool, _: Any) -> None:
+def test_left_out_tokens(case: Case, some: slice, initial_state: bool) -> None:
     """Keys of minus infinity leave tokens out: later tokens see what they would with a weight too small to count.
 
     Tokens of the middle, behind a state, and the first ones, behind nothing, as padding on the left is.
