@@ -225,7 +225,8 @@ class Case:
         for name, (low, high) in (self.ranges or {}).items():
             unit = torch.rand(inputs[name].shape, generator=generator, dtype=torch.float64)
             # What is float32 beside half-precision inputs has values that these hold too.
-            inputs[name] = (low + (high - low) * unit).to(dtype).to(inputs[name].dtype)
+            drawn = low + (high - low) * unit if low < high else torch.full_like(unit, low)
+            inputs[name] = drawn.to(dtype).to(inputs[name].dtype)
         state = [normal(*shape) for shape in state_shapes(self.op, sizes)]
         # mLSTMexp's n and WKV's den are sums of weights, so positive.
         state[1:2] = [n.exp() for n in state[1:2]]

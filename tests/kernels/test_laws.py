@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from lrbench.kernels import get_operation
+from lrbench.kernels import Operation, get_operation
+from lrbench.kernels.baselines.operations import OPERATIONS as BASELINE_OPERATIONS
 from lrbench.kernels.gated_mlp.config import ACTIVATIONS
 from lrbench.tests.kernels import laws
 from lrbench.tests.kernels.cases import (
@@ -100,6 +101,11 @@ def recurrences_on_gpu(law: Callable[[str], list[Law]]) -> list[Any]:
     ]
 
 
+PORTABLE_MLPS = [
+    portable("gated_mlp", "torch", dtype, options={"activation": activation}, layout=layout)
+    for activation in ACTIVATIONS
+    for dtype, layout in (*((dtype, "rows") for dtype in DTYPES), (F32, "columns"), (F32, "swapped_columns"))
+]
 PORTABLE_HEADS = ((16, 1, 4, 16, 16), (20, 1, 3, 24, 40), (1, 33, 3, 40, 24), (3, 70, 1, 8, 5))
 PORTABLE_SHAPES = {
     **dict.fromkeys(HEADS, tuple(heads(*sizes) for sizes in PORTABLE_HEADS)),
@@ -127,7 +133,6 @@ PORTABLE_SHAPES = {
         if impl != "parallel"
     ),
     *(portable(op, impl, F32, initial_state=False, **chunks(op, impl, 16)) for op, impl in PORTABLE if op in HEADS),
-    *(portable(op, impl, F32, gradients=False, **chunks(op, impl, 16)) for op, impl in PORTABLE),
     *(
         portable(
             op, impl, F64, options={"scale": scale, **({"normalizer_gradient": True} if op == "mlstm_exp" else {})}
@@ -151,11 +156,7 @@ PORTABLE_SHAPES = {
     ),
     *(portable("gated_retention", "torch", F64, options={"tau": tau}) for tau in (1.0, 64.0)),
     *(portable("mamba2_ssd", "torch", F64, sizes=heads(2, 37, 4, 16, 8, num_groups=groups)) for groups in (1, 2, 4)),
-    *(
-        portable("gated_mlp", "torch", dtype, options={"activation": activation}, gradients=gradients, layout=layout)
-        for activation, gradients in itertools.product(ACTIVATIONS, (True, False))
-        for dtype, layout in (*((dtype, "rows") for dtype in DTYPES), (F32, "columns"), (F32, "swapped_columns"))
-    ),
+    *PORTABLE_MLPS,
     # Over many chunks too the float64 form that stands for the recurrence in longer checks is as exact as that.
     *(
         portable(op, "torch", F64, sizes=channels(1, 1030, 8), kwargs={"chunk_size": 64}, **extreme)
@@ -557,7 +558,7 @@ def test_gradients_alone(case: Case, law: Law) -> None:
 
 @on_each(
     *(portable(op, impl, F32, **chunks(op, impl, 16)) for op, impl in PORTABLE),
-    *(portable("gated_mlp", "torch", F32, options={"activation": activation}) for activation in ACTIVATIONS),
+    *PORTABLE_MLPS,
 )
 def test_leaves_inputs_alone(case: Case) -> None:
     laws.check_leaves_inputs_alone(case)
@@ -639,9 +640,11 @@ def test_an_error_of_twice_the_bound_is_found(case: Case) -> None:
             laws.assert_close({**results, name: planted}, expected, allowed, "planted")
 
 
-@pytest.mark.parametrize("op", OPERATIONS)
-def test_inputs_are_the_declared_arguments(op: str) -> None:
-    operation, sizes = get_operation(op), portable(op, "torch", BF16).values[0].sizes
+@pytest.mark.parametrize(
+    "operation", [*map(get_operation, OPERATIONS), *BASELINE_OPERATIONS.values()], ids=lambda op: op.name
+)
+def test_inputs_are_the_declared_arguments(operation: Operation) -> None:
+    sizes = {**mlp_sizes(9, 24, 40), **channels(2, 45, 12), **heads(2, 45, 8, 16, 24)}
     first, again, other = (operation.make_inputs(sizes, dtype=BF16, seed=seed) for seed in (3, 3, 4))
     assert tuple(first) == operation.arguments
     assert set(operation.differentiable) <= set(first)
@@ -650,4 +653,4 @@ def test_inputs_are_the_declared_arguments(op: str) -> None:
     for name, x in first.items():
         assert torch.equal(x, again[name])
         assert x.dtype == (BF16 if x.dim() == values.dim() or name.startswith("w_") else F32), name
-        assert x.is_contiguous()
+        assert x.is_contiguous() and x.isfinite().all()
