@@ -6,13 +6,13 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from functools import wraps
+from functools import cache, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from lrbench.tests.command_line import ENVIRON, Lrbench
+from lrbench.tests.command_line import ENVIRON, Lrbench, Run
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -101,6 +101,31 @@ def lrbench(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
         return code, out, err
 
     return run
+
+
+@pytest.fixture(scope="module")
+def one_look_at_the_machine() -> Iterator[None]:
+    """Ask a worker once what this machine is: each answer takes seconds. Commands in processes of their own ask."""
+    from lrbench.analysis.accelerators.known import known_accelerators
+    from lrbench.bench import session, workers
+
+    found = cache(workers.probe_environment)
+
+    def once(*asked: object) -> object:
+        # A bad file of accelerators is said every time.
+        known_accelerators()
+        return found(*asked)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(workers, "probe_environment", once)
+        patch.setattr(session, "probe_environment", once)
+        yield
+
+
+@pytest.fixture
+def run(lrbench: Lrbench) -> Run:
+    """Run a command that must succeed; return what it prints."""
+    return Run(lrbench)
 
 
 def poisoned(allocate: Callable[..., Tensor]) -> Callable[..., Tensor]:

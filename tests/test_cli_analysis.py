@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -18,7 +16,7 @@ from lrbench.analysis.model.runtime_model import LAUNCH_MS
 from lrbench.results import store
 from lrbench.results.schema import Case
 from lrbench.results.select import load_rows
-from lrbench.tests.command_line import Lrbench, one_line
+from lrbench.tests.command_line import Lrbench, Run, one_line
 
 from .analysis import rows as made
 
@@ -30,28 +28,6 @@ CHUNK_SIZE = (
     "chunk-size tfla --op mlstm_sig --impl fused_chunk --gpu h100 --head-dim 512 --head-dim-qk 256 "
     "--state-dtype fp32 --causal-factor 0.5"
 )
-
-
-class Run:
-    """Runs commands that must succeed."""
-
-    def __init__(self, lrbench: Lrbench) -> None:
-        self._lrbench = lrbench
-        self.err = ""
-
-    def __call__(self, *arguments: object) -> str:
-        """Return what a command prints; the other stream is in ``err``."""
-        code, out, self.err = self._lrbench(*arguments)
-        assert code == 0, self.err
-        return out
-
-    def json(self, *arguments: object) -> Any:
-        return json.loads(self(*arguments, "--format", "json"))
-
-
-@pytest.fixture
-def run(lrbench: Lrbench) -> Run:
-    return Run(lrbench)
 
 
 MLSTM = {"batch": 8, "seq_len": 8192, "num_heads": 16, "head_dim_qk": 128, "head_dim_v": 256}
