@@ -1,23 +1,16 @@
-"""What every test stands on: poisoned allocations for kernels, and the conditions of the markers."""
+"""What every test stands on: the conditions of the markers, nothing of the user's, and commands run in this process."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import nullcontext
-from functools import cache, wraps
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from functools import cache
+from typing import Any
 
 import pytest
 
 from lrbench.tests.command_line import ENVIRON, Lrbench, Run
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-KERNEL_TESTS = Path(__file__).parent / "kernels"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -126,36 +119,3 @@ def one_look_at_the_machine() -> Iterator[None]:
 def run(lrbench: Lrbench) -> Run:
     """Run a command that must succeed; return what it prints."""
     return Run(lrbench)
-
-
-def poisoned(allocate: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Return ``allocate`` with every floating-point element set to NaN, and every byte to what is NaN in any of their
-    dtypes, so that an element never written shows. What records allocations does not see it."""
-    import torch
-    from torch.utils._python_dispatch import _disable_current_modes
-
-    @wraps(allocate)
-    def allocate_nan(*args: Any, **kwargs: Any) -> Tensor:
-        tensor = allocate(*args, **kwargs)
-        number = tensor.dtype.is_floating_point or tensor.dtype.is_complex
-        if number or tensor.dtype == torch.uint8:
-            with _disable_current_modes() if type(tensor) is torch.Tensor else nullcontext():
-                tensor.detach().fill_(float("nan") if number else 255)
-        return tensor
-
-    return allocate_nan
-
-
-@pytest.fixture(autouse=True)
-def poison_allocations(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Make what torch leaves uninitialised NaN in the tests of kernels."""
-    if not request.path.is_relative_to(KERNEL_TESTS):
-        yield
-        return
-    import torch
-
-    monkeypatch.setattr(torch, "empty", poisoned(torch.empty))
-    monkeypatch.setattr(torch, "empty_like", poisoned(torch.empty_like))
-    monkeypatch.setattr(torch, "empty_strided", poisoned(torch.empty_strided))
-    monkeypatch.setattr(torch.Tensor, "new_empty", poisoned(torch.Tensor.new_empty))
-    yield
