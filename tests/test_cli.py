@@ -76,7 +76,7 @@ def test_an_operation_that_needs_another_device_is_said(tmp_path: Path, lrbench:
 
 
 def test_a_full_disk_is_no_regression() -> None:
-    """Exit 1 is what a check says that found one."""
+    """Exit code 1 means that a check found a regression, so no other failure may end with it."""
     with open("/dev/full", "w") as full:
         finished = subprocess.run([sys.executable, "-m", "lrbench", "gpus"], stdout=full, stderr=subprocess.PIPE)
     assert (finished.returncode, finished.stderr) == (2, b"lrbench: [Errno 28] No space left on device\n")
@@ -321,7 +321,7 @@ def test_a_closed_standard_output_is_no_traceback() -> None:
 
 
 def test_a_reader_that_leaves_is_no_error() -> None:
-    """As of any program whose output goes to head: no word, and the exit status of a closed pipe."""
+    """As any program whose output goes to head, it says nothing and ends with the status of a closed pipe."""
     assert reader_leaves(*CALL, "kernels") == (128 + signal.SIGPIPE, "")
 
 

@@ -249,7 +249,7 @@ def test_gates(capability: int, op: str) -> None:
 
 
 def test_every_implementation_is_compiled() -> None:
-    """What each launches is every kernel, see test_device."""
+    """Together they launch every kernel, as test_device shows."""
     compiled_here = {(param.values[0].op, param.values[0].impl) for param in (*ENGINE, *LIGHTNINGS, *SCANS, *MLPS)}
     compiled_here |= {(op, impl) for op in FAMILIES["tfla"] for impl in SCHEMES}
     declared = {(operation.name, implementation.name) for operation, implementation in IMPLEMENTATIONS}

@@ -12,7 +12,7 @@ from lrbench.kernels import get_operation, resolve
 from lrbench.kernels.lightning import OPERATION
 from lrbench.kernels.lightning.config import LightningConfig, LoopConfig, SweepConfig, select_config
 from lrbench.tests.kernels import laws
-from lrbench.tests.kernels.cases import F32, LIGHTNING, heads
+from lrbench.tests.kernels.cases import F32, LIGHTNING, heads, shifted
 from lrbench.tests.kernels.laws import Case
 
 interpret = pytest.mark.interpret
@@ -98,11 +98,6 @@ def test_tensors_that_descriptors_cannot_take(implementation: str) -> None:
     """Tensors that begin off a multiple of 16 bytes are read by pointers, with the same results to the bit."""
     inputs = OPERATION.make_inputs({**SMALL, "batch": 2}, dtype=torch.float16)
     do = torch.randn(inputs["v"].shape, generator=torch.Generator().manual_seed(1)).half()
-
-    def shifted(x: torch.Tensor) -> torch.Tensor:
-        moved = torch.zeros(x.numel() + 1, dtype=x.dtype)[1:].view(x.shape).copy_(x)
-        assert moved.data_ptr() % 16
-        return moved
 
     def results(move: Callable[[torch.Tensor], torch.Tensor]) -> tuple[torch.Tensor, ...]:
         leaves = [move(inputs[name]).requires_grad_() for name in ("q", "k", "v")]

@@ -410,7 +410,7 @@ def test_watched_launches_are_tritons(
 
 
 def test_bad_input_is_refused_as_before(toy: Callable[..., Any]) -> None:
-    """... though it equals good input that is remembered."""
+    """Also where it equals an input that is remembered, as True equals 1."""
     for _ in range(3):
         toy(leaf(4, 8), scale=1)
     for scale in (True, -1.0):

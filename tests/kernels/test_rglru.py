@@ -209,7 +209,7 @@ def test_graphs_replay_on_gpu(operation: Operation, name: str) -> None:
 @gpu
 @each_one_pass
 def test_more_programs_than_fit_at_once_on_gpu(operation: Operation, name: str) -> None:
-    """Many times the programs that a GPU holds, in one long chain: whoever waits must wait for one that runs."""
+    """A GPU runs only some of these programs at once, so a program may wait only for one that already runs."""
     sizes = {"batch": 1, "seq_len": 200_000, "channels": 1032}
     inputs = operation.make_inputs(sizes, dtype=torch.bfloat16, device="cuda")
     whole = operation.function(name)(*inputs.values())
