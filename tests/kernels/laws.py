@@ -132,7 +132,7 @@ class Problem:
     @property
     def has_state(self) -> bool:
         """Whether the operation carries a state over time."""
-        return "C" in self.cotangents
+        return STATE_PARTS.get(self.operation.name) != ()
 
     @property
     def shared(self) -> list[str]:
@@ -296,7 +296,7 @@ def evaluate(
     with torch.set_grad_enabled(bool(leaves)):
         if problem.has_state:
             outputs, carried = [], public_state(tuple(state.values()) or None)
-            seq_len = problem.cotangents["h"].shape[1]
+            seq_len = next(iter(tensors.values())).shape[1]
             for start, stop in zip((0, *splits), (*splits, seq_len), strict=True):
                 part = replace(problem, inputs=tensors).part(start, stop) if splits else tensors
                 h, carried = fn(*part.values(), initial_state=carried, return_last_state=True, **problem.options)
@@ -311,7 +311,7 @@ def evaluate(
         scalar = sum((results[name].double() * x).sum() for name, x in problem.cotangents.items())
     if leaves:
         for (name, leaf), gradient in zip(
-            leaves.items(), torch.autograd.grad(scalar, list(leaves.values())), strict=True
+            leaves.items(), torch.autograd.grad(scalar, list(leaves.values()), materialize_grads=True), strict=True
         ):
             assert gradient.dtype == leaf.dtype, f"d{name} must be {leaf.dtype}, got {gradient.dtype}"
             assert gradient.shape == leaf.shape, f"d{name} must have shape {leaf.shape}, got {gradient.shape}"
@@ -477,6 +477,21 @@ def check_batch_invariant(case: Case, *, exact: bool = False) -> None:
         results = {name: x for name, x in results.items() if name not in problem.shared_gradients}
         mine = {name: together[name][one] for name in results}
         assert_close(results, mine, allowed, f"{case.op}, sequence {index} alone")
+
+
+def check_last_state_alone(case: Case) -> None:
+    """Gradients of one part of the last state are the definition's, where outputs get none at all."""
+
+    def alone(problem: Problem, part: str) -> Problem:
+        return replace(problem, cotangents={part: problem.cotangents[part]})
+
+    drawn = case.draw()
+    for part in drawn.cotangents.keys() - {"h"}:
+        problem = alone(drawn, part)
+        expected = reference(problem)
+        allowed = tolerances(problem, expected, [alone(other, part) for other in case.others(expected)])
+        results = evaluate(problem, case.function, stabilizer=expected.get("m"))
+        assert_close(results, expected, allowed, f"{case.op}, gradients of {part} alone")
 
 
 def check_packed_documents(case: Case, *, starts: Sequence[int], separator: float = -1e4) -> None:

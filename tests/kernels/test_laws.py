@@ -507,6 +507,14 @@ def test_packed_documents(case: Case, law: Law) -> None:
 
 
 @on_each(
+    *(portable(op, impl, F64, **chunks(op, impl, 16)) for op, impl in PORTABLE if op != "gated_mlp"),
+    *(interpreted("lightning", impl, F32, sizes=heads(1, 70, 2, 24, 40)) for impl in LIGHTNING),
+)
+def test_gradients_of_the_last_state_alone(case: Case) -> None:
+    laws.check_last_state_alone(case)
+
+
+@on_each(
     *(portable("mlstm_exp", "torch", dtype, kwargs={"chunk_size": 16}) for dtype in (F64, F32)),
     *(portable(op, impl, F32, sizes=channels(2, 9, 32)) for op, impl in PORTABLE if op == "wkv4"),
     *(

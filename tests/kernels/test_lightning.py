@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -62,23 +61,6 @@ def test_no_decay_and_total_decay(implementation: str, slope: float) -> None:
     """Without decay the sum is cumulative; with total decay only the position itself is left."""
     ranges = {"slope": (slope, slope)}
     laws.check_matches_reference(Case(op="lightning", impl=implementation, dtype=F32, sizes=SMALL, ranges=ranges))
-
-
-@interpret
-@pytest.mark.parametrize("implementation", LIGHTNING)
-def test_only_the_last_state_is_used(implementation: str) -> None:
-    """Outputs may get no gradient at all."""
-    inputs = OPERATION.make_inputs(SMALL, dtype=torch.float32)
-    leaves = [x.requires_grad_(name != "slope") for name, x in inputs.items()]
-
-    def gradients(fn: Callable[..., Any]) -> tuple[torch.Tensor, ...]:
-        _, last = fn(*leaves, return_last_state=True)
-        return torch.autograd.grad(last.square().sum(), leaves[1:3])
-
-    for ours, theirs in zip(
-        gradients(OPERATION.function(implementation)), gradients(OPERATION.function("torch")), strict=True
-    ):
-        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
 
 
 @interpret
