@@ -285,10 +285,7 @@ def test_the_usual_dtype_is_the_accelerators(gpu: str, dtype: str, run: Run) -> 
 
 @pytest.mark.parametrize(
     ("gpu", "gone"),
-    [
-        ("mi300x", ("whole_state", "flash_attn.v3", "flash_attn.v4")),
-        ("a100", ("whole_state", "flash_attn.v4")),
-    ],
+    [("mi300x", ("whole_state", "flash_attn.v3", "flash_attn.v4")), ("a100", ("whole_state", "flash_attn.v4"))],
 )
 def test_what_does_not_run_on_an_accelerator_is_left_out_and_said(gpu: str, gone: tuple[str, ...], run: Run) -> None:
     rows = run.json("best", "--gpu", gpu, "--all")
@@ -536,11 +533,7 @@ def test_predict_uses_the_committed_results(run: Run) -> None:
         ("wkv4", "scan", {"channels": 1024}),
         ("gated_mlp", "fused", {"d_model": 4096, "d_ff": 14336}),
         ("attention", "flash_attn.v2", {"num_heads": 16, "head_dim_qk": 256, "head_dim_v": 256}),
-        (
-            "lightning --head-dim 128",
-            "lightning2",
-            {"num_heads": 32, "head_dim_qk": 128, "head_dim_v": 128},
-        ),
+        ("lightning --head-dim 128", "lightning2", {"num_heads": 32, "head_dim_qk": 128, "head_dim_v": 128}),
         (
             "tfla --seq-len 64",
             "fused_chunk",

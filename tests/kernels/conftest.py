@@ -1,4 +1,4 @@
-"""Memory that kernels are given shows what they leave unwritten."""
+"""What tests of kernels stand on: memory that shows what they leave unwritten, and the plans that calls follow."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
+
+from lrbench.kernels.common import remember
 
 
 def poisoned(allocate: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -32,10 +34,19 @@ def poisoned(allocate: Callable[..., Tensor]) -> Callable[..., Tensor]:
 @pytest.fixture(autouse=True)
 def poison_allocations(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make what torch leaves uninitialised NaN."""
-    for owner, name in (
-        (torch, "empty"),
-        (torch, "empty_like"),
-        (torch, "empty_strided"),
-        (Tensor, "new_empty"),
-    ):
+    for owner, name in ((torch, "empty"), (torch, "empty_like"), (torch, "empty_strided"), (Tensor, "new_empty")):
         monkeypatch.setattr(owner, name, poisoned(getattr(owner, name)))
+
+
+@pytest.fixture
+def plans(monkeypatch: pytest.MonkeyPatch) -> list[remember.Plan]:
+    """The plans that were followed, in order."""
+    followed: list[remember.Plan] = []
+    follow = remember.Plan.__call__
+
+    def call(self: remember.Plan, tensors: Any) -> Any:
+        followed.append(self)
+        return follow(self, tensors)
+
+    monkeypatch.setattr(remember.Plan, "__call__", call)
+    return followed

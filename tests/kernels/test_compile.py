@@ -30,10 +30,7 @@ SEQ_LEN = 1024
 HEAD_DIMS = ((128, 256), (64, 64), (24, 40), (256, 512))
 TUNED_HEAD_DIMS = ((128, 256), (64, 64), (256, 512))
 """(K, V) whose launches were chosen with care; others may spill, but must compile and fit."""
-CI_DIMS = {
-    "mlstm_sig": ((128, 256), (64, 64)),
-    "mlstm_exp": HEAD_DIMS,
-}
+CI_DIMS = {"mlstm_sig": ((128, 256), (64, 64)), "mlstm_exp": HEAD_DIMS}
 """What every run compiles: mLSTMexp takes the most registers; the rest is marked slow."""
 
 SCAN_FULL, SCAN_FEW = channels(8, 1024, 1024), channels(1, 1024, 2560)

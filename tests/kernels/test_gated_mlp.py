@@ -271,10 +271,7 @@ def test_tensors_that_descriptors_cannot_take() -> None:
     expected = gated_mlp(inputs["x"], **columns)
     columns = {name: shifted(w.T, by).T for by, (name, w) in enumerate(columns.items(), 1)}
     assert torch.equal(gated_mlp(inputs["x"], **columns), expected)
-    for given, name, past in (
-        (moved, "x", 2),
-        ({"x": inputs["x"], **columns}, "w_up", 2),
-    ):
+    for given, name, past in ((moved, "x", 2), ({"x": inputs["x"], **columns}, "w_up", 2)):
         match = f"^{name} must begin at a multiple of 16 bytes, got {past} bytes past one; config.forward has use_tma$"
         with pytest.raises(ValueError, match=match):
             gated_mlp(*given.values(), **launches("descriptors"))

@@ -564,10 +564,7 @@ def test_gradients_alone(case: Case, law: Law) -> None:
     laws.check_gradients_alone(case, **law)
 
 
-@on_each(
-    *(portable(op, impl, F32, **chunks(op, impl, 16)) for op, impl in PORTABLE),
-    *PORTABLE_MLPS,
-)
+@on_each(*(portable(op, impl, F32, **chunks(op, impl, 16)) for op, impl in PORTABLE), *PORTABLE_MLPS)
 def test_leaves_inputs_alone(case: Case) -> None:
     laws.check_leaves_inputs_alone(case)
 

@@ -130,20 +130,6 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Driver:
     return fake
 
 
-@pytest.fixture
-def plans(monkeypatch: pytest.MonkeyPatch) -> list[remember.Plan]:
-    """The plans that were followed, in order."""
-    followed: list[remember.Plan] = []
-    follow = remember.Plan.__call__
-
-    def call(self: remember.Plan, tensors: Any) -> Any:
-        followed.append(self)
-        return follow(self, tensors)
-
-    monkeypatch.setattr(remember.Plan, "__call__", call)
-    return followed
-
-
 class Watched(TorchDispatchMode):
     """Lets a call run as it is, and keeps all memory that it allocates."""
 
@@ -504,10 +490,7 @@ CASES = [
     if operation.name in EXTREMES and set(operation.sizes) <= set(sizes)
 ]  # fmt: skip
 Span = tuple[int, int]
-COMPUTED = {
-    "forward": [("wkv4", True)],
-    "backward": [("wkv4", True), ("mlstm_exp", True)],
-}
+COMPUTED = {"forward": [("wkv4", True)], "backward": [("wkv4", True), ("mlstm_exp", True)]}
 """Passes in which torch computes something: of which operation, and whether a state is carried."""
 
 

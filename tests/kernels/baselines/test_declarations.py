@@ -24,7 +24,7 @@ from lrbench.kernels.baselines import (
 )
 from lrbench.kernels.baselines.operations import OPERATIONS
 from lrbench.kernels.baselines.spec import Baseline
-from lrbench.kernels.spec import DTYPES, MODES, Operation, resolve
+from lrbench.kernels.spec import DTYPES, MODES, resolve
 from lrbench.results.schema import SIZE_COLUMNS, Case
 
 FAMILY = {"batch": 8, "seq_len": 8192, "num_heads": 16, "head_dim_qk": 128, "head_dim_v": 256}
@@ -37,6 +37,7 @@ HEAVY = {"torch", "triton", "numpy", *PROVIDERS}
 
 
 def find(name: str) -> Baseline:
+    """Return the first baseline of this name, whatever its operation."""
     return next(baseline for baseline in BASELINES if baseline.name == name)
 
 
@@ -83,11 +84,6 @@ def test_the_packages_asked_for_are_declared() -> None:
     } <= set(NAMES)
 
 
-def test_names_are_unique_within_an_operation() -> None:
-    keys = [(baseline.op, baseline.name) for baseline in BASELINES]
-    assert len(set(keys)) == len(keys)
-
-
 @pytest.mark.parametrize("baseline", BASELINES, ids=NAMES)
 def test_declaration_is_complete(baseline: Baseline) -> None:
     assert baseline.provider in PROVIDERS
@@ -105,11 +101,10 @@ def test_declaration_is_complete(baseline: Baseline) -> None:
         assert known.reason and known.source and (known.versions or known.architectures)
 
 
-@pytest.mark.parametrize("operation", OPERATIONS.values(), ids=list(OPERATIONS))
-def test_operation_of_baselines_alone_is_complete(operation: Operation) -> None:
-    assert set(operation.differentiable) <= set(operation.arguments)
-    assert set(operation.sizes) <= set(SIZE_COLUMNS)
-    assert any(baseline.op == operation.name for baseline in BASELINES)
+def test_operations_of_baselines_alone_are_complete() -> None:
+    for operation in OPERATIONS.values():
+        assert set(operation.sizes) <= set(SIZE_COLUMNS)
+        assert any(baseline.op == operation.name for baseline in BASELINES)
 
 
 def test_adapters_import_no_package() -> None:
