@@ -68,18 +68,34 @@ SIZES = {
 DEVICES = {"portable": "cpu", "interpret": "cpu", "gpu": "cuda"}
 
 
+def chunks(op: str, impl: str, chunk_size: int) -> dict[str, Any]:
+    """Return the keyword of a chunk length, for an implementation that takes one."""
+    return {"chunk_size": chunk_size} if get_operation(op).implementation(impl).chunked else {}
+
+
 def case(
-    place: str, op: str, impl: str, dtype: torch.dtype, *, label: str = "", slow: bool = False, **keywords: Any
+    place: str,
+    op: str,
+    impl: str,
+    dtype: torch.dtype,
+    *,
+    chunk_size: int | None = None,
+    label: str = "",
+    slow: bool = False,
+    **keywords: Any,
 ) -> Any:
     """Return a test's parameters: a :class:`Case`, and keywords of the law.
 
     Args:
         place: portable (the main process), interpret or gpu.
         op, impl, dtype: of the case.
+        chunk_size: of an implementation that takes one; others leave it out.
         label: what to call it in the test's name besides.
         slow: whether to mark it so.
         keywords: other fields of the case, or the law's.
     """
+    if chunk_size and (kwargs := chunks(op, impl, chunk_size)):
+        keywords["kwargs"] = kwargs
     names = {each.name for each in fields(Case)}
     given = {name: value for name, value in keywords.items() if name in names}
     law = {name: value for name, value in keywords.items() if name not in names}
@@ -122,11 +138,6 @@ PORTABLE = [
     if "cpu" in implementation.devices
 ]
 """Every form in plain torch."""
-
-
-def chunks(op: str, impl: str, chunk_size: int) -> dict[str, Any]:
-    """Return the keywords of a chunk length, of an implementation that takes one."""
-    return {"kwargs": {"chunk_size": chunk_size}} if get_operation(op).implementation(impl).chunked else {}
 
 
 def tile(block_i: int, block_o: int, block_c: int) -> TileConfig:

@@ -58,7 +58,7 @@ def engine(op: str, impl: str, head_dims: tuple[int, int], chunk_size: int, dtyp
 
 def over_channels(op: str, impl: str, sizes: dict[str, int], dtype: Any = BF16) -> Case:
     """Return a case of an operation over channels."""
-    return Case(op=op, impl=impl, dtype=dtype, sizes=sizes, **chunks(op, impl, 256))
+    return Case(op=op, impl=impl, dtype=dtype, sizes=sizes, kwargs=chunks(op, impl, 256))
 
 
 def mlp(

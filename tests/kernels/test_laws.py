@@ -31,7 +31,6 @@ from lrbench.tests.kernels.cases import (
     SIZES,
     TIME_TILES,
     channels,
-    chunks,
     heads,
     interpreted,
     launches,
@@ -82,12 +81,12 @@ def recurrences_on_gpu(law: Callable[[str], list[Law]]) -> list[Any]:
     """Return cases of every kernel that carries a state, on the keywords that ``law`` gives for an operation."""
     return [
         *(
-            on_gpu(op, impl, dtype, kwargs={"chunk_size": 128}, **keywords)
+            on_gpu(op, impl, dtype, chunk_size=128, **keywords)
             for op, impl, dtype in ENGINE_ON_GPU
             for keywords in law(op)
         ),
         *(
-            on_gpu("lightning", impl, dtype, **chunks("lightning", impl, 128), **keywords)
+            on_gpu("lightning", impl, dtype, chunk_size=128, **keywords)
             for impl in (*LIGHTNING, "fused_chunk")
             for dtype in (F32, F16, BF16)
             for keywords in law("lightning")
@@ -116,23 +115,23 @@ PORTABLE_SHAPES = {
 
 
 @on_each_with_law(
-    *(portable(op, impl, dtype, **chunks(op, impl, 16)) for op, impl in PORTABLE for dtype in DTYPES),
+    *(portable(op, impl, dtype, chunk_size=16) for op, impl in PORTABLE for dtype in DTYPES),
     *(
-        portable(op, "torch", dtype, **chunks(op, "torch", chunk_size))
+        portable(op, "torch", dtype, chunk_size=chunk_size)
         for op in (*HEADS, *CHANNELS)
         for chunk_size in (1, 7, 64)
         for dtype in DTYPES
     ),
     *(portable(op, "torch", dtype) for op in CHANNELS for dtype in DTYPES),
     *(
-        portable(op, impl, dtype, sizes=sizes, initial_state=state, **(chunks(op, impl, 32) if op in HEADS else {}))
+        portable(op, impl, dtype, sizes=sizes, initial_state=state, chunk_size=32 if op in HEADS else None)
         for op, impl in PORTABLE
         for dtype in (F64, F32, BF16)
         for sizes in PORTABLE_SHAPES[op]
         for state in ((True, False) if op in CHANNELS else (True,))
         if impl != "parallel"
     ),
-    *(portable(op, impl, F32, initial_state=False, **chunks(op, impl, 16)) for op, impl in PORTABLE if op in HEADS),
+    *(portable(op, impl, F32, initial_state=False, chunk_size=16) for op, impl in PORTABLE if op in HEADS),
     *(
         portable(
             op, impl, F64, options={"scale": scale, **({"normalizer_gradient": True} if op == "mlstm_exp" else {})}
@@ -142,14 +141,7 @@ PORTABLE_SHAPES = {
         for scale in (-0.3, 2.0)
     ),
     *(
-        portable(
-            "mlstm_exp",
-            "torch",
-            dtype,
-            ranges=ranges,
-            options={"normalizer_gradient": gradient},
-            **chunks("mlstm_exp", "torch", 16),
-        )
+        portable("mlstm_exp", "torch", dtype, ranges=ranges, options={"normalizer_gradient": gradient}, chunk_size=16)
         for dtype in (F64, F32, BF16)
         for gradient in (False, True)
         for ranges in ({}, {"i": (-6, 0)}, {"i": (3, 6)})
@@ -159,29 +151,29 @@ PORTABLE_SHAPES = {
     *PORTABLE_MLPS,
     # Over many chunks too the float64 form that stands for the recurrence in longer checks is as exact as that.
     *(
-        portable(op, "torch", F64, sizes=channels(1, 1030, 8), kwargs={"chunk_size": 64}, **extreme)
+        portable(op, "torch", F64, sizes=channels(1, 1030, 8), chunk_size=64, **extreme)
         for op in CHANNELS
         for extreme in ({}, *extremes(op))
         if extreme.get("label") not in ("open gates", "no memory", "large bonus", "small bonus")
     ),
     *(
-        interpreted(op, impl, dtype, kwargs={"chunk_size": 16})
+        interpreted(op, impl, dtype, chunk_size=16)
         for op in HEADS
         if op != "lightning"
         for impl in ENGINE
         for dtype in (F32, F16)
     ),
     *(
-        interpreted(op, "fused_chunk", F16, sizes=heads(batch, seq_len, 2, 24, 40), kwargs={"chunk_size": chunk_size})
+        interpreted(op, "fused_chunk", F16, sizes=heads(batch, seq_len, 2, 24, 40), chunk_size=chunk_size)
         for op in (*MLSTM, "mamba2_ssd")
         for batch, seq_len, chunk_size in ((1, 64, 16), (30, 1, 16), (1, 33, 64))
     ),
     *(
-        interpreted("mamba2_ssd", impl, F32, sizes=heads(1, 41, 4, 24, 40, num_groups=2), kwargs={"chunk_size": 16})
+        interpreted("mamba2_ssd", impl, F32, sizes=heads(1, 41, 4, 24, 40, num_groups=2), chunk_size=16)
         for impl in ENGINE
     ),
     # One chunk forward, two backward: so few programs would idle a device.
-    *(interpreted(op, "fused_chunk", F16, sizes=heads(1, 270, 1, 24, 40), kwargs={"chunk_size": 512}) for op in MLSTM),
+    *(interpreted(op, "fused_chunk", F16, sizes=heads(1, 270, 1, 24, 40), chunk_size=512) for op in MLSTM),
     *(
         interpreted("lightning", impl, dtype, sizes=heads(1, 70, 2, 24, 40))
         for impl in LIGHTNING
@@ -231,7 +223,7 @@ PORTABLE_SHAPES = {
         for dtype in (F32, F16)
     ),
     *(
-        on_gpu(op, impl, dtype, sizes=heads(*sizes), kwargs={"chunk_size": chunk_size})
+        on_gpu(op, impl, dtype, sizes=heads(*sizes), chunk_size=chunk_size)
         for op, impl, chunk_size in (
             *((op, "fused_chunk", chunk_size) for op in MLSTM for chunk_size in (64, 256, 1024)),
             *((op, *other) for op in MLSTM for other in (("xl_chunk", 256), ("limit_chunk", 64))),
@@ -248,7 +240,7 @@ PORTABLE_SHAPES = {
         for dtype in (F32, F16, BF16)
     ),
     *(
-        on_gpu(op, "whole_state", dtype, sizes=heads(*sizes), kwargs={"chunk_size": chunk_size})
+        on_gpu(op, "whole_state", dtype, sizes=heads(*sizes), chunk_size=chunk_size)
         for op, chunk_size in (
             *itertools.product(MLSTM, (64, 256, 1024)),
             *((op, 256) for op in ("simple_gla", "retention", "gated_retention", "mamba2_ssd", "lightning")),
@@ -268,15 +260,13 @@ PORTABLE_SHAPES = {
     ),
     # More heads than multiprocessors: those that are left over are cut into chunks.
     *(
-        on_gpu(op, "whole_state", BF16, sizes=heads(*sizes), kwargs={"chunk_size": 64})
+        on_gpu(op, "whole_state", BF16, sizes=heads(*sizes), chunk_size=64)
         for op in (*MLSTM, "retention")
         for sizes in ((5, 200, 30, 128, 256), (1, 200, 70, 160, 320), (3, 200, 100, 64, 64))
     ),
-    on_gpu(
-        "mamba2_ssd", "whole_state", BF16, sizes=heads(1, 300, 4, 128, 64, num_groups=2), kwargs={"chunk_size": 128}
-    ),
+    on_gpu("mamba2_ssd", "whole_state", BF16, sizes=heads(1, 300, 4, 128, 64, num_groups=2), chunk_size=128),
     *(
-        on_gpu("lightning", impl, dtype, sizes=heads(*sizes), **chunks("lightning", impl, 256))
+        on_gpu("lightning", impl, dtype, sizes=heads(*sizes), chunk_size=256)
         for impl in (*LIGHTNING, "fused_chunk")
         for sizes in (
             (2, 1000, 3, 128, 128),
@@ -289,13 +279,13 @@ PORTABLE_SHAPES = {
         for dtype in (F32, F16, BF16)
     ),
     *(
-        on_gpu(op, impl, BF16, sizes=heads(30, seq_len, 2, 64, 128), kwargs={"chunk_size": 64})
+        on_gpu(op, impl, BF16, sizes=heads(30, seq_len, 2, 64, 128), chunk_size=64)
         for op in MLSTM
         for impl in ("fused_chunk", "whole_state", "xl_chunk")
         for seq_len in (1, 2, 63, 65)
     ),
     *(
-        on_gpu("lightning", impl, BF16, sizes=heads(30, seq_len, 2, 64, 128), **chunks("lightning", impl, 128))
+        on_gpu("lightning", impl, BF16, sizes=heads(30, seq_len, 2, 64, 128), chunk_size=128)
         for impl in (*LIGHTNING, "fused_chunk")
         for seq_len in (1, 2, 63, 65, 129)
     ),
@@ -349,17 +339,13 @@ def test_matches_reference(case: Case, law: Law) -> None:
 
 @on_each_with_law(
     *(
-        portable(op, "torch", dtype, splits=splits, **chunks(op, "torch", 16))
+        portable(op, "torch", dtype, splits=splits, chunk_size=16)
         for op in HEADS
         for dtype in (F64, F32, BF16)
         for splits in ((20,), (1, 16, 44))
     ),
-    *(
-        portable(op, "torch", dtype, splits=(1, 20), kwargs={"chunk_size": 8})
-        for op in CHANNELS
-        for dtype in (F64, F32, BF16)
-    ),
-    *(interpreted(op, impl, F16, splits=(17,), kwargs={"chunk_size": 16}) for op, impl in ENGINE_SPLITS),
+    *(portable(op, "torch", dtype, splits=(1, 20), chunk_size=8) for op in CHANNELS for dtype in (F64, F32, BF16)),
+    *(interpreted(op, impl, F16, splits=(17,), chunk_size=16) for op, impl in ENGINE_SPLITS),
     *(interpreted("lightning", impl, F16, sizes=heads(2, 35, 2, 24, 40), splits=(17,)) for impl in LIGHTNING),
     *(
         interpreted(op, impl, BF16 if form in SCANS else F16, splits=(1, 12), kwargs=kwargs, label=form)
@@ -374,7 +360,7 @@ def test_split_equals_whole(case: Case, law: Law) -> None:
 
 
 @on_each_with_law(
-    *(portable(op, "torch", dtype, **chunks(op, "torch", 16)) for op in HEADS for dtype in (F32, BF16)),
+    *(portable(op, "torch", dtype, chunk_size=16) for op in HEADS for dtype in (F32, BF16)),
     *(portable(op, impl, F32) for op, impl in PORTABLE if op in CHANNELS),
     portable("gated_mlp", "torch", F64),
     *(interpreted("lightning", impl, F16, sizes=heads(2, 35, 2, 24, 40)) for impl in LIGHTNING),
@@ -394,7 +380,7 @@ def test_batch_invariant(case: Case, law: Law) -> None:
 
 @on_each_with_law(
     *(
-        portable(op, "torch", dtype, sizes=heads(2, 90, 8, 16, 16), **chunks(op, "torch", chunk_size), **extreme)
+        portable(op, "torch", dtype, sizes=heads(2, 90, 8, 16, 16), chunk_size=chunk_size, **extreme)
         for op in HEADS
         for extreme in extremes(op)
         for chunk_size in (5, 64)
@@ -409,7 +395,7 @@ def test_batch_invariant(case: Case, law: Law) -> None:
     ),
     *(portable("gated_mlp", "torch", dtype, **extreme) for extreme in extremes("gated_mlp") for dtype in (F64, F32)),
     *(
-        interpreted(op, impl, dtype, sizes=heads(1, 64, 2, 24, 40), kwargs={"chunk_size": 32}, **extremes(op)[0])
+        interpreted(op, impl, dtype, sizes=heads(1, 64, 2, 24, 40), chunk_size=32, **extremes(op)[0])
         for op, impl in ENGINE_SPLITS
         for dtype in (F32, F16)
     ),
@@ -462,42 +448,26 @@ def test_extremes(case: Case, law: Law) -> None:
 
 @on_each_with_law(
     *(
-        portable(
-            op, "torch", dtype, sizes=heads(2, 50, 2, 16, 24), starts=(1, 16, 29), **chunks(op, "torch", chunk_size)
-        )
+        portable(op, "torch", dtype, sizes=heads(2, 50, 2, 16, 24), starts=(1, 16, 29), chunk_size=chunk_size)
         for op in laws.DECAY_GATES
         for chunk_size in (8, 64)
         for dtype in DTYPES
     ),
     *(
-        portable(
-            op,
-            "torch",
-            F32,
-            sizes=heads(2, 50, 1, 16, 24),
-            starts=(1, 29),
-            separator=separator,
-            **chunks(op, "torch", 16),
-        )
+        portable(op, "torch", F32, sizes=heads(2, 50, 1, 16, 24), starts=(1, 29), separator=separator, chunk_size=16)
         for op in laws.DECAY_GATES
         for separator in SEPARATORS
     ),
     *(
         interpreted(
-            op,
-            impl,
-            dtype,
-            sizes=heads(1, 64, 2, 24, 40),
-            starts=(1, 20, 40),
-            separator=separator,
-            kwargs={"chunk_size": 32},
+            op, impl, dtype, sizes=heads(1, 64, 2, 24, 40), starts=(1, 20, 40), separator=separator, chunk_size=32
         )
         for op in (*MLSTM, "simple_gla")
         for separator in SEPARATORS
         for impl, dtype in (("fused_chunk", F16), ("xl_chunk", F32))
     ),
     *(
-        on_gpu(op, impl, BF16, starts=(1, 64, 200), separator=separator, kwargs={"chunk_size": 128})
+        on_gpu(op, impl, BF16, starts=(1, 64, 200), separator=separator, chunk_size=128)
         for op, impl in (*ENGINE_SPLITS, *((op, "whole_state") for op in MLSTM))
         for separator in (-1e4, *SEPARATORS)
     ),
@@ -507,7 +477,7 @@ def test_packed_documents(case: Case, law: Law) -> None:
 
 
 @on_each(
-    *(portable(op, impl, F64, **chunks(op, impl, 16)) for op, impl in PORTABLE if op != "gated_mlp"),
+    *(portable(op, impl, F64, chunk_size=16) for op, impl in PORTABLE if op != "gated_mlp"),
     *(interpreted("lightning", impl, F32, sizes=heads(1, 70, 2, 24, 40)) for impl in LIGHTNING),
 )
 def test_gradients_of_the_last_state_alone(case: Case) -> None:
@@ -515,7 +485,7 @@ def test_gradients_of_the_last_state_alone(case: Case) -> None:
 
 
 @on_each(
-    *(portable("mlstm_exp", "torch", dtype, kwargs={"chunk_size": 16}) for dtype in (F64, F32)),
+    *(portable("mlstm_exp", "torch", dtype, chunk_size=16) for dtype in (F64, F32)),
     *(portable(op, impl, F32, sizes=channels(2, 9, 32)) for op, impl in PORTABLE if op == "wkv4"),
     *(
         interpreted(*TIME_TILES[form][:2], F32, sizes=channels(2, 9, 32), kwargs=TIME_TILES[form][2], label=form)
@@ -545,7 +515,7 @@ TWICE = ("parallel", "associative_scan", "torch_associative_scan")
 
 @on_each_with_law(
     *(
-        portable(op, impl, F64, twice=impl in TWICE or op == "gated_mlp", **chunks(op, impl, 16))
+        portable(op, impl, F64, twice=impl in TWICE or op == "gated_mlp", chunk_size=16)
         for op, impl in PORTABLE
         if op != "rglru_layer"
     ),
@@ -564,7 +534,7 @@ def test_gradients_alone(case: Case, law: Law) -> None:
     laws.check_gradients_alone(case, **law)
 
 
-@on_each(*(portable(op, impl, F32, **chunks(op, impl, 16)) for op, impl in PORTABLE), *PORTABLE_MLPS)
+@on_each(*(portable(op, impl, F32, chunk_size=16) for op, impl in PORTABLE), *PORTABLE_MLPS)
 def test_leaves_inputs_alone(case: Case) -> None:
     laws.check_leaves_inputs_alone(case)
 
