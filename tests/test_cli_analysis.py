@@ -398,7 +398,7 @@ def test_best_does_not_choose_where_nothing_is_known(run: Run) -> None:
     assert {row["time_ms"] for row in run.json("best", "--mode", "step", "--gpu", "h200")} == {None}
 
 
-def test_decoding_is_answered_from_its_rows(tmp_path: Path, run: Run) -> None:
+def test_decoding_is_answered_from_its_rows(tmp_path: Path, run: Run, lrbench: Lrbench) -> None:
     rows = made.decoding()
     path = made.write(rows, tmp_path / "r.parquet")
     problem = ("--mode", "step", "--context", "32k", "--batch", 16, "--gpu", "h200", "--results", path)
@@ -426,7 +426,7 @@ def test_decoding_is_answered_from_its_rows(tmp_path: Path, run: Run) -> None:
     for row in slower:
         if row["context"] == 8192 and row["time_ms"]:
             row |= {name: 2 * row[name] for name in ("time_ms", "time_ci_low_ms", "time_ci_high_ms")}
-    code, out, _ = run._lrbench("check", made.write(slower, tmp_path / "s.parquet"), "--baseline", path, "--all")
+    code, out, _ = lrbench("check", made.write(slower, tmp_path / "s.parquet"), "--baseline", path, "--all")
     assert code == 1
     regressions = [line for line in out.splitlines() if line.startswith("regression")]
     assert len(regressions) == 12 and all("context 8k" in line for line in regressions)
