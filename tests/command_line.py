@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 Lrbench = Callable[..., tuple[int, str, str]]
 """The fixture ``lrbench``: arguments -> exit code, standard output, standard error."""
@@ -14,6 +17,33 @@ CALL = (sys.executable, "-c", "from lrbench.cli import main; main()")
 """The command line in a process of its own, for what only a process shows."""
 
 ENVIRON = {**os.environ, "PYTHONSAFEPATH": "1", "NO_COLOR": "1", "COLUMNS": "200"}
+
+
+def reader_leaves(*command: str) -> tuple[int, str]:
+    """Run a command in a process whose standard output nobody reads; return its exit code and standard error."""
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRON) as process:
+        assert process.stdout is not None and process.stderr is not None
+        process.stdout.close()
+        errors = process.stderr.read()
+        return process.wait(timeout=240), errors
+
+
+class Run:
+    """Runs commands that must succeed."""
+
+    def __init__(self, lrbench: Lrbench) -> None:
+        self._lrbench = lrbench
+        self.err = ""
+
+    def __call__(self, *arguments: object) -> str:
+        """Return what a command prints; the other stream is in ``err``."""
+        code, out, self.err = self._lrbench(*arguments)
+        assert code == 0, self.err + out
+        return out
+
+    def json(self, *arguments: object) -> Any:
+        """Return what a command prints as JSON."""
+        return json.loads(self(*arguments, "--format", "json"))
 
 
 def script(path: Path, text: str) -> Path:

@@ -1,23 +1,16 @@
-"""What every test stands on: poisoned allocations for kernels, and the conditions of the markers."""
+"""What every test stands on: the conditions of the markers, nothing of the user's, and commands run in this process."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import nullcontext
-from functools import wraps
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from functools import cache
+from typing import Any
 
 import pytest
 
-from lrbench.tests.command_line import ENVIRON, Lrbench
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-KERNEL_TESTS = Path(__file__).parent / "kernels"
+from lrbench.tests.command_line import ENVIRON, Lrbench, Run
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -53,6 +46,36 @@ def no_user_files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
+@pytest.fixture(autouse=True, scope="session")
+def patch_language_once_a_launch() -> Iterator[None]:
+    """Make interpreted kernels a quarter faster: Triton patches its language again at every call of a device function.
+
+    What a launch has patched for one module's functions serves all of that module's, until the launch ends.
+    """
+    if os.environ.get("TRITON_INTERPRET") != "1":
+        yield
+        return
+    from triton.runtime import interpreter
+
+    launch, patch_language = interpreter.GridExecutor.__call__, interpreter._patch_lang
+    patched: set[int] = set()
+
+    def launch_anew(*args: Any, **kwargs: Any) -> None:
+        patched.clear()
+        launch(*args, **kwargs)
+
+    def patch_once(fn: Any) -> Any:
+        if id(fn.__globals__) in patched:
+            return None
+        patched.add(id(fn.__globals__))
+        return patch_language(fn)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(interpreter.GridExecutor, "__call__", launch_anew)
+        patch.setattr(interpreter, "_patch_lang", patch_once)
+        yield
+
+
 @pytest.fixture
 def lrbench(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Lrbench:
     """Run a command in this process; return its exit code and what it wrote to both streams."""
@@ -73,34 +96,26 @@ def lrbench(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
     return run
 
 
-def poisoned(allocate: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Return ``allocate`` with every floating-point element set to NaN, and every byte to what is NaN in any of their
-    dtypes, so that an element never written shows. What records allocations does not see it."""
-    import torch
-    from torch.utils._python_dispatch import _disable_current_modes
+@pytest.fixture(scope="module")
+def one_look_at_the_machine() -> Iterator[None]:
+    """Ask a worker once what this machine is: each answer takes seconds. Commands in processes of their own ask."""
+    from lrbench.analysis.accelerators.known import known_accelerators
+    from lrbench.bench import session, workers
 
-    @wraps(allocate)
-    def allocate_nan(*args: Any, **kwargs: Any) -> Tensor:
-        tensor = allocate(*args, **kwargs)
-        number = tensor.dtype.is_floating_point or tensor.dtype.is_complex
-        if number or tensor.dtype == torch.uint8:
-            with _disable_current_modes() if type(tensor) is torch.Tensor else nullcontext():
-                tensor.detach().fill_(float("nan") if number else 255)
-        return tensor
+    found = cache(workers.probe_environment)
 
-    return allocate_nan
+    def once(*asked: object) -> object:
+        # A bad file of accelerators is said every time.
+        known_accelerators()
+        return found(*asked)
 
-
-@pytest.fixture(autouse=True)
-def poison_allocations(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Make what torch leaves uninitialised NaN in the tests of kernels."""
-    if not request.path.is_relative_to(KERNEL_TESTS):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(workers, "probe_environment", once)
+        patch.setattr(session, "probe_environment", once)
         yield
-        return
-    import torch
 
-    monkeypatch.setattr(torch, "empty", poisoned(torch.empty))
-    monkeypatch.setattr(torch, "empty_like", poisoned(torch.empty_like))
-    monkeypatch.setattr(torch, "empty_strided", poisoned(torch.empty_strided))
-    monkeypatch.setattr(torch.Tensor, "new_empty", poisoned(torch.Tensor.new_empty))
-    yield
+
+@pytest.fixture
+def run(lrbench: Lrbench) -> Run:
+    """Run a command that must succeed; return what it prints."""
+    return Run(lrbench)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import dataclasses
-import functools
 import io
 import json
 import re
@@ -13,21 +12,21 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from lrbench.analysis.accelerators.known import known_accelerators
-from lrbench.bench import session, workers
+from lrbench.bench import session
 from lrbench.bench.plan import Request
 from lrbench.bench.run import Outcome
 from lrbench.bench.session import conclusion, exit_code
 from lrbench.results import store
 from lrbench.results.schema import RECORD_COLUMNS
-from lrbench.tests.command_line import CALL, ENVIRON, Lrbench
+from lrbench.tests.command_line import CALL, ENVIRON, Lrbench, Run, reader_leaves
 from lrbench.tests.results.test_store import RECORD
+
+pytestmark = pytest.mark.usefixtures("one_look_at_the_machine")
 
 TINY = (
     "sweep", "--kernel", "tfla", "--op", "mlstm_sig", "--impl", "torch", "--seq-len", "64", "--head-dim", "32",
@@ -39,22 +38,6 @@ TINY = (
 def call(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Run a command in a process of its own, as a sweep's workers want it."""
     return subprocess.run((*CALL, *arguments), capture_output=True, text=True, env=ENVIRON, timeout=240)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_look_at_the_machine() -> Iterator[None]:
-    """Ask a worker once what this machine is: each answer takes seconds. Commands in processes of their own ask."""
-    found = functools.cache(workers.probe_environment)
-
-    def once(*asked: object) -> object:
-        # A bad file of accelerators is said every time.
-        known_accelerators()
-        return found(*asked)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(workers, "probe_environment", once)
-        patch.setattr(session, "probe_environment", once)
-        yield
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +76,7 @@ def test_an_operation_that_needs_another_device_is_said(tmp_path: Path, lrbench:
 
 
 def test_a_full_disk_is_no_regression() -> None:
-    """Exit 1 is what a check says that found one."""
+    """Exit code 1 means that a check found a regression, so no other failure may end with it."""
     with open("/dev/full", "w") as full:
         finished = subprocess.run([sys.executable, "-m", "lrbench", "gpus"], stdout=full, stderr=subprocess.PIPE)
     assert (finished.returncode, finished.stderr) == (2, b"lrbench: [Errno 28] No space left on device\n")
@@ -104,62 +87,51 @@ def test_completion_as_a_module_is_of_the_command() -> None:
     assert "complete -o default -F _lrbench_completion lrbench" in shown and "python" not in shown
 
 
-def test_resume_has_nothing_left(tiny_sweep: tuple[subprocess.CompletedProcess[str], Path], lrbench: Lrbench) -> None:
+def test_resume_has_nothing_left(tiny_sweep: tuple[subprocess.CompletedProcess[str], Path], run: Run) -> None:
     folder = tiny_sweep[1]
     before = set(folder.iterdir())
-    code, output, errors = lrbench(*TINY, "--output", folder, "--resume")
-    assert code == 0, errors
-    assert errors.splitlines()[-1].startswith("3 of 3 cases were already there, ")
-    assert errors.endswith(": nothing is left to measure\n")
+    output = run(*TINY, "--output", folder, "--resume")
+    assert run.err.splitlines()[-1].startswith("3 of 3 cases were already there, ")
+    assert run.err.endswith(": nothing is left to measure\n")
     assert set(folder.iterdir()) == before
     assert "cases: 3 ok" in output
-    more = lrbench(*TINY, "--chunk-size", "32,64", "--output", folder, "--resume", "--format", "json")[1]
-    rows = json.loads(more)
+    rows = run.json(*TINY, "--chunk-size", "32,64", "--output", folder, "--resume")
     assert [(row["chunk_size"], row["status"]) for row in rows] == [(32, "ok"), (64, "ok")]
     assert all(tuple(row) == RECORD_COLUMNS for row in rows)
 
 
 def test_a_dry_run_prints_the_cases_that_are_left(
-    tiny_sweep: tuple[subprocess.CompletedProcess[str], Path], lrbench: Lrbench, tmp_path: Path
+    tiny_sweep: tuple[subprocess.CompletedProcess[str], Path], run: Run, tmp_path: Path
 ) -> None:
-    planned = [*TINY, "--chunk-size", "16,48", "--dry-run", "--format", "json"]
-    code, output, errors = lrbench(*planned, "--output", tmp_path / "new")
-    assert code == 0
-    rows = json.loads(output)
+    planned = [*TINY, "--chunk-size", "16,48", "--dry-run"]
+    rows = run.json(*planned, "--output", tmp_path / "new")
     assert [(row["chunk_size"], row["not run"]) for row in rows] == [(16, ""), (48, "")]
     # The first case starts a worker.
     assert rows[0]["seconds"] > rows[1]["seconds"] > 0
-    assert "2 cases, about " in errors
-    code, output, errors = lrbench(*planned[:-2], "--output", tmp_path / "new")
-    (row,) = output.splitlines()[1:]
+    assert "2 cases, about " in run.err
+    (row,) = run(*planned, "--output", tmp_path / "new").splitlines()[1:]
     assert re.fullmatch(r"mlstm_sig +torch +fw +2 +T 64; dim 16/32; chunk 16, 48; fp32 +\d+", row)
     assert not (tmp_path / "new").exists()
-    code, output, errors = lrbench(*planned, "--output", tiny_sweep[1], "--resume")
-    assert "1 of 2 cases were already there" in errors
-    assert [row["chunk_size"] for row in json.loads(output)] == [48]
+    assert [row["chunk_size"] for row in run.json(*planned, "--output", tiny_sweep[1], "--resume")] == [48]
+    assert "1 of 2 cases were already there" in run.err
 
 
 def test_resume_takes_the_rows_of_a_run_that_died(
-    tiny_sweep: tuple[subprocess.CompletedProcess[str], Path], lrbench: Lrbench, tmp_path: Path
+    tiny_sweep: tuple[subprocess.CompletedProcess[str], Path], run: Run, tmp_path: Path
 ) -> None:
     rows = store.read_results(tiny_sweep[1]).to_pylist()
     (tmp_path / "sweep-dead.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[:2]))
-    code, output, errors = lrbench(*TINY, "--resume", "--dry-run", "--format", "json", "--output", tmp_path)
-    assert code == 0, errors
-    assert f"recovered from a run that died: {tmp_path / 'sweep-dead.parquet'}" in errors
-    assert "2 of 3 cases were already there" in errors
-    assert [row["chunk_size"] for row in json.loads(output)] == [rows[2]["chunk_size"]]
-    (died,) = json.loads(lrbench("runs", tmp_path, "--format", "json")[1])
+    left = run.json(*TINY, "--resume", "--dry-run", "--output", tmp_path)
+    assert f"recovered from a run that died: {tmp_path / 'sweep-dead.parquet'}" in run.err
+    assert "2 of 3 cases were already there" in run.err
+    assert [row["chunk_size"] for row in left] == [rows[2]["chunk_size"]]
+    (died,) = run.json("runs", tmp_path)
     assert (died["cases"], died["complete"]) == (2, "no")
 
 
 def test_a_reader_that_leaves_early_takes_nothing_away(tmp_path: Path) -> None:
-    arguments = (*CALL, *TINY, "--chunk-size", "32", "--output", str(tmp_path))
-    process = subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRON)
-    assert process.stdout is not None and process.stderr is not None
-    process.stdout.close()
-    errors = process.stderr.read()
-    assert process.wait(timeout=240) == 0, errors
+    code, errors = reader_leaves(*CALL, *TINY, "--chunk-size", "32", "--output", str(tmp_path))
+    assert code == 0, errors
     assert "results: " in errors and "Broken pipe" not in errors
 
 
@@ -327,26 +299,19 @@ def test_a_bad_accelerator_file_exits_2_with_one_line(
     assert line.startswith(f"lrbench: {bad}: mine")
 
 
-def test_a_users_accelerator_is_listed_and_taken(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lrbench: Lrbench
-) -> None:
+def test_a_users_accelerator_is_listed_and_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Run) -> None:
     from lrbench.tests.analysis.accelerators.test_user_file import H100_NVL
 
     mine = tmp_path / "mine.toml"
     mine.write_text(H100_NVL)
     monkeypatch.setenv("LRBENCH_ACCELERATORS", str(mine))
 
-    def run(*arguments: str) -> Any:
-        code, out, err = lrbench(*arguments, "--format", "json")
-        assert code == 0, err
-        return json.loads(out)
-
-    (row,) = (row for row in run("gpus") if row["key"] == "h100_nvl")
+    (row,) = (row for row in run.json("gpus") if row["key"] == "h100_nvl")
     assert (row["defined_in"], row["source"]) == (str(mine), "NVIDIA H100 NVL product brief")
-    report = run("chunk-size", "tfla", "--gpu", "h100_nvl")
+    report = run.json("chunk-size", "tfla", "--gpu", "h100_nvl")
     assert report["accelerator"] == "h100_nvl"
     assert report["accelerator_intensity"] == pytest.approx(835 / 3.9)
-    assert run("predict", "tfla", "--gpu", "H100-NVL")["accelerator"] == "h100_nvl"
+    assert run.json("predict", "tfla", "--gpu", "H100-NVL")["accelerator"] == "h100_nvl"
 
 
 def test_a_closed_standard_output_is_no_traceback() -> None:
@@ -356,13 +321,8 @@ def test_a_closed_standard_output_is_no_traceback() -> None:
 
 
 def test_a_reader_that_leaves_is_no_error() -> None:
-    """As of any program whose output goes to head: no word, and the exit status of a closed pipe."""
-    process = subprocess.Popen((*CALL, "kernels"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=ENVIRON)
-    assert process.stdout is not None and process.stderr is not None
-    process.stdout.close()
-    assert process.stderr.read() == b""
-    process.stderr.close()
-    assert process.wait(timeout=120) == 128 + signal.SIGPIPE
+    """As any program whose output goes to head, it says nothing and ends with the status of a closed pipe."""
+    assert reader_leaves(*CALL, "kernels") == (128 + signal.SIGPIPE, "")
 
 
 @pytest.mark.parametrize(("name", "why"), [("file", "File exists"), ("a" * 300, "File name too long")])
@@ -390,13 +350,11 @@ def test_an_output_that_is_no_folder_exits_2_before_the_machine_is_looked_at(
         ),
     ],
 )
-def test_listings_in_every_format(command: str, known: list[dict[str, object]], lrbench: Lrbench) -> None:
-    code, out, err = lrbench(command, "--format", "json")
-    assert code == 0, err
-    rows = json.loads(out)
+def test_listings_in_every_format(command: str, known: list[dict[str, object]], run: Run) -> None:
+    rows = run.json(command)
     assert all(any(row.items() <= each.items() for each in rows) for row in known)
-    assert len(lrbench(command, "--all")[1].splitlines()) > len(rows)
-    assert len(list(csv.DictReader(io.StringIO(lrbench(command, "--format", "csv")[1])))) == len(rows)
+    assert len(run(command, "--all").splitlines()) > len(rows)
+    assert len(list(csv.DictReader(io.StringIO(run(command, "--format", "csv"))))) == len(rows)
 
 
 RUN = "run:df900796"
@@ -435,16 +393,15 @@ def test_answers_fit_a_terminal(command: str, width: int, monkeypatch: pytest.Mo
     assert not re.search(r"^\w+: \S+  \w+: ", out, re.MULTILINE)
 
 
-def test_kernels_of_an_operation(lrbench: Lrbench) -> None:
-    rows = json.loads(lrbench("kernels", "wkv4", "--format", "json")[1])
+def test_kernels_of_an_operation(lrbench: Lrbench, run: Run) -> None:
+    rows = run.json("kernels", "wkv4")
     assert {row["op"] for row in rows} == {"wkv4"} and {"scan", "jax.associative_scan"} <= {r["impl"] for r in rows}
-    assert "torch.sdpa_flash" in lrbench("kernels", "attention")[1]
+    assert "torch.sdpa_flash" in run("kernels", "attention")
     assert lrbench("kernels", "zzz")[0] == 2
 
 
-def test_help_has_every_command_in_a_group_and_a_whole_sentence_for_each(lrbench: Lrbench) -> None:
-    code, out, _ = lrbench("--help")
-    assert code == 0
+def test_help_has_every_command_in_a_group_and_a_whole_sentence_for_each(run: Run) -> None:
+    out = run("--help")
     assert [line for line in out.splitlines() if line.endswith(":") and not line.startswith(" ")] == [
         "Options:",
         "Measure:",
@@ -454,8 +411,7 @@ def test_help_has_every_command_in_a_group_and_a_whole_sentence_for_each(lrbench
         "List what is here:",
     ]
     assert not any(line.endswith("...") for line in out.splitlines()[1:])
-    code, out, _ = lrbench("sweep", "--help")
-    assert code == 0
+    out = run("sweep", "--help")
     (axes,) = (line for line in out.splitlines() if line.startswith("Axes"))
     assert out.index("--output") < out.index(axes) < out.index("--seq-len")
 
@@ -473,10 +429,8 @@ def every_command() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("name", "command"), every_command().items())
-def test_every_command_has_an_example_that_it_takes(name: str, command: Any, lrbench: Lrbench) -> None:
-    code, out, _ = lrbench(*name.split(), "-h")
-    assert code == 0
-    example = out.rpartition("\nExample:\n  lrbench ")[2].strip()
+def test_every_command_has_an_example_that_it_takes(name: str, command: Any, run: Run) -> None:
+    example = run(*name.split(), "-h").rpartition("\nExample:\n  lrbench ")[2].strip()
     assert example.startswith(f"{name} "), "an example with an argument or an option"
     command.make_context(name, shlex.split(example)[len(name.split()) :])
 
@@ -506,22 +460,20 @@ def test_version_module_and_completion() -> None:
         ("best rglru --gpu h200", "best --kernel rglru --gpu h200_sxm"),
     ],
 )
-def test_names_mean_the_same_everywhere(command: str, same: str, lrbench: Lrbench) -> None:
-    first, second = (lrbench(*each.split(), "--format", "json") for each in (command, same))
-    assert first[0] == 0, first[2]
-    assert first[1] == second[1] != ""
+def test_names_mean_the_same_everywhere(command: str, same: str, run: Run) -> None:
+    first, second = (run(*each.split(), "--format", "json") for each in (command, same))
+    assert first == second != ""
 
 
-def test_an_operation_is_swept_by_its_name_alone(tmp_path: Path, lrbench: Lrbench) -> None:
-    code, _, errors = lrbench("sweep", "retention", *TINY[5:], "--chunk-size", "32", "--output", tmp_path)
-    assert code == 0, errors
+def test_an_operation_is_swept_by_its_name_alone(tmp_path: Path, run: Run) -> None:
+    run("sweep", "retention", *TINY[5:], "--chunk-size", "32", "--output", tmp_path)
     (row,) = store.read_results(tmp_path).to_pylist()
     assert (row["kernel"], row["op"]) == ("tfla", "retention")
     # Without --gpu: the GPU that is here, else h100.
     assert row["accelerator"] == (row["device_accelerator"] if row["device_kind"] == "cuda" else "h100_sxm")
 
 
-def test_the_gpu_that_is_here_is_the_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lrbench: Lrbench) -> None:
+def test_the_gpu_that_is_here_is_the_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Run) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     for model, key in (("NVIDIA B200", "b200"), ("NVIDIA H200", "h200_sxm"), ("Unheard Of", "h100_sxm")):
         folder = tmp_path / model
@@ -529,10 +481,10 @@ def test_the_gpu_that_is_here_is_the_default(tmp_path: Path, monkeypatch: pytest
         (folder / "0000:01:00.0/information").write_text(f"Model: \t\t {model}\nIRQ: 7\n", encoding="utf-8")
         monkeypatch.setattr("lrbench.analysis.accelerators.known.DRIVER", folder)
         for command in ("best", "predict", "chunk-size"):
-            assert f'"accelerator": "{key}"' in lrbench(command, "mlstm_sig", "--format", "json")[1]
+            assert f'"accelerator": "{key}"' in run(command, "mlstm_sig", "--format", "json")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.setattr("lrbench.analysis.accelerators.known.DRIVER", tmp_path / "NVIDIA B200")
-    assert '"accelerator": "h100_sxm"' in lrbench("predict", "--format", "json")[1]
+    assert run.json("predict")["accelerator"] == "h100_sxm"
 
 
 def test_verify_runs_triton_kernels_in_the_interpreter() -> None:
@@ -547,14 +499,12 @@ def test_verify_runs_triton_kernels_in_the_interpreter() -> None:
     assert {row["dtype"] for row in rows} == {"fp32", "fp16"}
 
 
-def test_verify_passes_for_one_operation(lrbench: Lrbench) -> None:
-    code, output, errors = lrbench("verify", "--op", "simple_gla", "--format", "json")
-    assert code == 0, errors + output
-    rows = json.loads(output)
+def test_verify_passes_for_one_operation(run: Run) -> None:
+    rows = run.json("verify", "--op", "simple_gla")
     checked = [row for row in rows if row["status"] == "ok"]
     assert {("torch", "fp32"), ("torch", "bf16"), ("parallel", "fp32")} <= {
         (row["impl"], row["dtype"]) for row in checked
     }
     assert all(row["rel_error"] < 0.05 for row in checked)
     if not any(row["impl"] == "fused_chunk" for row in rows):
-        assert "not checked here, they need another device: fused_chunk, whole_state, xl_chunk, limit_chunk" in errors
+        assert "not checked here, they need another device: fused_chunk, whole_state, xl_chunk, limit_chunk" in run.err

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -18,7 +16,7 @@ from lrbench.analysis.model.runtime_model import LAUNCH_MS
 from lrbench.results import store
 from lrbench.results.schema import Case
 from lrbench.results.select import load_rows
-from lrbench.tests.command_line import Lrbench, one_line
+from lrbench.tests.command_line import Lrbench, Run, one_line
 
 from .analysis import rows as made
 
@@ -30,28 +28,6 @@ CHUNK_SIZE = (
     "chunk-size tfla --op mlstm_sig --impl fused_chunk --gpu h100 --head-dim 512 --head-dim-qk 256 "
     "--state-dtype fp32 --causal-factor 0.5"
 )
-
-
-class Run:
-    """Runs commands that must succeed."""
-
-    def __init__(self, lrbench: Lrbench) -> None:
-        self._lrbench = lrbench
-        self.err = ""
-
-    def __call__(self, *arguments: object) -> str:
-        """Return what a command prints; the other stream is in ``err``."""
-        code, out, self.err = self._lrbench(*arguments)
-        assert code == 0, self.err
-        return out
-
-    def json(self, *arguments: object) -> Any:
-        return json.loads(self(*arguments, "--format", "json"))
-
-
-@pytest.fixture
-def run(lrbench: Lrbench) -> Run:
-    return Run(lrbench)
 
 
 MLSTM = {"batch": 8, "seq_len": 8192, "num_heads": 16, "head_dim_qk": 128, "head_dim_v": 256}
@@ -309,10 +285,7 @@ def test_the_usual_dtype_is_the_accelerators(gpu: str, dtype: str, run: Run) -> 
 
 @pytest.mark.parametrize(
     ("gpu", "gone"),
-    [
-        ("mi300x", ("whole_state", "flash_attn.v3", "flash_attn.v4")),
-        ("a100", ("whole_state", "flash_attn.v4")),
-    ],
+    [("mi300x", ("whole_state", "flash_attn.v3", "flash_attn.v4")), ("a100", ("whole_state", "flash_attn.v4"))],
 )
 def test_what_does_not_run_on_an_accelerator_is_left_out_and_said(gpu: str, gone: tuple[str, ...], run: Run) -> None:
     rows = run.json("best", "--gpu", gpu, "--all")
@@ -425,7 +398,7 @@ def test_best_does_not_choose_where_nothing_is_known(run: Run) -> None:
     assert {row["time_ms"] for row in run.json("best", "--mode", "step", "--gpu", "h200")} == {None}
 
 
-def test_decoding_is_answered_from_its_rows(tmp_path: Path, run: Run) -> None:
+def test_decoding_is_answered_from_its_rows(tmp_path: Path, run: Run, lrbench: Lrbench) -> None:
     rows = made.decoding()
     path = made.write(rows, tmp_path / "r.parquet")
     problem = ("--mode", "step", "--context", "32k", "--batch", 16, "--gpu", "h200", "--results", path)
@@ -453,7 +426,7 @@ def test_decoding_is_answered_from_its_rows(tmp_path: Path, run: Run) -> None:
     for row in slower:
         if row["context"] == 8192 and row["time_ms"]:
             row |= {name: 2 * row[name] for name in ("time_ms", "time_ci_low_ms", "time_ci_high_ms")}
-    code, out, _ = run._lrbench("check", made.write(slower, tmp_path / "s.parquet"), "--baseline", path, "--all")
+    code, out, _ = lrbench("check", made.write(slower, tmp_path / "s.parquet"), "--baseline", path, "--all")
     assert code == 1
     regressions = [line for line in out.splitlines() if line.startswith("regression")]
     assert len(regressions) == 12 and all("context 8k" in line for line in regressions)
@@ -560,11 +533,7 @@ def test_predict_uses_the_committed_results(run: Run) -> None:
         ("wkv4", "scan", {"channels": 1024}),
         ("gated_mlp", "fused", {"d_model": 4096, "d_ff": 14336}),
         ("attention", "flash_attn.v2", {"num_heads": 16, "head_dim_qk": 256, "head_dim_v": 256}),
-        (
-            "lightning --head-dim 128",
-            "lightning2",
-            {"num_heads": 32, "head_dim_qk": 128, "head_dim_v": 128},
-        ),
+        ("lightning --head-dim 128", "lightning2", {"num_heads": 32, "head_dim_qk": 128, "head_dim_v": 128}),
         (
             "tfla --seq-len 64",
             "fused_chunk",

@@ -21,10 +21,12 @@ from lrbench.bench.derived import Run, build_record
 from lrbench.bench.plan import PlannedCase
 from lrbench.results import store
 from lrbench.results.schema import Record
-from lrbench.tests.command_line import CALL, ENVIRON, Lrbench, one_line, script
+from lrbench.tests.command_line import CALL, Lrbench, one_line, reader_leaves, script
 
 from .analysis.measured import failed, measured, run_of
 from .analysis.rows import write
+
+pytestmark = pytest.mark.usefixtures("one_look_at_the_machine")
 
 
 @pytest.fixture
@@ -125,12 +127,8 @@ def test_a_report_that_cannot_be_written(
 
 def test_a_reader_that_leaves_does_not_change_the_verdict(runs: dict[str, Path]) -> None:
     command = (*CALL, "check", str(runs["slow"]), "--baseline", str(runs["old"]), "--format", "json")
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRON)
-    assert process.stdout is not None and process.stderr is not None
-    process.stdout.close()
-    assert "compared 4 of 4 cases" in process.stderr.read()
-    process.stderr.close()
-    assert process.wait(timeout=120) == 1
+    code, errors = reader_leaves(*command)
+    assert code == 1 and "compared 4 of 4 cases" in errors
 
 
 def test_rerun_says_where_it_cannot(lrbench: Lrbench, runs: dict[str, Path]) -> None:

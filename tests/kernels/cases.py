@@ -51,6 +51,13 @@ def mlp_sizes(tokens: int, d_model: int, d_ff: int) -> dict[str, int]:
     return {"batch": 1, "seq_len": tokens, "d_model": d_model, "d_ff": d_ff}
 
 
+def shifted(x: torch.Tensor, by: int = 1) -> torch.Tensor:
+    """Return a contiguous copy that begins ``by`` elements past a multiple of 16 bytes."""
+    moved = torch.zeros(x.numel() + by, dtype=x.dtype)[by:].view(x.shape).copy_(x)
+    assert moved.data_ptr() % 16
+    return moved
+
+
 SIZES = {
     "portable": (heads(2, 45, 8, 16, 24), channels(2, 45, 12), mlp_sizes(9, 24, 40)),
     "interpret": (heads(1, 41, 2, 24, 40), channels(2, 19, 24), mlp_sizes(41, 40, 72)),
@@ -61,18 +68,34 @@ SIZES = {
 DEVICES = {"portable": "cpu", "interpret": "cpu", "gpu": "cuda"}
 
 
+def chunks(op: str, impl: str, chunk_size: int) -> dict[str, Any]:
+    """Return the keyword of a chunk length, for an implementation that takes one."""
+    return {"chunk_size": chunk_size} if get_operation(op).implementation(impl).chunked else {}
+
+
 def case(
-    place: str, op: str, impl: str, dtype: torch.dtype, *, label: str = "", slow: bool = False, **keywords: Any
+    place: str,
+    op: str,
+    impl: str,
+    dtype: torch.dtype,
+    *,
+    chunk_size: int | None = None,
+    label: str = "",
+    slow: bool = False,
+    **keywords: Any,
 ) -> Any:
     """Return a test's parameters: a :class:`Case`, and keywords of the law.
 
     Args:
         place: portable (the main process), interpret or gpu.
         op, impl, dtype: of the case.
+        chunk_size: of an implementation that takes one; others leave it out.
         label: what to call it in the test's name besides.
         slow: whether to mark it so.
         keywords: other fields of the case, or the law's.
     """
+    if chunk_size and (kwargs := chunks(op, impl, chunk_size)):
+        keywords["kwargs"] = kwargs
     names = {each.name for each in fields(Case)}
     given = {name: value for name, value in keywords.items() if name in names}
     law = {name: value for name, value in keywords.items() if name not in names}
@@ -97,6 +120,17 @@ def _short(value: Any) -> str:
 
 portable, interpreted, on_gpu = (partial(case, place) for place in SIZES)
 
+
+def on_each(*cases: Any) -> Any:
+    """Parametrise a test by cases."""
+    return pytest.mark.parametrize("case", [each._replace(values=each.values[:1]) for each in cases])
+
+
+def on_each_with_law(*cases: Any) -> Any:
+    """Parametrise a test by cases and what the law takes besides."""
+    return pytest.mark.parametrize(("case", "law"), cases)
+
+
 PORTABLE = [
     (op, implementation.name)
     for op in OPERATIONS
@@ -104,11 +138,6 @@ PORTABLE = [
     if "cpu" in implementation.devices
 ]
 """Every form in plain torch."""
-
-
-def chunks(op: str, impl: str, chunk_size: int) -> dict[str, Any]:
-    """Return the keywords of a chunk length, of an implementation that takes one."""
-    return {"kwargs": {"chunk_size": chunk_size}} if get_operation(op).implementation(impl).chunked else {}
 
 
 def tile(block_i: int, block_o: int, block_c: int) -> TileConfig:

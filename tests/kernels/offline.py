@@ -24,13 +24,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from lrbench.kernels.common.arguments import CASE_DTYPES
 
-_TYPES = {
-    **CASE_DTYPES,
-    torch.int32: "i32",
-    torch.int64: "i64",
-    torch.int8: "i8",
-    torch.bool: "i1",
-}
+_TYPES = {**CASE_DTYPES, torch.int32: "i32", torch.int64: "i64", torch.int8: "i8", torch.bool: "i1"}
 _OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg")
 
 
@@ -101,9 +95,7 @@ def record_launches(module: Any, *names: str) -> Iterator[list[Launch]]:
             setattr(module, name, kernel)
 
 
-def _specialise(
-    launch: Launch,
-) -> tuple[dict[str, Any], dict[tuple[int, ...], Any], dict[tuple[int, ...], Any]]:
+def _specialise(launch: Launch) -> tuple[dict[str, Any], dict[tuple[int, ...], Any], dict[tuple[int, ...], Any]]:
     """Return the signature, constexprs and attributes of a launch; pointers are taken to be aligned to 16 bytes."""
     parameters = {p.name: p for p in launch.kernel.params}
     constexprs: dict[tuple[int, ...], Any] = {}

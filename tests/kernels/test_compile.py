@@ -30,10 +30,7 @@ SEQ_LEN = 1024
 HEAD_DIMS = ((128, 256), (64, 64), (24, 40), (256, 512))
 TUNED_HEAD_DIMS = ((128, 256), (64, 64), (256, 512))
 """(K, V) whose launches were chosen with care; others may spill, but must compile and fit."""
-CI_DIMS = {
-    "mlstm_sig": ((128, 256), (64, 64)),
-    "mlstm_exp": HEAD_DIMS,
-}
+CI_DIMS = {"mlstm_sig": ((128, 256), (64, 64)), "mlstm_exp": HEAD_DIMS}
 """What every run compiles: mLSTMexp takes the most registers; the rest is marked slow."""
 
 SCAN_FULL, SCAN_FEW = channels(8, 1024, 1024), channels(1, 1024, 2560)
@@ -61,7 +58,7 @@ def engine(op: str, impl: str, head_dims: tuple[int, int], chunk_size: int, dtyp
 
 def over_channels(op: str, impl: str, sizes: dict[str, int], dtype: Any = BF16) -> Case:
     """Return a case of an operation over channels."""
-    return Case(op=op, impl=impl, dtype=dtype, sizes=sizes, **chunks(op, impl, 256))
+    return Case(op=op, impl=impl, dtype=dtype, sizes=sizes, kwargs=chunks(op, impl, 256))
 
 
 def mlp(
@@ -249,7 +246,7 @@ def test_gates(capability: int, op: str) -> None:
 
 
 def test_every_implementation_is_compiled() -> None:
-    """What each launches is every kernel, see test_device."""
+    """Together they launch every kernel, as test_device shows."""
     compiled_here = {(param.values[0].op, param.values[0].impl) for param in (*ENGINE, *LIGHTNINGS, *SCANS, *MLPS)}
     compiled_here |= {(op, impl) for op in FAMILIES["tfla"] for impl in SCHEMES}
     declared = {(operation.name, implementation.name) for operation, implementation in IMPLEMENTATIONS}

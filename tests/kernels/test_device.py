@@ -56,12 +56,6 @@ def cases_of(operation: Operation, implementation: Implementation) -> list[laws.
     return [case, step] if "step" in implementation.modes else [case]
 
 
-@pytest.fixture
-def _anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leave out the checks that a kernel could run here; it only has to be recorded."""
-    pretend(monkeypatch)
-
-
 class Launches(list[tuple[Any, int]]):
     """Kernels in the order of their launches, each with the device that was current."""
 
@@ -78,8 +72,9 @@ class Launches(list[tuple[Any, int]]):
 
 
 @pytest.fixture
-def launches(_anywhere: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Launches]:
+def launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[Launches]:
     """Pretend that every tensor lies on the second of two GPUs while the first is current, and record launches."""
+    pretend(monkeypatch)
     seen = Launches()
     monkeypatch.setattr(torch.cuda, "device", seen.device)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: seen.current)
@@ -110,7 +105,7 @@ def test_kernels_run_where_their_inputs_are(
 
 @pytest.mark.compile
 def test_every_kernel_is_among_them(launches: Launches) -> None:
-    """What the test above runs is all there is, so a kernel that is added too."""
+    """The test above launches every kernel there is; one that is added needs an implementation that launches it."""
     for operation, implementation in IMPLEMENTATIONS:
         run(operation, implementation)
     missed = {kernel for kernel in KERNELS if kernel not in [launched for launched, _ in launches]}
@@ -120,7 +115,7 @@ def test_every_kernel_is_among_them(launches: Launches) -> None:
 
 @pytest.mark.compile
 def test_a_launcher_that_fails_leaves_the_current_device(launches: Launches) -> None:
-    """The tensor may be given by name, and one on the CPU changes nothing."""
+    """Whether the tensor is given by position or by name. One on the CPU leaves the current device as it is."""
 
     @on_device_of("x")
     def launcher(scale: float, x: Tensor) -> None:
@@ -146,9 +141,10 @@ def test_the_current_device_is_not_set_again(launches: Launches, monkeypatch: py
 @pytest.mark.compile
 @each_implementation
 def test_inputs_of_two_devices_are_refused(
-    operation: Operation, implementation: Implementation, _anywhere: None
+    operation: Operation, implementation: Implementation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whichever is elsewhere; where the first one is, the error names one that it leaves behind."""
+    """Each input in turn lies elsewhere. If it is the first one, the error names another, which is where it was."""
+    pretend(monkeypatch)
     for case in cases_of(operation, implementation):
         problem, function = case.draw(), case.function
         inputs, state = problem.inputs, problem.state or ()

@@ -70,7 +70,7 @@ def test_threads_get_different_numbers() -> None:
     with ThreadPoolExecutor(8) as pool:
         taken = list(pool.map(lambda n: exchange._next_call(KEY, 8 + n // 500), range(2000)))
     assert len({(words.data_ptr(), call) for words, call in taken}) == len(taken)
-    # One for each length: a thread makes none of its own because another one is at it.
+    # A buffer for each length: threads that ask for it at the same time get the same one.
     assert len({words.data_ptr() for words, _ in taken}) <= 4
 
 

@@ -23,7 +23,7 @@ from lrbench.kernels.gated_mlp.config import ACTIVATIONS, GatedMlpConfig, TileCo
 from lrbench.kernels.gated_mlp.reference import activate, definition, k_major_inputs, portable, projections
 from lrbench.kernels.gated_mlp.validate import check_kernel_support, is_k_major
 from lrbench.tests.kernels import laws
-from lrbench.tests.kernels.cases import MLP_ALTERNATIVES, MLP_SMALL, launches, mlp_sizes
+from lrbench.tests.kernels.cases import MLP_ALTERNATIVES, MLP_SMALL, launches, mlp_sizes, shifted
 from lrbench.tests.kernels.laws import LAYOUTS, Case
 
 interpret = pytest.mark.interpret
@@ -95,9 +95,8 @@ def test_declared_launches_are_those_chosen() -> None:
                 assert tile == chosen
 
 
-def test_public_function_takes_the_implementations_name() -> None:
+def test_the_portable_form_takes_no_launches() -> None:
     inputs = list(draw(5, 16, 24, dtype=torch.float32)[0].values())
-    assert torch.equal(gated_mlp(*inputs, impl="torch", activation="gelu"), portable(*inputs, activation="gelu"))
     with pytest.raises(ValueError, match="config must be None for impl torch, got GatedMlpConfig"):
         tile = TileConfig(block_m=16, block_f=16, block_k=16)
         gated_mlp(*inputs, impl="torch", config=GatedMlpConfig(forward=tile, gradient=tile))
@@ -265,21 +264,14 @@ def test_saving_keeps_nothing_without_gradients(monkeypatch: pytest.MonkeyPatch)
 def test_tensors_that_descriptors_cannot_take() -> None:
     """Tensors that begin off a multiple of 16 bytes are read by pointers."""
     inputs, _ = draw(5, 16, 24, dtype=torch.float16)
-    shifted = {}
-    for by, (name, x) in enumerate(inputs.items(), 1):
-        # Weights that lie apart by no multiple of 16 bytes either.
-        shifted[name] = torch.zeros(x.numel() + by, dtype=x.dtype)[by:].view(x.shape).copy_(x)
-        assert shifted[name].data_ptr() % 16
-    assert torch.equal(gated_mlp(*shifted.values()), gated_mlp(*inputs.values()))
+    # Weights that lie apart by no multiple of 16 bytes either.
+    moved = {name: shifted(x, by) for by, (name, x) in enumerate(inputs.items(), 1)}
+    assert torch.equal(gated_mlp(*moved.values()), gated_mlp(*inputs.values()))
     columns = {name: inputs[name].T.contiguous().T for name in ("w_up", "w_gate")}
     expected = gated_mlp(inputs["x"], **columns)
-    for by, (name, w) in enumerate(columns.items(), 1):
-        columns[name] = torch.zeros(w.numel() + by, dtype=w.dtype)[by:].view(w.T.shape).copy_(w.T).T
+    columns = {name: shifted(w.T, by).T for by, (name, w) in enumerate(columns.items(), 1)}
     assert torch.equal(gated_mlp(inputs["x"], **columns), expected)
-    for given, name, past in (
-        (shifted, "x", 2),
-        ({"x": inputs["x"], **columns}, "w_up", 2),
-    ):
+    for given, name, past in ((moved, "x", 2), ({"x": inputs["x"], **columns}, "w_up", 2)):
         match = f"^{name} must begin at a multiple of 16 bytes, got {past} bytes past one; config.forward has use_tma$"
         with pytest.raises(ValueError, match=match):
             gated_mlp(*given.values(), **launches("descriptors"))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -12,7 +11,7 @@ from lrbench.kernels import get_operation, resolve
 from lrbench.kernels.lightning import OPERATION
 from lrbench.kernels.lightning.config import LightningConfig, LoopConfig, SweepConfig, select_config
 from lrbench.tests.kernels import laws
-from lrbench.tests.kernels.cases import LIGHTNING, heads
+from lrbench.tests.kernels.cases import F32, LIGHTNING, heads, shifted
 from lrbench.tests.kernels.laws import Case
 
 interpret = pytest.mark.interpret
@@ -60,41 +59,8 @@ def test_few_heads_get_narrower_programs() -> None:
 @pytest.mark.parametrize("implementation", LIGHTNING)
 def test_no_decay_and_total_decay(implementation: str, slope: float) -> None:
     """Without decay the sum is cumulative; with total decay only the position itself is left."""
-    inputs = OPERATION.make_inputs(SMALL, dtype=torch.float32)
-    inputs["slope"] = torch.full_like(inputs["slope"], slope)
-    q, k, v, _ = leaves = [x.requires_grad_(name != "slope") for name, x in inputs.items()]
-    state = torch.ones(1, 2, 24, 40)
-    _, last = OPERATION.function(implementation)(*leaves, initial_state=state, return_last_state=True)
-    expected = torch.einsum("bthk,bthv->bhkv", k, v) + state if slope == 0 else k[:, -1, :, :, None] * v[:, -1, :, None]
-    torch.testing.assert_close(last, expected, rtol=1e-4, atol=1e-4)
-    o = OPERATION.function(implementation)(*leaves)
-    scores = torch.einsum("bthk,bshk->bhts", q, k)
-    kept = scores.tril() if slope == 0 else scores * torch.eye(scores.shape[-1])
-    expected = torch.einsum("bhts,bshv->bthv", kept, v)
-    torch.testing.assert_close(o, expected, rtol=1e-4, atol=1e-4)
-    for ours, theirs in zip(
-        torch.autograd.grad(o.square().sum(), [q, k, v]),
-        torch.autograd.grad(expected.square().sum(), [q, k, v]),
-        strict=True,
-    ):
-        torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-3)
-
-
-@interpret
-@pytest.mark.parametrize("implementation", LIGHTNING)
-def test_only_the_last_state_is_used(implementation: str) -> None:
-    """Outputs may get no gradient at all."""
-    inputs = OPERATION.make_inputs(SMALL, dtype=torch.float32)
-    leaves = [x.requires_grad_(name != "slope") for name, x in inputs.items()]
-
-    def gradients(fn: Callable[..., Any]) -> tuple[torch.Tensor, ...]:
-        _, last = fn(*leaves, return_last_state=True)
-        return torch.autograd.grad(last.square().sum(), leaves[1:3])
-
-    for ours, theirs in zip(
-        gradients(OPERATION.function(implementation)), gradients(OPERATION.function("torch")), strict=True
-    ):
-        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+    ranges = {"slope": (slope, slope)}
+    laws.check_matches_reference(Case(op="lightning", impl=implementation, dtype=F32, sizes=SMALL, ranges=ranges))
 
 
 @interpret
@@ -114,11 +80,6 @@ def test_tensors_that_descriptors_cannot_take(implementation: str) -> None:
     """Tensors that begin off a multiple of 16 bytes are read by pointers, with the same results to the bit."""
     inputs = OPERATION.make_inputs({**SMALL, "batch": 2}, dtype=torch.float16)
     do = torch.randn(inputs["v"].shape, generator=torch.Generator().manual_seed(1)).half()
-
-    def shifted(x: torch.Tensor) -> torch.Tensor:
-        moved = torch.zeros(x.numel() + 1, dtype=x.dtype)[1:].view(x.shape).copy_(x)
-        assert moved.data_ptr() % 16
-        return moved
 
     def results(move: Callable[[torch.Tensor], torch.Tensor]) -> tuple[torch.Tensor, ...]:
         leaves = [move(inputs[name]).requires_grad_() for name in ("q", "k", "v")]

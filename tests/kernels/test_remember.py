@@ -130,20 +130,6 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Driver:
     return fake
 
 
-@pytest.fixture
-def plans(monkeypatch: pytest.MonkeyPatch) -> list[remember.Plan]:
-    """The plans that were followed, in order."""
-    followed: list[remember.Plan] = []
-    follow = remember.Plan.__call__
-
-    def call(self: remember.Plan, tensors: Any) -> Any:
-        followed.append(self)
-        return follow(self, tensors)
-
-    monkeypatch.setattr(remember.Plan, "__call__", call)
-    return followed
-
-
 class Watched(TorchDispatchMode):
     """Lets a call run as it is, and keeps all memory that it allocates."""
 
@@ -410,7 +396,7 @@ def test_watched_launches_are_tritons(
 
 
 def test_bad_input_is_refused_as_before(toy: Callable[..., Any]) -> None:
-    """... though it equals good input that is remembered."""
+    """Also where it equals an input that is remembered, as True equals 1."""
     for _ in range(3):
         toy(leaf(4, 8), scale=1)
     for scale in (True, -1.0):
@@ -504,10 +490,7 @@ CASES = [
     if operation.name in EXTREMES and set(operation.sizes) <= set(sizes)
 ]  # fmt: skip
 Span = tuple[int, int]
-COMPUTED = {
-    "forward": [("wkv4", True)],
-    "backward": [("wkv4", True), ("mlstm_exp", True)],
-}
+COMPUTED = {"forward": [("wkv4", True)], "backward": [("wkv4", True), ("mlstm_exp", True)]}
 """Passes in which torch computes something: of which operation, and whether a state is carried."""
 
 

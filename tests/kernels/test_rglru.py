@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import pytest
 import torch
@@ -23,6 +22,7 @@ from lrbench.tests.kernels.cases import (
     SIZES,
     channels,
     interpreted,
+    on_each,
     on_gpu,
     portable,
     tile,
@@ -73,19 +73,16 @@ def test_rglru_is_griffins_recurrence() -> None:
     assert out[0, -1, 0].item() == pytest.approx(h, rel=1e-12)
 
 
-@pytest.mark.parametrize(
-    ("case", "_"),
-    [
-        portable("rglru", "torch", F32, sizes=channels(2, 9, 8)),
-        *(interpreted(*SCANS["rglru fused"][:2], dtype, sizes=channels(2, 9, 8), kwargs=FUSED) for dtype in (F16, F32)),
-        *(
-            on_gpu("rglru", impl, dtype, sizes=channels(2, 9, 8), slow=impl != "fused")
-            for impl in ("fused", "chunked", "naive")
-            for dtype in (BF16, F16, F32)
-        ),
-    ],
+@on_each(
+    portable("rglru", "torch", F32, sizes=channels(2, 9, 8)),
+    *(interpreted(*SCANS["rglru fused"][:2], dtype, sizes=channels(2, 9, 8), kwargs=FUSED) for dtype in (F16, F32)),
+    *(
+        on_gpu("rglru", impl, dtype, sizes=channels(2, 9, 8), slow=impl != "fused")
+        for impl in ("fused", "chunked", "naive")
+        for dtype in (BF16, F16, F32)
+    ),
 )
-def test_a_closed_gate_keeps_the_state(case: Case, _: Any) -> None:
+def test_a_closed_gate_keeps_the_state(case: Case) -> None:
     """Pre-activations of minus infinity, a mask, leave state and gradients as they are."""
     problem = case.draw()
     problem.inputs["r"].fill_(-math.inf)
@@ -138,28 +135,26 @@ def test_words_hold_the_states_behind_their_tiles(
     inputs = operation.make_inputs(sizes, dtype=torch.float32)
     dh = torch.randn(2, seq_len, 24, generator=torch.Generator().manual_seed(1))
 
-    def run(start: int, stop: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the last state of part of the sequence, and the gradient of its initial state."""
+    def run(start: int, stop: int, *, backward: bool = True) -> list[torch.Tensor]:
+        """Return the last state of part of the sequence and, backward, the gradient of its initial state."""
         part = [x[:, start:stop].contiguous() if x.dim() == 3 else x for x in inputs.values()]
         state = torch.zeros(2, 24, requires_grad=True)
         h, last = fn(*part, initial_state=state, return_last_state=True, config=config)
-        return last.detach(), torch.autograd.grad((h * dh[:, start:stop]).sum(), state)[0]
+        return [last.detach(), *(torch.autograd.grad((h * dh[:, start:stop]).sum(), state) if backward else ())]
 
     with monkeypatch.context() as patch:
         given = give_words(launch, 7, patch)
         results = run(0, seq_len)
-    assert all(torch.equal(x, y) for x, y in zip(results, run(0, seq_len), strict=True))
+    last, gradient = whole = run(0, seq_len)
+    assert all(map(torch.equal, results, whole))
     steps = config.forward.steps
     assert steps == config.backward.steps
-    starts = range(0, seq_len, steps)
-    for (words, others), parts in zip(
-        given,
-        ([run(0, min(start + steps, seq_len))[0] for start in starts],
-         [run(start, seq_len)[1] for start in reversed(starts)]),
-        strict=True,
-    ):  # fmt: skip
+    cuts = range(steps, seq_len, steps)
+    behind = [*(run(0, stop, backward=False)[0] for stop in cuts), last]
+    before = [*(run(start, seq_len)[1] for start in reversed(cuts)), gradient]
+    for (words, others), states in zip(given, (behind, before), strict=True):
         assert (words[:, 1] == 7).all() and (others[:, 1] == 6).all()
-        assert torch.equal(words[:, 0].view(torch.float32).view(len(starts), 2, 24), torch.stack(parts))
+        assert torch.equal(words[:, 0].view(torch.float32).view(len(states), 2, 24), torch.stack(states))
 
 
 @interpret
@@ -214,7 +209,7 @@ def test_graphs_replay_on_gpu(operation: Operation, name: str) -> None:
 @gpu
 @each_one_pass
 def test_more_programs_than_fit_at_once_on_gpu(operation: Operation, name: str) -> None:
-    """Many times the programs that a GPU holds, in one long chain: whoever waits must wait for one that runs."""
+    """A GPU runs only some of these programs at once, so a program may wait only for one that already runs."""
     sizes = {"batch": 1, "seq_len": 200_000, "channels": 1032}
     inputs = operation.make_inputs(sizes, dtype=torch.bfloat16, device="cuda")
     whole = operation.function(name)(*inputs.values())

@@ -23,7 +23,22 @@ from lrbench.kernels import FAMILIES, get_operation
 from lrbench.kernels.common import differentiable, remember
 from lrbench.kernels.scalar_decay.declare import FUSED_CHUNK, WHOLE_STATE
 from lrbench.tests.kernels import laws
-from lrbench.tests.kernels.cases import BF16, F16, F32, PORTABLE, UNPLANNED, interpreted, on_gpu, portable
+from lrbench.tests.kernels.cases import (
+    BF16,
+    CHANNELS,
+    F16,
+    F32,
+    HEADS,
+    PORTABLE,
+    UNPLANNED,
+    channels,
+    heads,
+    interpreted,
+    mlp_sizes,
+    on_each,
+    on_gpu,
+    portable,
+)
 from lrbench.tests.kernels.laws import Case
 
 SMALL = [
@@ -34,7 +49,13 @@ SMALL = [
 ]  # fmt: skip
 """Every registered operator, in the interpreter; a GPU takes every implementation."""
 
-INTERPRETED = [interpreted(op, impl, dtype) for op, impl, dtype in SMALL]
+SMALL_SIZES = {
+    **dict.fromkeys(HEADS, heads(1, 41, 2, 16, 24)),
+    **dict.fromkeys((*CHANNELS, "rglru_layer"), channels(1, 19, 8)),
+    "gated_mlp": mlp_sizes(41, 16, 24),
+}
+"""As long as the laws' in time, else narrower: what surrounds a call does not depend on how many programs it takes."""
+INTERPRETED = [interpreted(op, impl, dtype, sizes=SMALL_SIZES[op]) for op, impl, dtype in SMALL]
 ON_GPU = [
     on_gpu(operation.name, implementation.name, BF16)
     for operation in (get_operation(name) for names in FAMILIES.values() for name in names)
@@ -43,11 +64,6 @@ ON_GPU = [
 ]
 KERNELS = [*INTERPRETED, *ON_GPU]
 FORMS = [portable(op, impl, F32) for op, impl in PORTABLE]
-
-
-def on_each(*cases: Any) -> Any:
-    """Parametrise a test by cases."""
-    return pytest.mark.parametrize(("case", "_"), cases)
 
 
 @pytest.fixture(autouse=True)
@@ -85,7 +101,7 @@ def _fresh_compiler() -> Iterator[None]:
 @pytest.mark.usefixtures("_fresh_compiler")
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 @on_each(*KERNELS)
-def test_compiled(case: Case, _: Any, dynamic: bool) -> None:
+def test_compiled(case: Case, dynamic: bool) -> None:
     """A function around it compiles in one piece and gives the same numbers; with a dynamic length once for all."""
     backend = torch._dynamo.testing.CompileCounterWithBackend("inductor" if case.device == "cuda" else "aot_eager")
     around = case.function
@@ -128,7 +144,7 @@ class _Calls(TorchDispatchMode):
 
 
 @on_each(*KERNELS)
-def test_registered(case: Case, _: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_registered(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     """The operators of a compiled call pass torch's own checks: schema, shapes without running, autograd, tracing."""
     problem = case.draw()
     with monkeypatch.context() as patch, _Calls() as seen:
@@ -147,7 +163,7 @@ def test_registered(case: Case, _: Any, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @on_each(*KERNELS, *FORMS)
-def test_autocast_changes_nothing(case: Case, _: Any) -> None:
+def test_autocast_changes_nothing(case: Case) -> None:
     """Gates and states keep their dtype, and so do products within."""
     lower = BF16 if case.dtype != BF16 else F16
 
@@ -159,13 +175,13 @@ def test_autocast_changes_nothing(case: Case, _: Any) -> None:
 
 
 @on_each(*KERNELS, *FORMS)
-def test_checkpointed(case: Case, _: Any) -> None:
+def test_checkpointed(case: Case) -> None:
     """A forward pass that is run again for the backward pass gives the same bits."""
     assert_same(run(case, partial(checkpoint, case.function, use_reentrant=False)), run(case))
 
 
 @on_each(*KERNELS)
-def test_transforms_are_refused(case: Case, _: Any) -> None:
+def test_transforms_are_refused(case: Case) -> None:
     """A kernel would be handed tensors without memory."""
     inputs = list(case.draw().inputs.values())
 
@@ -205,7 +221,7 @@ class _Layer(torch.nn.Module):
 
 @pytest.mark.usefixtures("_process_group")
 @on_each(*KERNELS)
-def test_distributed_hooks(case: Case, _: Any) -> None:
+def test_distributed_hooks(case: Case) -> None:
     """DDP's hooks see every gradient once, as it is without them."""
     alone, layer = _Layer(case), _Layer(case)
     alone().float().square().sum().backward()
@@ -216,14 +232,14 @@ def test_distributed_hooks(case: Case, _: Any) -> None:
 
 
 @on_each(*ON_GPU)
-def test_same_bits_every_time(case: Case, _: Any) -> None:
+def test_same_bits_every_time(case: Case) -> None:
     expected = run(case)
     for _ in range(20):
         assert_same(run(case), expected)
 
 
 @on_each(*ON_GPU)
-def test_two_streams(case: Case, _: Any) -> None:
+def test_two_streams(case: Case) -> None:
     """Calls on two streams at once, forward and backward, each with inputs of its own."""
     problems = [replace(case, seed=seed).draw() for seed in (1, 2)]
     expected = [laws.evaluate(problem, case.function) for problem in problems]
@@ -241,15 +257,9 @@ def test_two_streams(case: Case, _: Any) -> None:
 
 
 @on_each(*ON_GPU)
-def test_repeated_calls(case: Case, _: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_repeated_calls(case: Case, plans: list[remember.Plan], monkeypatch: pytest.MonkeyPatch) -> None:
     """Calls that follow plans, with other values, on other streams, with other gradients asked for, have the bits of a
     call that follows none."""
-    followed: list[Any] = []
-    follow = remember.Plan.__call__
-
-    def plan(self: remember.Plan, tensors: Any) -> Any:
-        followed.append(self)
-        return follow(self, tensors)
 
     def evaluate(seed: int, names: Sequence[str], carry: bool) -> dict[str, Tensor]:
         problem = replace(case, seed=seed).draw()
@@ -267,29 +277,28 @@ def test_repeated_calls(case: Case, _: Any, monkeypatch: pytest.MonkeyPatch) -> 
     streams = [torch.cuda.current_stream(), torch.cuda.Stream()]
     differentiable_inputs = case.operation.differentiable
     for carry in (False, True) if case.draw().has_state else (False,):
-        followed.clear()
+        plans.clear()
         for turn in range(15):
             names = [differentiable_inputs, differentiable_inputs[:1], ()][turn % 3]
             with monkeypatch.context() as patch:
                 for module in (remember, differentiable):
                     patch.setattr(module, "is_watched", lambda: True)
                 expected = evaluate(turn, names, carry)
-            with monkeypatch.context() as patch, torch.cuda.stream(streams[turn % 2]):
-                patch.setattr(remember.Plan, "__call__", plan)
+            with torch.cuda.stream(streams[turn % 2]):
                 torch.cuda.synchronize()
                 results = evaluate(turn, names, carry)
                 torch.cuda.synchronize()
             assert_same(results, expected)
         # With a state, torch copies what WKV returns.
         unplanned = (*UNPLANNED, "wkv4") if carry else UNPLANNED
-        assert bool(followed) == (not {case.op, case.impl} & {*unplanned})
+        assert bool(plans) == (not {case.op, case.impl} & {*unplanned})
 
 
 REPLAYS = 2000
 
 
 @on_each(*ON_GPU)
-def test_graph_replays(case: Case, _: Any) -> None:
+def test_graph_replays(case: Case) -> None:
     """A captured forward and backward pass, replayed thousands of times with new inputs, beside eager calls that use
     the same kept memory: each result has an eager call's bits."""
     differentiable = case.operation.differentiable

@@ -15,6 +15,7 @@ from lrbench.kernels import Operation, resolve
 from lrbench.kernels.baselines import (
     BASELINES,
     availability,
+    get_baseline,
     get_operation,
     installed_versions,
     known_bad_here,
@@ -32,10 +33,6 @@ EXACT = {"fp64": 1e-9, "fp32": 1e-5}
 DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 LOW_PRECISION_TOLERANCE = 3e-2
 """For bf16 matmul operands; a wrong layout, scale or gate is off by far more."""
-
-
-def names(baselines: list[Baseline]) -> list[str]:
-    return [baseline.name for baseline in baselines]
 
 
 def make_case(baseline: Baseline, family: dict[str, int], dtype: str, chunk_size: int | None = None) -> Case:
@@ -97,20 +94,26 @@ def test_adapter_agrees_with_the_reference(baseline: Baseline, dtype: str, chunk
     skip_unless_here(baseline, case, None)
     operation = get_operation(baseline.op)
     inputs = make_inputs(operation, case, "cpu")
-    errors = relative_errors(operation, resolve(baseline.build)(case, inputs), inputs)
-    if case.mode == "fw":
-        errors = {"out": errors["out"]}
+    errors = relative_errors(operation, resolve(baseline.build)(case, inputs), inputs, gradients=case.mode == "fwbw")
     assert set(errors) == {"out", *(operation.differentiable if case.mode == "fwbw" else ())}
     assert max(errors.values()) < EXACT[dtype], errors
 
 
-def test_native_autograd_has_the_gradients_of_a_differentiated_normaliser() -> None:
-    baseline = next(baseline for baseline in BASELINES if baseline.name == "mlstm_kernels.native_autograd")
-    case = make_case(baseline, {**CPU_SIZES, "seq_len": 64}, "fp64", 32)
+def build_here(
+    op: str, name: str, family: dict[str, int], dtype: str, chunk_size: int | None = None
+) -> tuple[Operation, dict[str, Tensor], Runnable]:
+    """Return a baseline's operation, inputs on the CPU and what it builds of them."""
+    baseline = get_baseline(op, name)
+    case = make_case(baseline, family, dtype, chunk_size)
     skip_unless_here(baseline, case, None)
-    operation = get_operation(baseline.op)
+    operation = get_operation(op)
     inputs = make_inputs(operation, case, "cpu")
-    runnable = resolve(baseline.build)(case, inputs)
+    return operation, inputs, resolve(baseline.build)(case, inputs)
+
+
+def test_native_autograd_has_the_gradients_of_a_differentiated_normaliser() -> None:
+    family = {**CPU_SIZES, "seq_len": 64}
+    operation, inputs, runnable = build_here("mlstm_exp", "mlstm_kernels.native_autograd", family, "fp64", 32)
     leaves = {name: tensor.detach().requires_grad_() for name, tensor in inputs.items()}
     grad_out = torch.randn(inputs["v"].shape, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
     expected = {
@@ -131,11 +134,7 @@ def test_native_autograd_has_the_gradients_of_a_differentiated_normaliser() -> N
 
 def test_a_wrong_result_is_seen() -> None:
     """The comparison itself can fail: a scaled output and a gradient of another argument are off by their size."""
-    baseline = next(baseline for baseline in BASELINES if baseline.name == "torch.sdpa_cpu")
-    case = make_case(baseline, CPU_SIZES, "fp32")
-    operation = get_operation(baseline.op)
-    inputs = make_inputs(operation, case, "cpu")
-    runnable = resolve(baseline.build)(case, inputs)
+    operation, inputs, runnable = build_here("attention", "torch.sdpa_cpu", CPU_SIZES, "fp32")
     scaled = dataclasses.replace(runnable, forward=lambda: 1.01 * runnable.forward(), on=None)
     assert relative_errors(operation, scaled, inputs)["out"] == pytest.approx(0.01, rel=1e-2)
     q, k, v = runnable.leaves.values()
@@ -145,15 +144,13 @@ def test_a_wrong_result_is_seen() -> None:
 
 
 def test_inputs_keep_the_canonical_memory_where_the_layout_is_the_same() -> None:
-    baseline = next(baseline for baseline in BASELINES if baseline.name == "torch.sdpa_cpu")
-    case = make_case(baseline, CPU_SIZES, "fp32")
-    inputs = make_inputs(get_operation(baseline.op), case, "cpu")
-    leaves = resolve(baseline.build)(case, inputs).leaves
+    _, inputs, runnable = build_here("attention", "torch.sdpa_cpu", CPU_SIZES, "fp32")
+    leaves = runnable.leaves
     assert all(leaves[name].data_ptr() == inputs[name].data_ptr() and leaves[name].is_leaf for name in leaves)
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("baseline", ON_GPU, ids=names(ON_GPU))
+@pytest.mark.parametrize("baseline", ON_GPU, ids=lambda baseline: baseline.name)
 def test_adapter_agrees_with_the_reference_on_the_gpu(baseline: Baseline) -> None:
     case = make_case(baseline, GPU_SIZES, baseline.dtypes[0])
     skip_unless_here(baseline, case, torch.cuda.get_device_capability())

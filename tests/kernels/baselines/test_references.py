@@ -19,8 +19,8 @@ SIZES = {
 }  # fmt: skip
 
 
-def inputs_of(op: str, dtype: torch.dtype = torch.float64, seed: int = 0) -> dict[str, Tensor]:
-    return get_operation(op).make_inputs(SIZES, dtype=dtype, seed=seed)
+def inputs_of(op: str, dtype: torch.dtype = torch.float64) -> dict[str, Tensor]:
+    return get_operation(op).make_inputs(SIZES, dtype=dtype)
 
 
 def softmax_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -59,7 +59,7 @@ CLOSED_FORMS: dict[str, Callable[..., Tensor]] = {
 }
 
 
-@pytest.mark.parametrize("op", OPERATIONS)
+@pytest.mark.parametrize("op", CLOSED_FORMS)
 def test_recurrence_is_the_closed_form(op: str) -> None:
     inputs = {name: x.requires_grad_() for name, x in inputs_of(op).items()}
     operation = get_operation(op)
@@ -78,20 +78,6 @@ def test_parallel_form_is_the_recurrence(op: str) -> None:
     operation = get_operation(op)
     parallel, recurrent = (resolve(form)(*inputs.values()) for form in (operation.parallel, operation.recurrent))
     torch.testing.assert_close(parallel, recurrent, rtol=1e-10, atol=1e-12)
-
-
-@pytest.mark.parametrize("op", OPERATIONS)
-def test_inputs_are_the_arguments_reproducible_and_in_range(op: str) -> None:
-    inputs = inputs_of(op, torch.bfloat16)
-    assert tuple(inputs) == get_operation(op).arguments
-    again, other = inputs_of(op, torch.bfloat16), inputs_of(op, torch.bfloat16, seed=1)
-    first = next(iter(inputs))
-    assert torch.equal(inputs[first], again[first])
-    assert not torch.equal(inputs[first], other[first])
-    for name, tensor in inputs.items():
-        assert tensor.is_contiguous(), name
-        assert torch.isfinite(tensor).all(), name
-        assert tensor.dtype == (torch.float32 if name == "A" else torch.bfloat16)
 
 
 def test_gates_have_their_sign() -> None:

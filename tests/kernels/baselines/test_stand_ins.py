@@ -151,32 +151,23 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Put plain functions in the place of packages; return what is compiled, which runs as it is."""
     seen: list[Any] = []
     modules: dict[str, dict[str, Any]] = {
-        "fla": {},
-        "fla.ops": {},
         "fla.ops.rwkv4": {"fused_recurrent_rwkv4": rwkv4},
         "fla.ops.gla": {"fused_recurrent_gla": recurrent_gla},
         "fla.ops.simple_gla": {"fused_recurrent_simple_gla": recurrent_gla},
-        "mamba_ssm": {},
-        "mamba_ssm.ops": {},
-        "mamba_ssm.ops.triton": {},
         "mamba_ssm.ops.triton.selective_state_update": {"selective_state_update": state_update},
-        "flash_attn": {},
         "flash_attn.flash_attn_interface": {"flash_attn_with_kvcache": with_kvcache},
         "flash_attn_interface": {"flash_attn_with_kvcache": with_kvcache},
-        "mlstm_kernels": {},
-        "mlstm_kernels.torch": {},
-        "mlstm_kernels.torch.recurrent": {},
         "mlstm_kernels.torch.recurrent.triton_step": {"mlstm_recurrent_step__triton": mlstm_step},
         "fla.ops.hgrn": {"fused_recurrent_hgrn": hgrn, "chunk_hgrn": hgrn},
-        "accelerated_scan": {},
         "accelerated_scan.scalar": {"scan": channels_first},
-        "liger_kernel": {},
-        "liger_kernel.ops": {},
         "liger_kernel.ops.swiglu": {"LigerSiLUMulFunction": SiLUMul, "LigerFusedGateUpSiLUMulFunction": GateUp},
         "liger_kernel.ops.mlp": {"gemm_swiglu": gemm_swiglu},
         "xformers": {"__version__": "0.0.99"},
         "xformers.ops": {},
     }
+    for name in [*modules]:
+        while name := name.rpartition(".")[0]:
+            modules.setdefault(name, {})
     for name, content in modules.items():
         module = types.ModuleType(name)
         vars(module).update(content)
