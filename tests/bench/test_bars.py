@@ -310,7 +310,7 @@ def test_a_family_a_problem_or_a_bar_is_chosen() -> None:
         f"wkv/{problem.label}" for problem in declared["wkv"].problems
     }
     listed = [row["name"] for row in bars.list_rows(declared)]
-    assert len(set(listed)) == len(listed) == 288
+    assert len(set(listed)) == len(listed) == 296
     assert all([row["name"] for row in bars.list_rows(bars.select(declared, name))] == [name] for name in listed[::7])
 
 
