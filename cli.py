@@ -302,11 +302,11 @@ class Axes:
 
     def request(self, kernel: str | None, impls: Names, **more: Any) -> Request:
         """Return what the planner takes, with the names of today."""
-        from .bench.plan import Request, current_impls, named_family
+        from .bench.plan import Request, named_family
 
         kernel, ops = named_family(kernel, self.ops)
         axes = dataclasses.asdict(self) | {"ops": ops}
-        return Request(kernel=kernel, impls=current_impls(kernel, ops, impls), **axes, **more)
+        return Request(kernel=kernel, impls=impls, **axes, **more)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -420,7 +420,6 @@ class Shown:
         from .analysis.accelerators.known import canonical_key
         from .analysis.figures.selection import Selection
         from .bench.plan import named_family
-        from .results.names import current_names
         from .results.select import families, load_results
 
         lists = ((name, getattr(self, name)) for name in ("mode", "op", "impl"))
@@ -431,7 +430,6 @@ class Shown:
             ops = named_family(kernel, ops)[1]
             kernel = None
         device = device and canonical_key(device)
-        impls = impls and current_names(impls, frame["op"].unique())
         found = families(frame if impls is None else frame[frame["impl"].isin(impls)])
         # Operations that are named may be of several families.
         if kernel is None and ops is None and len(found) > 1:

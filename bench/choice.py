@@ -16,7 +16,6 @@ from ..kernels.baselines import get_implementation, get_operation
 from ..kernels.baselines.spec import Baseline
 from ..kernels.spec import MODES, Implementation
 from ..results.arguments import one_of
-from ..results.names import current_name
 from ..results.schema import Case
 from ..results.select import short_size
 
@@ -112,7 +111,6 @@ def implementation(question: Question, impl: str | None, *, chunked: bool = Fals
         best = ranked(question, ours)[0]
         # Lower bounds do not tell which is faster.
         return ours[0] if best.basis == "bound" else best.case[1]
-    impl = current_name(op, impl)
     one_of("impl", impl, known, f" for {op}{' to choose a chunk length' if chunked else ''}")
     found, accelerator = get_implementation(op, impl), question.accelerator
     reason = found.why_not_on(accelerator.capability) if isinstance(found, Implementation) else None

@@ -14,7 +14,6 @@ from ..kernels import baselines
 from ..kernels.baselines.spec import Baseline
 from ..kernels.spec import DTYPES, MODES, Implementation, Operation
 from ..results.arguments import MAX_SIZE, nearest, one_of, unknown
-from ..results.names import current_names
 from ..results.schema import Case
 from ..results.select import describe
 from .presets import Preset, get_preset
@@ -97,11 +96,6 @@ def named_family(kernel: str | None, ops: Sequence[str] | None = None) -> tuple[
                 )
             return family, (kernel,)
     raise unknown("kernel", kernel, kernels.FAMILIES, ", or an operation", also=operations)
-
-
-def current_impls(kernel: str, ops: Sequence[str] | None, impls: Sequence[str] | None) -> tuple[str, ...] | None:
-    """Return the names of today of the implementations that a user typed for a family, or for some operations."""
-    return None if impls is None else current_names(impls, ops or kernels.FAMILIES.get(kernel) or ("",))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

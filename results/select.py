@@ -20,7 +20,6 @@ from statistics import median_high
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from .arguments import nearest, parse_size, unknown
-from .names import RENAMED, current_name, stored_names
 from .schema import CASE_COLUMNS, RECORD_COLUMNS, SIZE_COLUMNS
 from .store import Where, read_results
 
@@ -87,8 +86,7 @@ def load_rows(
         ValueError: as :func:`.store.read_results`.
     """
     wanted = where or {}
-    known = {name: value for name, value in wanted.items() if name not in ("impl", "case_id") and value is not None}
-    stored = [[(name, "==", value)] for name, value in known.items()]
+    stored = [[(name, "==", value)] for name, value in wanted.items() if value is not None]
     table = read_results(paths, [*dict.fromkeys((*columns, *wanted))], [*passing, *stored], newest=newest)
     # Compared in Python: pyarrow imports pandas to compare with a Python value.
     found = {name: table[name].to_pylist() for name in table.column_names}
@@ -150,15 +148,12 @@ def select(
 
 
 def _where(terms: Mapping[str, str]) -> Where:
-    """Return terms as conditions on stored rows, whose implementations may have an earlier name."""
+    """Return terms as conditions on stored rows."""
     where: list[list[tuple[str, str, Any]]] = []
     for key, wanted in terms.items():
         column = SELECTOR_COLUMNS[key]
         if key in PREFIXES:
-            old = [("impl", "in", [old for _, old in RENAMED])] if key == "case" else []
-            where += [[(column, ">=", wanted), *old], [(column, "<=", f"{wanted}{LAST}"), *old]]
-        elif key == "impl":
-            where.append([(column, "in", stored_names(wanted))])
+            where += [[(column, ">=", wanted)], [(column, "<=", f"{wanted}{LAST}")]]
         else:
             value = parse_size(wanted) if column in SIZE_COLUMNS else wanted
             where.append([(name, "==", value) for name in (("kernel", "op") if key == "kernel" else (column,))])
@@ -184,7 +179,7 @@ def matching(rows: Sequence[dict[str, Any]], terms: Mapping[str, str]) -> list[d
             kept = [row for row in rows if wanted in (row["kernel"], row["op"])]
         else:
             value = parse_size(wanted) if column in SIZE_COLUMNS else wanted
-            kept = [row for row in rows if row[column] == (current_name(row["op"], wanted) if key == "impl" else value)]
+            kept = [row for row in rows if row[column] == value]
         if not kept:
             raise ValueError(f"{key}:{wanted} selects no row; {_near(key, wanted, rows)}")
         rows = kept

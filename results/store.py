@@ -27,8 +27,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TypeAlias
 
-from .names import RENAMED, rename_row
-from .schema import CASE_COLUMNS, RECORD_COLUMNS, SCHEMA_VERSION, ErrorsRow, ProfileRow, Record, RoofRow
+from .schema import RECORD_COLUMNS, SCHEMA_VERSION, ErrorsRow, ProfileRow, Record, RoofRow
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -447,12 +446,10 @@ def _read_where(files: Sequence[Path], columns: Sequence[str], where: Where, new
         wanted = passing([*where, [("measured_at", ">=", min(times))], [("measured_at", "in", times)]])
     groups = [g for file in stored.get_fragments(filter=wanted) for g in file.split_by_row_group(wanted, schema=schema)]
     held = read(groups, ["__fragment_index"])["__fragment_index"].unique().to_pylist()
-    rename = not {"impl", "case_id"}.isdisjoint(columns)
-    wanted_columns = dict.fromkeys((*columns, *(CASE_COLUMNS if rename else ()), "schema_version"))
-    table = read([groups[n] for n in sorted(held)], wanted_columns)
+    table = read([groups[n] for n in sorted(held)], dict.fromkeys((*columns, "schema_version")))
     table.validate(full=True)
     _check_version(table["schema_version"].unique().to_pylist(), Record, "these results")
-    return (_with_names_of_today(table) if rename else table).select(names)
+    return table.select(names)
 
 
 def _newest_times(tables: Iterable[pa.Table]) -> list[str]:
@@ -483,8 +480,7 @@ def read_file(
 
     whole = arrow_schema(row)
     names = [name for name in whole.names if columns is None or name in set(columns)]
-    rename = not {"impl", "case_id"}.isdisjoint(names)
-    schema = pa.schema([field for field in whole if field.name in {*names, *(CASE_COLUMNS if rename else ())}])
+    schema = pa.schema([field for field in whole if field.name in names])
     version = dataclasses.fields(row)[-1]
     with _opened(path, what) as file:
         present = Counter(file.schema_arrow.names)
@@ -510,8 +506,7 @@ def read_file(
             found.append(column if column.type == field.type else column.cast(field.type, safe=True))
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
             raise ValueError(f"column {field.name} must cast to {field.type} in {path}: {error}") from error
-    table = pa.table(found, schema=schema)
-    return _with_names_of_today(table).select(names) if rename else table
+    return pa.table(found, schema=schema)
 
 
 def _check_version(found: Iterable[int | None], row: type, where: str) -> None:
@@ -541,18 +536,3 @@ def _opened(path: Path, what: str = "result") -> Iterator[pq.ParquetFile]:
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         problem = " ".join(str(error).split())
         raise ValueError(f"{what}s must be parquet files, got {path}: {problem}") from error
-
-
-def _with_names_of_today(table: pa.Table) -> pa.Table:
-    """Replace implementations' old names, and with them the ids of their cases."""
-    import pyarrow as pa
-
-    if {old for _, old in RENAMED}.isdisjoint(table["impl"].to_pylist()):
-        return table
-    rows = table.select([name for name in (*CASE_COLUMNS, "case_id") if name in table.column_names]).to_pylist()
-    changed = [rename_row(row) for row in rows]
-    for name in ("impl", "case_id"):
-        if name in table.column_names:
-            column = pa.array([row[name] for row in changed], pa.string())
-            table = table.set_column(table.column_names.index(name), name, column)
-    return table

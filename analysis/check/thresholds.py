@@ -23,7 +23,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from ...results.names import current_names
 from ...results.schema import SIZE_COLUMNS
 from ...results.select import Row
 from ...results.toml_tables import AMOUNT, SIZE, Must, read_toml
@@ -115,13 +114,13 @@ class Rule:
     why: str = ""
 
     def holds(self, row: Row) -> bool:
-        """Return whether the rule is about a row; an implementation may be named as it was before."""
+        """Return whether the rule is about a row."""
         for column, wanted in self.match.items():
             value = row[column]
             if not isinstance(wanted, frozenset):
                 if value is None or not wanted[0] <= value <= wanted[1]:
                     return False
-            elif value not in (current_names(wanted, (row["op"],)) if column == "impl" else wanted):
+            elif value not in wanted:
                 return False
         return True
 

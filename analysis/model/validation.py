@@ -15,7 +15,6 @@ from pathlib import Path
 from statistics import median_high
 from typing import Any
 
-from ...results.names import current_name
 from ...results.schema import PROBLEM_SIZES
 from ...results.select import grouped, load_rows
 from ..accelerators.known import get_accelerator
@@ -67,7 +66,7 @@ def validate(results: Sequence[Path], ops: Sequence[str] | None = None, impl: st
         devices = dict.fromkeys(row["device_accelerator"] for row in rows)
         for op, name in dict.fromkeys((row["op"], row["impl"]) for row in rows):
             declared = mode in MODES and FORMULATION.kind(op, name, mode, dtype) is not None
-            if declared and (ops is None or op in ops) and (impl is None or current_name(op, impl) == name):
+            if declared and (ops is None or op in ops) and (impl is None or impl == name):
                 for here, fitted_on in itertools.product(devices, repeat=2):
                     if found := _predicted(rows, op, name, mode, dtype, fitted_on, here):
                         names = {"op": op, "impl": name, "mode": mode, "dtype": dtype}

@@ -13,8 +13,7 @@ import pytest
 from lrbench.analysis.check.history import case_history
 from lrbench.analysis.model.prediction import stored_rows
 from lrbench.results import store
-from lrbench.results.names import RENAMED
-from lrbench.results.schema import RECORD_COLUMNS, case_id
+from lrbench.results.schema import RECORD_COLUMNS
 from lrbench.results.select import (
     best_rows,
     failed_rows,
@@ -126,8 +125,8 @@ SELECTORS = (
     "run:c0d954a9",
     "case:77034a48",
     "commit:4a4cb51,op:mlstm_exp,chunk_size:4k",
-    "impl:tfla,op:mlstm_sig,dtype:bf16",
-    "impl:recurrent,op:wkv4",
+    "impl:fused_chunk,op:mlstm_sig,dtype:bf16",
+    "impl:naive,op:wkv4",
     "device:h200_sxm,provider:mlstm_kernels,head_dim_v:256",
 )
 
@@ -159,17 +158,6 @@ def test_of_many_rows_the_newest_of_each_kind_are_loaded(large: None, tmp_path: 
     found = load_rows(tmp_path, newest=True)
     assert len(found) == 16
     assert {row["measured_at"] for row in found} == {f"2026-01-0{n}T00:00:00+00:00" for n in (5, 6, 7, 8)}
-
-
-def test_rows_of_old_names_are_chosen_too(large: None, tmp_path: Path) -> None:
-    row = made.row(made.case("mlstm_sig", "fused_chunk"))
-    old = {**row, "impl": "tfla"}
-    assert RENAMED["*", "tfla"] == "fused_chunk"
-    made.write(
-        [{**old, "case_id": case_id(old)}, made.row(made.case("mlstm_exp", "limit_chunk"))], tmp_path / "a.parquet"
-    )
-    for text in ("impl:tfla", "impl:fused_chunk", f"case:{row['case_id'][:8]}"):
-        assert select(text, [tmp_path]) == [row], text
 
 
 @pytest.mark.parametrize("size", [0, store.LARGE_BYTES])

@@ -14,7 +14,7 @@ import pytest
 from lrbench.analysis.check.compare import compare
 from lrbench.analysis.check.findings import as_dict, junit_xml, markdown, noteworthy, table_rows
 from lrbench.analysis.check.regression import BROKEN, CheckResult, check, replace_rows, summary, worth_measuring_again
-from lrbench.analysis.check.thresholds import Limits, Rule, Thresholds, load_thresholds
+from lrbench.analysis.check.thresholds import Limits, Thresholds, load_thresholds
 from lrbench.results.select import load_rows, select
 
 from ..measured import BASE_MS, failed, measured, run_of, samples
@@ -390,12 +390,6 @@ def test_later_rules_win_key_by_key(tmp_path: Path) -> None:
     assert thresholds.limits(timed(2.0)) == Limits(time=0.05, memory=None)
     assert thresholds.limits(timed(2.0, seq_len=4096)) == Limits(time=0.1, memory=None)
     assert thresholds.limits(timed(2.0, seq_len=4096, head_dim_v=64)) == Limits(time=0.05, memory=None)
-
-
-def test_a_rule_may_name_an_implementation_as_it_was_called_before() -> None:
-    rule = Rule(match={"impl": frozenset({"tfla"})}, limits={"time": 0.1})
-    assert rule.holds(timed(2.0))
-    assert not rule.holds(timed(2.0, impl="xl_chunk"))
 
 
 @pytest.mark.parametrize(
