@@ -500,16 +500,6 @@ def test_predict_prints_what_was_measured_first(run: Run) -> None:
     assert "\nfitted_rows " in run("predict", "tfla", "--gpu", "h200", "--all")
 
 
-def test_implementations_may_be_named_as_they_were_before(tmp_path: Path, run: Run) -> None:
-    assert run.json("predict", "tfla", "--impl", "tfla", "--no-fit")["impl"] == "fused_chunk"
-    assert run.json("chunk-size", "lightning", "--impl", "tfla")["impl"] == "fused_chunk"
-    made.write(
-        [made.row(made.case("mlstm_sig", "fused_chunk", seq_len=t)) for t in (1024, 8192)], tmp_path / "r.parquet"
-    )
-    run("plot", "runtime", tmp_path, "--impl", "tfla", "-o", tmp_path / "a.png")
-    assert (tmp_path / "a.png").stat().st_size > 0
-
-
 def test_predict_uses_the_committed_results(run: Run) -> None:
     row = run.json("predict", "tfla", "--gpu", "b200")
     assert (row["accelerator"], row["fitted_on"]) == ("b200", "h200_sxm")
