@@ -389,7 +389,7 @@ def _whole_state(problem: Problem, direction: str, chunk: Callable[[Head], Tally
     if not whole:
         return tally
     uncut = dataclasses.replace(problem, chunk_size=problem.seq_len)
-    share = Fraction(whole, shape.rows)
+    share = Fraction(whole, shape.batch_heads)
     return tally * (1 - share) + _walk(uncut, chunk, uncut.chunks(chunk), least) * share
 
 
