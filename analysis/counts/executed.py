@@ -71,13 +71,15 @@ FP32_BYTES = 4
 CAPABILITY = (9, 0)
 """Compute capability whose launches are counted."""
 
-TILE_NAMES = ("block_t", "block_s", "block_x", "block_z", "states_t", "states_k", "states_v")
-"""Tile sizes that can be set: rows, score columns, contraction block, output columns; tiles of the states pass."""
+STATES_BLOCKS = {"states_t": "block_t", "states_k": "block_x", "states_v": "block_z"}
+TILE_NAMES = ("block_t", "block_s", "block_x", "block_z", *STATES_BLOCKS)
+"""Tile sizes that can be set: rows, score columns, contraction block, output columns; tiles of the states pass,
+for which STATES_BLOCKS has the names in StatesConfig."""
 
 
 def sweep_tile(width: int) -> int:
     """Return the rows and columns of the squares that a sweep computes on the diagonal, for inputs of so many bytes."""
-    sizes = {"head_dim_qk": MAX_HEAD_DIM, "head_dim_v": MAX_HEAD_DIM, "chunk": 1024, "rows": 1}
+    sizes = {"head_dim_qk": MAX_HEAD_DIM, "head_dim_v": MAX_HEAD_DIM, "chunk": 1024, "batch_heads": 1}
     return int(select_config(scheme="sweep", capability=CAPABILITY, item_bytes=width, **sizes).output.block_t)
 
 
@@ -175,7 +177,7 @@ class Run(Problem):
     @property
     def states_tiles(self) -> tuple[int, int]:
         """Blocks of K and of V that the programs of a states pass take."""
-        return -(-self.head_dim_qk // self.config.states.block_k), -(-self.head_dim_v // self.config.states.block_v)
+        return -(-self.head_dim_qk // self.config.states.block_x), -(-self.head_dim_v // self.config.states.block_z)
 
     def pieces(self) -> Iterator[tuple[int, int]]:
         """Yield (length, how many) of whole chunks and a ragged last one."""
@@ -196,7 +198,7 @@ class Run(Problem):
 def shape(problem: Problem) -> Shape:
     """Return what the engine chooses by."""
     dims = {"head_dim_qk": problem.head_dim_qk, "head_dim_v": problem.head_dim_v}
-    return Shape(seq_len=problem.seq_len, rows=problem.rows, **dims, normalised=problem.op == "mlstm_exp")
+    return Shape(seq_len=problem.seq_len, batch_heads=problem.rows, **dims, normalised=problem.op == "mlstm_exp")
 
 
 def as_cut(shape: Shape, formulation: str, direction: str, chunk: int) -> tuple[int, int]:
@@ -232,7 +234,12 @@ def run_of(problem: Problem, tiles: Mapping[str, int] | None = None) -> Run | No
             return None
         chunk = fit_chunk(chunk, length)
         config = select_config(
-            scheme=problem.formulation, capability=CAPABILITY, item_bytes=2, **dims, chunk=chunk, rows=problem.rows
+            scheme=problem.formulation,
+            capability=CAPABILITY,
+            item_bytes=2,
+            **dims,
+            chunk=chunk,
+            batch_heads=problem.rows,
         )
     whole = as_cut(shape(problem), problem.formulation, "forward", chunk)[1]
     config = _with_tiles(config, tiles, problem.formulation) if tiles else config
@@ -249,7 +256,7 @@ def _with_tiles(config: Any, tiles: Mapping[str, int], formulation: str) -> Any:
         raise ValueError(f"tile must be one that {formulation} has, got {missing[0]}={tiles[missing[0]]}")
     changes: dict[str, Any] = {name: dataclasses.replace(launch, **blocks) for name, launch in launches.items()}
     if hasattr(config, "states"):
-        sizes = {f"block_{name[-1]}": size for name, size in tiles.items() if name not in blocks}
+        sizes = {STATES_BLOCKS[name]: size for name, size in tiles.items() if name not in blocks}
         changes["states"] = dataclasses.replace(config.states, **sizes)
         if config.normaliser is not None:
             changes["normaliser"] = dataclasses.replace(
@@ -347,7 +354,7 @@ def _launch_of(run: Run, role: Role) -> Any:
 def _row_sums(run: Run, role: Role) -> int:
     """Return how many sums a row has: one a program or, holding whole states, one a warp."""
     launch, columns = _launch_of(run, role), blocks_of(run, role)[-1]
-    return columns * launch.groups * 4 if isinstance(launch, WholeStateConfig) else columns
+    return columns * launch.walkers * 4 if isinstance(launch, WholeStateConfig) else columns
 
 
 def blocks_of(run: Run, role: Role) -> tuple[int, int, int, int, int, int]:
@@ -494,7 +501,7 @@ def _states(run: Run, total: Executed, name: str, *, recomputed: bool, normalise
         left_out = run.chunk_size if gradient else run.seq_len - (run.chunks - 1) * run.chunk_size
     length = run.seq_len - left_out
     needed = Counter({_again(name) if recomputed else name: 2 * length * run.head_dim_qk * run.head_dim_v})
-    padded = -(-length // block_t) * columns_k * columns_v * 2 * block_t * states.block_k * states.block_v
+    padded = -(-length // block_t) * columns_k * columns_v * 2 * block_t * states.block_x * states.block_z
     needed["padding"] = padded - needed.total()
     _add(total.flops, f"{name} pass", needed, run.cut)
 

@@ -255,14 +255,39 @@ class Plan:
     """
 
     def __init__(self, recorder: _Recorder, results: Sequence[_Part | None], kept: Sequence[_Part | None]) -> None:
-        sources, addresses = recorder.sources, recorder.addresses
         self.device, self.exchanges, self.hooks = recorder.device, recorder.exchanges, recorder.hooks
-        used = {source for source, _ in addresses}
+        sources = recorder.sources
+        used = {source for source, _ in recorder.addresses}
+        begins = self._place(sources, used, results, kept)
+        given = [n for n in used if sources[n].kind == GIVEN]
+        self.given = _pick(given)
+        exchanged = [n for n, source in enumerate(sources) if source.kind == EXCHANGED]
+        begins |= {n: (at, 0) for at, n in enumerate((*given, *exchanged), len(self.memory))}
+        self.bases = _pick([begins[source][0] for source, _ in recorder.addresses])
+        self.offsets = [begins[source][1] + offset for source, offset in recorder.addresses]
+        self.constants = recorder.constants
+        # Values are listed kind after kind: the stream, numbers, addresses, constants and tuples.
+        counts = (1, recorder.num_numbers, len(recorder.addresses), len(self.constants))
+        first = [sum(counts[:kind]) for kind in range(len(counts) + 1)]
+
+        def places(entries: Sequence[_Entry]) -> Callable[[Any], Any]:
+            return _pick([first[kind] + index for kind, index in entries])
+
+        self.tuples = [places(entries) for entries in recorder.tuples]
+        self.launches = [(launch, places(entries)) for launch, entries in recorder.launches]
+
+    def _place(
+        self, sources: Sequence[_Source], used: set[int], results: Sequence[_Part | None], kept: Sequence[_Part | None]
+    ) -> dict[int, tuple[int, int]]:
+        """Decide what to allocate; return for every source that is allocated the number of its allocation and where in
+        it the source begins.
+
+        Each result is an allocation of its own, since a caller may keep only one of them. What is kept and what is
+        temporary is a block each, or one if little is temporary.
+        """
         returned = [x for x in results if x is not None]
         saved = [x.source for x in kept if x is not None]
-        # Each result is an allocation of its own, since a caller may keep only one of them. What is kept and what is
-        # temporary is a block each, or one if little is temporary. Shapes are tuples, and strides are given, because
-        # torch parses these faster than torch.Size and missing strides.
+        # Shapes are tuples, and strides are given: torch parses these faster than torch.Size and missing strides.
         self.memory = [(tuple(x.shape), x.stride, x.dtype) for x in returned]
         begins = {x.source: (at, 0) for at, x in enumerate(returned)}
         rest = [n for n in used if sources[n].kind == ALLOCATED and n not in begins and n not in saved]
@@ -276,22 +301,7 @@ class Plan:
         self.kept = slice(len(returned), len(returned) + (len(saved) > 0))
         self.parts = [None if x is None else (begins[x.source][1], x.shape, x.dtype) for x in kept]
         self.results = _pick([-1 if x is None else begins[x.source][0] for x in results])
-        given = [n for n in used if sources[n].kind == GIVEN]
-        self.given = _pick(given)
-        exchanged = [n for n, source in enumerate(sources) if source.kind == EXCHANGED]
-        begins |= {n: (at, 0) for at, n in enumerate((*given, *exchanged), len(self.memory))}
-        self.bases = _pick([begins[source][0] for source, _ in addresses])
-        self.offsets = [begins[source][1] + offset for source, offset in addresses]
-        self.constants = recorder.constants
-        # Values are listed kind after kind: the stream, numbers, addresses, constants and tuples.
-        counts = {STREAM: 1, NUMBERS: recorder.num_numbers, ADDRESSES: len(addresses), CONSTANTS: len(self.constants)}
-        first = {kind: sum(list(counts.values())[:kind]) for kind in range(len(counts) + 1)}
-
-        def places(entries: Sequence[_Entry]) -> Callable[[Any], Any]:
-            return _pick([first[kind] + index for kind, index in entries])
-
-        self.tuples = [places(entries) for entries in recorder.tuples]
-        self.launches = [(launch, places(entries)) for launch, entries in recorder.launches]
+        return begins
 
     def __call__(self, tensors: Sequence[Any]) -> Passed:
         device, active = self.device, driver.active

@@ -22,7 +22,7 @@ class LoopConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SweepConfig(LoopConfig):
+class QuadraticConfig(LoopConfig):
     """Launch of lightning1's kernel; a tile of the score matrix has ``block_t`` rows and ``block_s`` columns."""
 
     block_s: int
@@ -101,17 +101,17 @@ def select_config(
         few = sizes["batch"] * sizes["num_heads"] * -(-max(dims) // 64) < MIN_PROGRAMS
         return replace(config, block_z=min(config.block_z, 32 if few else 64, dz))
 
-    def fit_sweep(dx: int, dz: int) -> SweepConfig:
+    def fit_quadratic(dx: int, dz: int) -> QuadraticConfig:
         if full:
-            config = SweepConfig(block_t=32, block_s=32, block_z=32, num_warps=4, num_stages=1)
+            config = QuadraticConfig(block_t=32, block_s=32, block_z=32, num_warps=4, num_stages=1)
         elif capability >= (9, 0):
-            config = SweepConfig(block_t=128, block_s=64, block_z=128, num_warps=8, num_stages=2)
+            config = QuadraticConfig(block_t=128, block_s=64, block_z=128, num_warps=8, num_stages=2)
         else:
             block_z = 128 if dx <= 128 else 64
-            config = SweepConfig(block_t=128, block_s=32, block_z=block_z, num_warps=8, num_stages=2)
+            config = QuadraticConfig(block_t=128, block_s=32, block_z=block_z, num_warps=8, num_stages=2)
         return replace(config, block_z=min(config.block_z, dz))
 
-    fit: Callable[[int, int], LoopConfig] = fit_loop if impl == "lightning2" else fit_sweep
+    fit: Callable[[int, int], LoopConfig] = fit_loop if impl == "lightning2" else fit_quadratic
     k_pad, v_pad = map(padded, dims)
     return LightningConfig(output=fit(k_pad, v_pad), dq=fit(v_pad, k_pad), dk=fit(v_pad, k_pad), dv=fit(k_pad, v_pad))
 

@@ -26,7 +26,7 @@ from ..common.device import capability, on_device_of
 from ..common.differentiable import Differentiable, Tensors, without_autocast
 from ..common.remember import remember_launches
 from ..common.sizes import cdiv
-from .config import SweepConfig, padded
+from .config import QuadraticConfig, padded
 from .decays import MAX_SLOPE, head_rate, power
 from .request import Request, launches
 from .tiles import load_tile, store_tile, takes_descriptors, tiles_of
@@ -76,7 +76,7 @@ def quadratic_kernel(
 
 @on_device_of("z")
 def run_quadratic(
-    config: SweepConfig, x: Tensor, y: Tensor, z: Tensor, slope: Tensor, scale: float, *, future: bool
+    config: QuadraticConfig, x: Tensor, y: Tensor, z: Tensor, slope: Tensor, scale: float, *, future: bool
 ) -> Tensor:
     """Launch the kernel on x, y [B, T, H, DX] and z [B, T, H, DZ]; return out like z."""
     B, T, H, DZ = z.shape

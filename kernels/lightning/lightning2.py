@@ -49,13 +49,13 @@ def _state_offsets(pid_bh, offs_x, offs_z, DX: tl.constexpr, DZ: tl.constexpr, T
 @triton.jit(do_not_specialize=["T", "scale"])
 def loop_kernel(
     x_src, y_src, z_src, slope_ptr, start_ptr, out_dst, end_ptr, scale, T,
-    H: tl.constexpr, DX: tl.constexpr, DZ: tl.constexpr, REVERSE: tl.constexpr, TRANSPOSED: tl.constexpr,
+    H: tl.constexpr, DX: tl.constexpr, DZ: tl.constexpr, FUTURE: tl.constexpr, TRANSPOSED: tl.constexpr,
     USE_TMA: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_X: tl.constexpr, BLOCK_Z: tl.constexpr,
     STAGES: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Run algorithm 1 or a loop of algorithm 2 for BLOCK_Z columns of one head's output.
 
-    Grid: (ceil(DZ / BLOCK_Z) * B * H,). X, Y, Z are Q, K, V for O, and dO, V, K for dQ; with REVERSE, from the last
+    Grid: (ceil(DZ / BLOCK_Z) * B * H,). X, Y, Z are Q, K, V for O, and dO, V, K for dQ; with FUTURE, from the last
     block to the first, K, Q, dO for dV, and V, dO, Q for dK. Reads X, Y [B, T, H, DX], Z [B, T, H, DZ], the slopes [H]
     and, where given, the state to start from [B, H, DX, DZ] (TRANSPOSED: [B, H, DZ, DX]); writes the output
     [B, T, H, DZ] and, where wanted, the last state. The state stays in registers, and BLOCK_X is DX padded to a power
@@ -68,7 +68,7 @@ def loop_kernel(
     head = pid // NZ % H
     rate = head_rate(slope_ptr, head)
     offs_t = tl.arange(0, BLOCK_T)
-    if REVERSE:
+    if FUTURE:
         m = power(rate, offs_t[None, :] - offs_t[:, None]) * scale
     else:
         m = power(rate, offs_t[:, None] - offs_t[None, :]) * scale
@@ -82,19 +82,19 @@ def loop_kernel(
         kv += tl.load(start_ptr + kv_offs, mask=kv_mask, other=0.0)
     blocks = tl.cdiv(T, BLOCK_T)
     for i in tl.range(0, blocks, num_stages=STAGES):
-        t0 = (blocks - 1 - i if REVERSE else i) * BLOCK_T
+        t0 = (blocks - 1 - i if FUTURE else i) * BLOCK_T
         x = load_tile(x_src, batch, head, t0, 0, T, H, DX, BLOCK_T, BLOCK_X, USE_TMA)
         y = load_tile(y_src, batch, head, t0, 0, T, H, DX, BLOCK_T, BLOCK_X, USE_TMA)
         z = load_tile(z_src, batch, head, t0, col, T, H, DZ, BLOCK_T, BLOCK_Z, USE_TMA)
         length = tl.minimum(T - t0, BLOCK_T)
         to_end = power(rate, length - 1 - offs_t)
         # O = Lambda Q KV + [(Q K^T) * M] V, or dV = lambda^B Lambda^-1 K dKV + [(Q K^T) * M]^T dO
-        out = tl.dot(x, kv.to(x.dtype), input_precision=PRECISION) * (to_end if REVERSE else lam)[:, None]
+        out = tl.dot(x, kv.to(x.dtype), input_precision=PRECISION) * (to_end if FUTURE else lam)[:, None]
         scores = tl.dot(x, tl.trans(y), input_precision=PRECISION) * m
         out = tl.dot(scores.to(z.dtype), z, out, input_precision=PRECISION)
         # KV = lambda^B KV + (lambda^B Lambda^-1 K)^T V, or dKV = lambda^B dKV + (Lambda Q)^T dO
         kv *= power(rate, length)
-        weighted = (z * (lam if REVERSE else to_end)[:, None]).to(y.dtype)
+        weighted = (z * (lam if FUTURE else to_end)[:, None]).to(y.dtype)
         kv = tl.dot(tl.trans(y), weighted, kv, input_precision=PRECISION)
         store_tile(out_dst, out.to(z.dtype), batch, head, t0, col, T, H, DZ, USE_TMA)
     if end_ptr is not None:
@@ -111,7 +111,7 @@ def run_loop(
     state: Tensor | None,
     scale: float,
     *,
-    reverse: bool = False,
+    future: bool = False,
     transposed: bool = False,
     want_state: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
@@ -138,7 +138,7 @@ def run_loop(
     )
     loop_kernel[(cdiv(DZ, config.block_z) * B * H,)](
         x_tiles, y_tiles, z_tiles, slope, state, out_tiles, end, scale, T,
-        H=H, DX=DX, DZ=DZ, REVERSE=reverse, TRANSPOSED=transposed, USE_TMA=use_tma,
+        H=H, DX=DX, DZ=DZ, FUTURE=future, TRANSPOSED=transposed, USE_TMA=use_tma,
         BLOCK_T=config.block_t, BLOCK_X=padded(DX), BLOCK_Z=config.block_z, STAGES=config.num_stages,
         PRECISION="ieee" if z.dtype == torch.float32 else "tf32",
         num_warps=config.num_warps, num_stages=config.num_stages,
@@ -170,8 +170,8 @@ def _backward(
     do = torch.zeros_like(v) if do is None else do.contiguous()
     d_last = None if d_last is None else d_last.contiguous()
     dq, _ = run_loop(config.dq, do, v, k, slope, initial, scale, transposed=True)
-    dk, _ = run_loop(config.dk, v, do, q, slope, d_last, scale, reverse=True, transposed=True)
-    dv, d_initial = run_loop(config.dv, k, q, do, slope, d_last, scale, reverse=True, want_state=needs[4])
+    dk, _ = run_loop(config.dk, v, do, q, slope, d_last, scale, future=True, transposed=True)
+    dv, d_initial = run_loop(config.dv, k, q, do, slope, d_last, scale, future=True, want_state=needs[4])
     return dq, dk, dv, None, d_initial
 
 

@@ -63,7 +63,7 @@ def _load_saved(saved_ptr, offs_t, offs_c, left, mask_c, C, BLOCK_I: tl.constexp
 
 
 @triton.jit
-def _run_back(
+def _store_gradients(
     dx_ptr, dr_ptr, di_ptr, base, x, i, dh, all_a, all_open, h, w, offs, left, mask_c, C, rate,
     OP: tl.constexpr, PRECISE: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
@@ -144,9 +144,9 @@ def look_back_gradient_kernel(
     STEPS: tl.constexpr = BLOCK_I * BLOCK_O
     C = C8 * 8
     blocks = tl.cdiv(C, BLOCK_C)
-    behind, batch, block = program_position(B, blocks)
+    position, batch, block = program_position(B, blocks)
     tiles = tl.cdiv(T, STEPS)
-    tile = tiles - 1 - behind
+    tile = tiles - 1 - position
     offs_c = block * BLOCK_C + tl.arange(0, BLOCK_C)
     mask_c = offs_c < C
     offs_t = (BLOCK_O - 1 - tl.arange(0, BLOCK_O)) * BLOCK_I
@@ -156,21 +156,21 @@ def look_back_gradient_kernel(
     dh = load_rows(dh_ptr + base, offs, left, mask, C, 0.0, BLOCK_I)
     h = _load_saved(saved_ptr + (batch * S + tile * BLOCK_O) * C, offs_t, offs_c, left, mask, C, BLOCK_I)
     if PASS.code != "":
-        prefetch_words(word_ptr, B, C, batch, behind, block * BLOCK_C, BLOCK_C)
-        then = (tile - ahead) * STEPS
-        if (ahead > 0) & (then >= 0):
+        prefetch_words(word_ptr, B, C, batch, position, block * BLOCK_C, BLOCK_C)
+        earlier = (tile - ahead) * STEPS
+        if (ahead > 0) & (earlier >= 0):
             row = batch * T * C
-            prefetch_tile(x_ptr + row, then, T, C, block * BLOCK_C, STEPS, BLOCK_C)
-            prefetch_tile(r_ptr + row, then, T, C, block * BLOCK_C, STEPS, BLOCK_C)
-            prefetch_tile(dh_ptr + row, then, T, C, block * BLOCK_C, STEPS, BLOCK_C)
+            prefetch_tile(x_ptr + row, earlier, T, C, block * BLOCK_C, STEPS, BLOCK_C)
+            prefetch_tile(r_ptr + row, earlier, T, C, block * BLOCK_C, STEPS, BLOCK_C)
+            prefetch_tile(dh_ptr + row, earlier, T, C, block * BLOCK_C, STEPS, BLOCK_C)
             if OP == "rglru":
-                prefetch_tile(i_ptr + row, then, T, C, block * BLOCK_C, STEPS, BLOCK_C)
+                prefetch_tile(i_ptr + row, earlier, T, C, block * BLOCK_C, STEPS, BLOCK_C)
     issue_loads()
     rate = decay_rate(c_ptr, offs_c, mask_c, OP, PRECISE)[None, :]
     all_a, all_open, after_a, after_w, before_a, before_w = _backward_tile(r, dh, rate, OP, PRECISE, TILE)
     last = load_state(dlast_ptr, batch * C, offs_c, mask_c)
     state = pass_state(
-        word_ptr, call, B, C, batch, behind, tiles, last, after_a, after_w, offs_c, mask_c,
+        word_ptr, call, B, C, batch, position, tiles, last, after_a, after_w, offs_c, mask_c,
         PASS, BLOCK_O, BLOCK_C,
     )  # fmt: skip
     if dfirst_ptr is not None:
@@ -178,7 +178,7 @@ def look_back_gradient_kernel(
             after = tl.fma(after_a, state, after_w)
             store_last_row(dfirst_ptr + batch * C, after, offs_c, mask_c, BLOCK_O, BLOCK_C)
     w = tl.fma(before_a, state, before_w)
-    total = _run_back(
+    total = _store_gradients(
         dx_ptr, dr_ptr, di_ptr, base, x, i, dh, all_a, all_open, h, w, offs, left, mask, C, rate,
         OP, PRECISE, TILE,
     )  # fmt: skip
@@ -224,8 +224,8 @@ def walk_gradient_kernel(
     C = C8 * 8
     blocks = tl.cdiv(C, BLOCK_C)
     pid = tl.program_id(0)
-    behind = pid // (B * blocks)
-    chunk = N - 1 - behind
+    position = pid // (B * blocks)
+    chunk = N - 1 - position
     batch = (pid // blocks % B).to(tl.int64)
     offs_c = pid % blocks * BLOCK_C + tl.arange(0, BLOCK_C)
     mask_c = offs_c < C
@@ -233,7 +233,7 @@ def walk_gradient_kernel(
     rate = decay_rate(c_ptr, offs_c, mask_c, OP, PRECISE)[None, :]
     stop = tl.minimum(chunk * L + L, T)
     tiles = tl.cdiv(stop - chunk * L, STEPS)
-    state = load_state(dlast_ptr, (behind.to(tl.int64) * B + batch) * C, offs_c, mask_c)
+    state = load_state(dlast_ptr, (position.to(tl.int64) * B + batch) * C, offs_c, mask_c)
     total = tl.zeros((BLOCK_C,), dtype=tl.float32)
     for step in range(tiles):
         start = chunk * L + (tiles - 1 - step) * STEPS
@@ -246,7 +246,7 @@ def walk_gradient_kernel(
         issue_loads()
         all_a, all_open, after_a, after_w, before_a, before_w = _backward_tile(r, dh, rate, OP, PRECISE, TILE)
         w = tl.fma(before_a, state, before_w)
-        total += _run_back(
+        total += _store_gradients(
             dx_ptr, dr_ptr, di_ptr, base, x, i, dh, all_a, all_open, h, w, offs, left, mask, C, rate,
             OP, PRECISE, TILE,
         )  # fmt: skip

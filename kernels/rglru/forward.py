@@ -52,7 +52,7 @@ def forward_tile(x, r, i, rate, OP: tl.constexpr, PRECISE: tl.constexpr, TILE: t
 
 
 @triton.jit
-def _run_tile(
+def _store_states(
     h_ptr, saved_ptr, all_a, all_b, h, offs_t, offs_c, offs, left, mask_c, C, SAVE: tl.constexpr, BLOCK_I: tl.constexpr
 ):  # fmt: skip
     """Compute h from the states before a tile's rows; store h and, every SAVE steps, the state before the step."""
@@ -116,13 +116,13 @@ def look_back_kernel(
     x, r, i = load_inputs(x_ptr, r_ptr, i_ptr, base, offs, left, mask, C, OP, BLOCK_I)
     if PASS.code != "":
         prefetch_words(word_ptr, B, C, batch, tile, block * BLOCK_C, BLOCK_C)
-        then = (tile + ahead) * STEPS
-        if (ahead > 0) & (then < T):
+        later = (tile + ahead) * STEPS
+        if (ahead > 0) & (later < T):
             row = batch * T * C
-            prefetch_tile(x_ptr + row, then, T, C, block * BLOCK_C, STEPS, BLOCK_C)
-            prefetch_tile(r_ptr + row, then, T, C, block * BLOCK_C, STEPS, BLOCK_C)
+            prefetch_tile(x_ptr + row, later, T, C, block * BLOCK_C, STEPS, BLOCK_C)
+            prefetch_tile(r_ptr + row, later, T, C, block * BLOCK_C, STEPS, BLOCK_C)
             if OP == "rglru":
-                prefetch_tile(i_ptr + row, then, T, C, block * BLOCK_C, STEPS, BLOCK_C)
+                prefetch_tile(i_ptr + row, later, T, C, block * BLOCK_C, STEPS, BLOCK_C)
     issue_loads()
     rate = decay_rate(c_ptr, offs_c, mask_c, OP, PRECISE)[None, :]
     all_a, all_b, after_a, after_b, before_a, before_b = forward_tile(x, r, i, rate, OP, PRECISE, TILE)
@@ -138,7 +138,7 @@ def look_back_kernel(
     h = tl.fma(before_a, state, before_b)
     if SAVE > 0:
         saved_ptr += (batch * S + tile * STEPS // SAVE) * C
-    _run_tile(h_ptr + base, saved_ptr, all_a, all_b, h, offs_t, offs_c, offs, left, mask, C, SAVE, BLOCK_I)
+    _store_states(h_ptr + base, saved_ptr, all_a, all_b, h, offs_t, offs_c, offs, left, mask, C, SAVE, BLOCK_I)
 
 
 @remember_launches
@@ -194,7 +194,7 @@ def walk_kernel(
         saved = saved_ptr
         if SAVE > 0:
             saved += (batch * S + start // SAVE) * C
-        _run_tile(h_ptr + base, saved, all_a, all_b, h, offs_t, offs_c, offs, left, mask, C, SAVE, BLOCK_I)
+        _store_states(h_ptr + base, saved, all_a, all_b, h, offs_t, offs_c, offs, left, mask, C, SAVE, BLOCK_I)
         state = take_last_row(tl.fma(after_a, state, after_b), BLOCK_O)
     if last_ptr is not None:
         if chunk == N - 1:

@@ -58,8 +58,8 @@ def reduce_kernel(
     C = C8 * 8
     blocks = tl.cdiv(C, BLOCK_C)
     pid = tl.program_id(0)
-    part = pid // (B * blocks)
-    chunk = N - 1 - part if BACKWARD else part
+    position = pid // (B * blocks)
+    chunk = N - 1 - position if BACKWARD else position
     batch = (pid // blocks % B).to(tl.int64)
     offs_c = pid % blocks * BLOCK_C + tl.arange(0, BLOCK_C)
     mask_c = offs_c < C
@@ -95,7 +95,7 @@ def reduce_kernel(
         tile_a = take_last_row(after_a, BLOCK_O)
         chunk_b = tl.fma(tile_a, chunk_b, take_last_row(after_b, BLOCK_O))
         chunk_a *= tile_a
-    offs = (part.to(tl.int64) * B + batch) * C + offs_c[None, :]
+    offs = (position.to(tl.int64) * B + batch) * C + offs_c[None, :]
     tl.store(a_ptr + offs, chunk_a, mask=mask_c[None, :])
     tl.store(b_ptr + offs, chunk_b, mask=mask_c[None, :])
 

@@ -49,7 +49,7 @@ def backward_problem(problem: Problem, chunk_size: int | None, q: Tensor, v: Ten
     shape = choice.shape_of_tensors(q, v, normalised=problem.stabilised)
     chunk = choice.backward_chunk(shape, problem.scheme)
     chunk = chunk if chunk_size is None else min(problem.chunk, chunk)
-    return replace(problem, chunk=chunk, whole=shape.whole_heads(problem.scheme, chunk, backward=True))
+    return replace(problem, chunk=chunk, whole_heads=shape.whole_heads(problem.scheme, chunk, backward=True))
 
 
 def keep_states(problem: Problem, chunk_size: int | None, q: Tensor, v: Tensor, states: Tensor | None) -> Tensor | None:
@@ -61,7 +61,7 @@ def keep_states(problem: Problem, chunk_size: int | None, q: Tensor, v: Tensor, 
 
 def needs_states(problem: Problem, v: Tensor) -> bool:
     """Return whether any head is cut into chunks, whose states a pass must then compute."""
-    return problem.chunk < v.shape[1] and problem.whole < v.shape[0] * v.shape[2]
+    return problem.chunk < v.shape[1] and problem.whole_heads < v.shape[0] * v.shape[2]
 
 
 def _state_like(q: Tensor, v: Tensor) -> Tensor:
@@ -92,9 +92,14 @@ def _make_problem(request: Request, shape: choice.Shape, item_bytes: int) -> Pro
     scheme = request.scheme if fused else "sweep"
     chunk = fit_chunk(request.chunk_size or choice.forward_chunk(shape, scheme), shape.seq_len)
     return Problem(
-        gate=request.gate, scale=request.scale, chunk=chunk, whole=shape.whole_heads(scheme, chunk) if fused else 0,
-        state_dtype=request.state_dtype, inv_tau=request.inv_tau, scheme=request.scheme,
-    )  # fmt: skip
+        gate=request.gate,
+        scale=request.scale,
+        chunk=chunk,
+        whole_heads=shape.whole_heads(scheme, chunk) if fused else 0,
+        state_dtype=request.state_dtype,
+        inv_tau=request.inv_tau,
+        scheme=request.scheme,
+    )
 
 
 def _forward(
@@ -129,7 +134,7 @@ def _forward(
         states, n_states = chunks.states, chunks.n_states
     if fused:
         # The pass over the chunks has written the last states of heads that are cut.
-        whole_last, whole_n_last = (last, n_last) if problem.whole else (None, None)
+        whole_last, whole_n_last = (last, n_last) if problem.whole_heads else (None, None)
         denominators = Denominators(n_states, n_initial, whole_n_last, gates.log_denom) if exp else None
         if denominators is not None and config.normaliser is not None:
             run_normaliser(problem, config.normaliser, q, k, gates, denominators, stretch, heads=heads)
@@ -157,7 +162,7 @@ def _shapes(
     chunk = request.chunk_size or choice.sweep_chunk(dim_k, dim_v)
     config = select_config(
         scheme=request.scheme, capability=capability(v.device), item_bytes=v.element_size(), head_dim_qk=dim_k,
-        head_dim_v=dim_v, chunk=chunk, rows=heads,
+        head_dim_v=dim_v, chunk=chunk, batch_heads=heads,
     )  # fmt: skip
     stretches = cdiv(seq_len, config.gate_chunk(chunk))
     gate_dtype = torch.float32 if fused else torch.float64
@@ -290,29 +295,30 @@ def _main_gradients(
     q_pair, k_pair = (q, k) if want_gates else (None, None)
     states = d_states = anchors = None
     d_initial = _state_like(q, v) if want_initial else None
+    last = d_initial if problem.whole_heads else None
+    walk, sweep = (partial(run, problem, heads=v.shape[2]) for run in (run_fused_chunk, run_chunk_o))
     if over_chunks:
         states = run_chunk_h(problem, config.states, k, v, gates, stretch, c_initial).states if kept is None else kept
     if fused:
-        run = partial(run_fused_chunk, problem, heads=v.shape[2])
-        dq = run(config.dq, DQ, dh, v, k, states, gates, initial=c_initial, pair=q_pair)
+        dq = walk(config.dq, DQ, dh, v, k, states, gates, initial=c_initial, pair=q_pair)
     else:
-        run = partial(run_chunk_o, problem, heads=v.shape[2])
-        dq = run(config.dq, DQ, dh, v, k, states, gates, pair=q_pair)
+        dq = sweep(config.dq, DQ, dh, v, k, states, gates, pair=q_pair)
     if over_chunks:
         chunks = run_chunk_h(
-            problem, config.states, q, dh, gates, stretch, d_last, last=d_initial, reverse=True,
+            problem, config.states, q, dh, gates, stretch, d_last, last=d_initial, future=True,
             forward_states=states if want_gates and not fused else None,
         )  # fmt: skip
         d_states, anchors = chunks.states, chunks.anchors
     del states
     if fused:
-        run = partial(run, initial=d_last)
-        dk = run(config.dk, DK, v, dh, q, d_states, gates, pair=k_pair, anchor_states=dq.anchor_states)
+        dk = walk(
+            config.dk, DK, v, dh, q, d_states, gates, initial=d_last, pair=k_pair, anchor_states=dq.anchor_states
+        )  # fmt: skip
         dq.anchor_states = dk.anchor_states = None
-        dv = run(config.dv, DV, k, q, dh, d_states, gates, last=d_initial if problem.whole else None)
+        dv = walk(config.dv, DV, k, q, dh, d_states, gates, initial=d_last, last=last)
         return dq, dk, dv, d_initial, dk.anchors
-    dk = run(config.dk, DK, v, dh, q, d_states, gates, pair=k_pair)
-    dv = run(config.dv, DV, k, q, dh, d_states, gates)
+    dk = sweep(config.dk, DK, v, dh, q, d_states, gates, pair=k_pair)
+    dv = sweep(config.dv, DV, k, q, dh, d_states, gates)
     return dq, dk, dv, d_initial, anchors
 
 

@@ -85,10 +85,10 @@ COSTS = Costs()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """What a choice depends on; rows are batch * heads, ``normalised`` means that there are denominators."""
+    """What a choice depends on: batch_heads is B * H, and ``normalised`` says whether there are denominators."""
 
     seq_len: int
-    rows: int
+    batch_heads: int
     head_dim_qk: int
     head_dim_v: int
     normalised: bool = False
@@ -112,12 +112,12 @@ class Shape:
         """Return the time in microseconds of the forward pass: walks, the pass over the chunks, the normaliser."""
         whole = self.whole_heads(scheme, chunk)
         total = self._walk_us(scheme, chunk, whole, self.head_dim_qk, self.head_dim_v, costs)
-        total += self._states_us(scheme, chunk, self.rows - whole, costs, with_n=self.normalised)
+        total += self._states_us(scheme, chunk, self.batch_heads - whole, costs, with_n=self.normalised)
         if self.normalised:
             blocks = -(-self.head_dim_qk // 128)
             columns = 2 * self.head_dim_qk / blocks
-            for rows, length in self._walks(whole, chunk):
-                programs = rows * -(-self.seq_len // length) * blocks
+            for heads, length in self._walks(whole, chunk):
+                programs = heads * -(-self.seq_len // length) * blocks
                 total += self._programs_us(programs, RESIDENT_WARPS // 4, length, costs.normaliser, columns, costs)
         return total
 
@@ -128,7 +128,7 @@ class Shape:
         dv = self._walk_us(scheme, chunk, whole, self.head_dim_qk, self.head_dim_v, costs)
         stored = self.head_dim_qk * self.head_dim_v * 4 * -(-self.seq_len // chunk)
         kept = KEPT_STATES * stored <= self.seq_len * (2 * self.head_dim_qk + self.head_dim_v) * 2
-        return 2 * dq + dv + (1 if kept else 2) * self._states_us(scheme, chunk, self.rows - whole, costs)
+        return 2 * dq + dv + (1 if kept else 2) * self._states_us(scheme, chunk, self.batch_heads - whole, costs)
 
     def whole_heads(self, scheme: str, chunk: int, *, backward: bool = False) -> int:
         """Return how many heads are not cut into chunks.
@@ -139,10 +139,10 @@ class Shape:
         the states of all heads.
         """
         if chunk >= self.seq_len:
-            return self.rows
+            return self.batch_heads
         if scheme != "whole_state" or whole_state_reason(self.head_dim_qk, self.head_dim_v, chunk):
             return 0
-        whole = self.rows
+        whole = self.batch_heads
         dims = (self.head_dim_qk, self.head_dim_v)
         if self.normalised and not fit_whole_state(*dims).makes_denominators:
             return 0
@@ -150,13 +150,13 @@ class Shape:
             (fit_whole_state(*dims), dims[1]),
             *([(fit_whole_state(*dims[::-1], sums=True), dims[0])] if backward else ()),
         ):
-            slots, blocks = RESIDENT_WARPS // (4 * tile.groups) * self.multiprocessors, -(-dim_z // tile.block_z)
-            whole = min(whole, self.rows * blocks // slots * slots // blocks)
+            slots, blocks = RESIDENT_WARPS // (4 * tile.walkers) * self.multiprocessors, -(-dim_z // tile.block_z)
+            whole = min(whole, self.batch_heads * blocks // slots * slots // blocks)
         return whole
 
     def _walks(self, whole: int, chunk: int) -> list[tuple[int, int]]:
         """Return (heads, chunk length) for the heads that are whole and for those that are cut."""
-        return [walk for walk in ((whole, max(chunk, self.seq_len)), (self.rows - whole, chunk)) if walk[0]]
+        return [walk for walk in ((whole, max(chunk, self.seq_len)), (self.batch_heads - whole, chunk)) if walk[0]]
 
     def _walk_us(
         self, scheme: str, chunk: int, whole: int, dim_x: int, dim_z: int, costs: Costs, *, gates: bool = False
@@ -164,7 +164,7 @@ class Shape:
         """Return the time of a product with head dims DX and DZ; ``gates``: with the gates' gradients, as dq and dk."""
         if scheme == "whole_state" and whole_state_reason(dim_x, dim_z, chunk) is None:
             tile = fit_whole_state(dim_x, dim_z)
-            blocks, num_warps = -(-dim_z // tile.block_z), 4 * tile.groups
+            blocks, num_warps = -(-dim_z // tile.block_z), 4 * tile.walkers
             position = costs.whole_state * max(1.0, tile.block_x * tile.block_z / 128**2) * -(-dim_x // tile.block_x)
         else:
             blocks, num_warps = -(-dim_z // 64), 4
@@ -172,26 +172,26 @@ class Shape:
         columns = 2 * dim_x + (3 if gates else 2) * dim_z / blocks
         position *= costs.gradient if gates else 1.0
         total = 0.0
-        for rows, length in self._walks(whole, chunk):
-            programs = rows * -(-self.seq_len // length) * blocks
+        for heads, length in self._walks(whole, chunk):
+            programs = heads * -(-self.seq_len // length) * blocks
             total += self._programs_us(programs, RESIDENT_WARPS // num_warps, length, position, columns, costs)
         return total
 
-    def _states_us(self, scheme: str, chunk: int, rows: int, costs: Costs, *, with_n: bool = False) -> float:
-        """Return the time of the pass over the chunks for ``rows`` heads that are cut."""
+    def _states_us(self, scheme: str, chunk: int, heads: int, costs: Costs, *, with_n: bool = False) -> float:
+        """Return the time of the pass over the chunks for ``heads`` heads that are cut."""
         num_chunks = -(-self.seq_len // chunk)
-        if num_chunks == 1 or rows == 0:
+        if num_chunks == 1 or heads == 0:
             return 0.0
-        whole = scheme == "whole_state"
-        blocks_k, blocks_v = -(-self.head_dim_qk // 128), -(-self.head_dim_v // (128 if whole else 64))
-        programs, length, merge = rows * blocks_k * blocks_v, self.seq_len, 0.0
-        if whole or programs < MIN_PROGRAMS:
+        whole_state = scheme == "whole_state"
+        blocks_k, blocks_v = -(-self.head_dim_qk // 128), -(-self.head_dim_v // (128 if whole_state else 64))
+        programs, length, merge = heads * blocks_k * blocks_v, self.seq_len, 0.0
+        if whole_state or programs < MIN_PROGRAMS:
             # The pass's last chunk is not computed.
             programs, length, merge = programs * (num_chunks - 1), chunk, costs.merge * num_chunks
-        position = costs.states_and_n if with_n and not whole else costs.states
+        position = costs.states_and_n if with_n and not whole_state else costs.states
         columns = self.head_dim_qk / blocks_k + self.head_dim_v / blocks_v
-        walk = self._programs_us(programs, 2 if whole else 3, length, position, columns, costs)
-        stored = rows * num_chunks * self.head_dim_qk * self.head_dim_v * 4 / 2**20
+        walk = self._programs_us(programs, 2 if whole_state else 3, length, position, columns, costs)
+        stored = heads * num_chunks * self.head_dim_qk * self.head_dim_v * 4 / 2**20
         return costs.launch + walk + costs.store * stored + merge
 
     def _programs_us(
@@ -246,16 +246,20 @@ def shape_of_tensors(q: Tensor, v: Tensor, *, normalised: bool = False) -> Shape
     from ..common.device import multiprocessors
 
     return Shape(
-        seq_len=seq_len, rows=batch * heads, head_dim_qk=q.shape[3], head_dim_v=head_dim_v, normalised=normalised,
+        seq_len=seq_len,
+        batch_heads=batch * heads,
+        head_dim_qk=q.shape[3],
+        head_dim_v=head_dim_v,
+        normalised=normalised,
         multiprocessors=multiprocessors(v.device) if v.is_cuda else MULTIPROCESSORS,
-    )  # fmt: skip
+    )
 
 
 def shape_of(sizes: Mapping[str, int], *, normalised: bool = False) -> Shape:
     """Return the shape of a case's sizes."""
     return Shape(
         seq_len=sizes["seq_len"],
-        rows=sizes["batch"] * sizes["num_heads"],
+        batch_heads=sizes["batch"] * sizes["num_heads"],
         head_dim_qk=sizes["head_dim_qk"],
         head_dim_v=sizes["head_dim_v"],
         normalised=normalised,

@@ -20,8 +20,8 @@ from .gates import NEG
 @remember_launches
 @triton.jit(do_not_specialize=["T", "L", "N", "LG", "BH", "scale"])
 def chunk_h_kernel(
-    k_ptr,
-    v_ptr,
+    y_ptr,
+    z_ptr,
     gates,
     initial_ptr,
     n_initial_ptr,
@@ -38,68 +38,68 @@ def chunk_h_kernel(
     LG,
     BH,
     SHAPE: tl.constexpr,
-    REVERSE: tl.constexpr,
+    FUTURE: tl.constexpr,
     LOCAL: tl.constexpr,
     TILE: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Process the chunks in order with one [BLOCK_K, BLOCK_V] tile of the state in registers.
+    """Process the chunks in order with one [BLOCK_X, BLOCK_Z] tile of the state in registers.
 
-    Grid: (ceil(K / BLOCK_K) * ceil(V / BLOCK_V) * B * H,), with LOCAL times the chunks whose contributions are wanted,
-    N or N - 1: then one program computes one chunk's contribution to the state, starting from zero, and
-    chunk_h_merge_kernel combines the contributions. The pass's last chunk (REVERSE: the first in time) is left out
+    Grid: (ceil(DX / BLOCK_X) * ceil(DZ / BLOCK_Z) * B * H,), with LOCAL times the chunks whose contributions are
+    wanted, N or N - 1: then one program computes one chunk's contribution to the state, starting from zero, and
+    chunk_h_merge_kernel combines the contributions. The pass's last chunk (FUTURE: the first in time) is left out
     unless the last state is wanted, since no chunk follows it.
-    Forward: reads k [B, T, H / group_x, K], v [B, T, H, V] and the gate vectors; writes the state before each chunk
-    [B, H, N, K, V] and, where asked for, n [B, H, N, K] and the last state. REVERSE: reads q, dh, the gate vectors and
-    the forward states; writes the gradient of the state after each chunk, that of the initial state and, where asked
-    for, the anchors: <C, dC> at each chunk's start, [tiles of the state, B, H, N]. Gate vectors are cumulative over LG
-    positions, states are written every L.
+    Forward in time: reads k as Y [B, T, H / group_x, DX], v as Z [B, T, H, DZ] and the gate vectors; writes the state
+    before each chunk [B, H, N, DX, DZ] and, where asked for, n [B, H, N, DX] and the last state. FUTURE, backward in
+    time: reads q as Y, dh as Z, the gate vectors and the forward states; writes the gradient of the state after each
+    chunk, that of the initial state and, where asked for, the anchors: <C, dC> at each chunk's start, [tiles of the
+    state, B, H, N]. Gate vectors are cumulative over LG positions, states are written every L.
     """
     H: tl.constexpr = SHAPE.heads
-    K: tl.constexpr = SHAPE.dim_x
-    V: tl.constexpr = SHAPE.dim_z
+    DX: tl.constexpr = SHAPE.dim_x
+    DZ: tl.constexpr = SHAPE.dim_z
     BLOCK_T: tl.constexpr = TILE.block_t
-    BLOCK_K: tl.constexpr = TILE.block_k
-    BLOCK_V: tl.constexpr = TILE.block_v
+    BLOCK_X: tl.constexpr = TILE.block_x
+    BLOCK_Z: tl.constexpr = TILE.block_z
     STABILISED: tl.constexpr = gates.m is not None
     WITH_N: tl.constexpr = n_states_ptr is not None
-    NK: tl.constexpr = (K + BLOCK_K - 1) // BLOCK_K
-    NV: tl.constexpr = (V + BLOCK_V - 1) // BLOCK_V
+    NX: tl.constexpr = (DX + BLOCK_X - 1) // BLOCK_X
+    NZ: tl.constexpr = (DZ + BLOCK_Z - 1) // BLOCK_Z
     pid = tl.program_id(0)
-    pid_v = pid % NV
-    pid_k = (pid // NV) % NK
+    pid_z = pid % NZ
+    pid_x = (pid // NZ) % NX
     pid_n = 0
     if LOCAL:
-        chunks = tl.num_programs(0) // (NV * NK * BH)
-        pid_n = (pid // (NV * NK)) % chunks
-        if REVERSE:
+        chunks = tl.num_programs(0) // (NZ * NX * BH)
+        pid_n = (pid // (NZ * NX)) % chunks
+        if FUTURE:
             pid_n += N - chunks
-        pid_bh = (pid // (NV * NK * chunks)).to(tl.int64)
+        pid_bh = (pid // (NZ * NX * chunks)).to(tl.int64)
     else:
-        pid_bh = (pid // (NV * NK)).to(tl.int64)
+        pid_bh = (pid // (NZ * NX)).to(tl.int64)
     batch = pid_bh // H
     head = pid_bh % H
-    offs_k = pid_k * BLOCK_K + tl.arange(0, BLOCK_K)
-    offs_v = pid_v * BLOCK_V + tl.arange(0, BLOCK_V)
+    offs_x = pid_x * BLOCK_X + tl.arange(0, BLOCK_X)
+    offs_z = pid_z * BLOCK_Z + tl.arange(0, BLOCK_Z)
     offs_t = tl.arange(0, BLOCK_T)
-    mask_k = offs_k < K
-    mask_v = offs_v < V
-    K_ROW: tl.constexpr = (H // SHAPE.group_x) * K
-    V_ROW: tl.constexpr = H * V
-    k_stride = tl.full((), K_ROW, tl.int64)
-    v_stride = tl.full((), V_ROW, tl.int64)
-    k_base = k_ptr + batch * T * K_ROW + (head // SHAPE.group_x) * K
-    v_base = v_ptr + batch * T * V_ROW + head * V
+    mask_x = offs_x < DX
+    mask_z = offs_z < DZ
+    Y_ROW: tl.constexpr = (H // SHAPE.group_x) * DX
+    Z_ROW: tl.constexpr = H * DZ
+    y_stride = tl.full((), Y_ROW, tl.int64)
+    z_stride = tl.full((), Z_ROW, tl.int64)
+    y_base = y_ptr + batch * T * Y_ROW + (head // SHAPE.group_x) * DX
+    z_base = z_ptr + batch * T * Z_ROW + head * DZ
     rows = pid_bh * T
-    state_offs = offs_k[:, None] * V + offs_v[None, :]
-    state_mask = mask_k[:, None] & mask_v[None, :]
+    state_offs = offs_x[:, None] * DZ + offs_z[None, :]
+    state_mask = mask_x[:, None] & mask_z[None, :]
 
-    state = tl.zeros((BLOCK_K, BLOCK_V), dtype=tl.float32)
-    n_state = tl.zeros((BLOCK_K,), dtype=tl.float32)
+    state = tl.zeros((BLOCK_X, BLOCK_Z), dtype=tl.float32)
+    n_state = tl.zeros((BLOCK_X,), dtype=tl.float32)
     if initial_ptr is not None:
-        state += tl.load(initial_ptr + pid_bh * K * V + state_offs, mask=state_mask, other=0.0)
+        state += tl.load(initial_ptr + pid_bh * DX * DZ + state_offs, mask=state_mask, other=0.0)
         if WITH_N:
-            n_state += tl.load(n_initial_ptr + pid_bh * K + offs_k, mask=mask_k, other=0.0)
+            n_state += tl.load(n_initial_ptr + pid_bh * DX + offs_x, mask=mask_x, other=0.0)
 
     first_tile = pid_n * (L // BLOCK_T)
     num_tiles = tl.cdiv(T, BLOCK_T)
@@ -107,7 +107,7 @@ def chunk_h_kernel(
         num_tiles = tl.minimum(num_tiles - first_tile, L // BLOCK_T)
     NG = tl.cdiv(T, LG)
     for tile in range(0, num_tiles):
-        if REVERSE:
+        if FUTURE:
             t0 = (first_tile + num_tiles - 1 - tile) * BLOCK_T
             at_edge = (tile == 0) | ((t0 + BLOCK_T) % L == 0)
             at_gate = (tile == 0) | ((t0 + BLOCK_T) % LG == 0)
@@ -118,23 +118,23 @@ def chunk_h_kernel(
         chunk = t0 // L
         index = t0 // LG
         mask_t = t0 + offs_t < T
-        keys = tl.load(
-            k_base + t0 * k_stride + offs_k[:, None] + offs_t[None, :] * K_ROW,
-            mask=mask_k[:, None] & mask_t[None, :],
+        y_t = tl.load(
+            y_base + t0 * y_stride + offs_x[:, None] + offs_t[None, :] * Y_ROW,
+            mask=mask_x[:, None] & mask_t[None, :],
             other=0.0,
-        )  # [BLOCK_K, BLOCK_T]
-        values = tl.load(
-            v_base + t0 * v_stride + offs_t[:, None] * V_ROW + offs_v[None, :],
-            mask=mask_t[:, None] & mask_v[None, :],
+        )  # [BLOCK_X, BLOCK_T]
+        z = tl.load(
+            z_base + t0 * z_stride + offs_t[:, None] * Z_ROW + offs_z[None, :],
+            mask=mask_t[:, None] & mask_z[None, :],
             other=0.0,
-        )  # [BLOCK_T, BLOCK_V]
-        log_weight = tl.load((gates.b if REVERSE else gates.w) + rows + t0 + offs_t, mask=mask_t, other=NEG)
+        )  # [BLOCK_T, BLOCK_Z]
+        log_weight = tl.load((gates.b if FUTURE else gates.w) + rows + t0 + offs_t, mask=mask_t, other=NEG)
         log_decay = tl.load(gates.g + pid_bh * NG + index)
         if STABILISED:
             m_in = tl.load(gates.edge + pid_bh * (NG + 1) + index)
             m_out = tl.load(gates.edge + pid_bh * (NG + 1) + index + 1)
             log_decay += m_in - m_out
-        if REVERSE:
+        if FUTURE:
             if STABILISED:
                 log_weight += m_in - tl.load(gates.m + rows + t0 + offs_t, mask=mask_t, other=0.0)
                 log_weight -= tl.load(gates.log_denom + rows + t0 + offs_t, mask=mask_t, other=0.0)
@@ -146,40 +146,40 @@ def chunk_h_kernel(
         weight = tl.where(mask_t, weight, 0.0)
 
         if at_edge and not LOCAL:
-            out = (pid_bh * N + chunk) * K * V + state_offs
+            out = (pid_bh * N + chunk) * DX * DZ + state_offs
             tl.store(states_ptr + out, state.to(states_ptr.dtype.element_ty), mask=state_mask)
-            if WITH_N and pid_v == 0:
-                tl.store(n_states_ptr + (pid_bh * N + chunk) * K + offs_k, n_state, mask=mask_k)
+            if WITH_N and pid_z == 0:
+                tl.store(n_states_ptr + (pid_bh * N + chunk) * DX + offs_x, n_state, mask=mask_x)
         if at_gate:
             decay = tl.math.exp2(log_decay.to(tl.float32))
             state *= decay
             if WITH_N:
                 n_state *= decay
-        weighted = (values * weight[:, None]).to(keys.dtype)
-        state = tl.dot(keys, weighted, state, input_precision=PRECISION)
-        if WITH_N and pid_v == 0:
-            n_state += tl.sum(keys.to(tl.float32) * weight[None, :], axis=1)
+        weighted = (z * weight[:, None]).to(y_t.dtype)
+        state = tl.dot(y_t, weighted, state, input_precision=PRECISION)
+        if WITH_N and pid_z == 0:
+            n_state += tl.sum(y_t.to(tl.float32) * weight[None, :], axis=1)
         if anchor_ptr is not None:
             if t0 % L == 0:
                 before = tl.load(
-                    forward_states_ptr + (pid_bh * N + chunk) * K * V + state_offs, mask=state_mask, other=0.0
+                    forward_states_ptr + (pid_bh * N + chunk) * DX * DZ + state_offs, mask=state_mask, other=0.0
                 ).to(tl.float32)
                 dot = tl.sum(before * state)
-                tl.store(anchor_ptr + ((pid_k * NV + pid_v) * BH.to(tl.int64) + pid_bh) * N + chunk, dot)
+                tl.store(anchor_ptr + ((pid_x * NZ + pid_z) * BH.to(tl.int64) + pid_bh) * N + chunk, dot)
 
     if LOCAL:
-        out = (pid_bh * N + pid_n) * K * V + state_offs
+        out = (pid_bh * N + pid_n) * DX * DZ + state_offs
         tl.store(states_ptr + out, state.to(states_ptr.dtype.element_ty), mask=state_mask)
-        if WITH_N and pid_v == 0:
-            tl.store(n_states_ptr + (pid_bh * N + pid_n) * K + offs_k, n_state, mask=mask_k)
+        if WITH_N and pid_z == 0:
+            tl.store(n_states_ptr + (pid_bh * N + pid_n) * DX + offs_x, n_state, mask=mask_x)
     if last_ptr is not None:
-        tl.store(last_ptr + pid_bh * K * V + state_offs, state, mask=state_mask)
-        if WITH_N and pid_v == 0:
-            tl.store(n_last_ptr + pid_bh * K + offs_k, n_state, mask=mask_k)
+        tl.store(last_ptr + pid_bh * DX * DZ + state_offs, state, mask=state_mask)
+        if WITH_N and pid_z == 0:
+            tl.store(n_last_ptr + pid_bh * DX + offs_x, n_state, mask=mask_x)
 
 
 @remember_launches
-@triton.jit(do_not_specialize=["T", "L", "N", "LG", "whole"])
+@triton.jit(do_not_specialize=["T", "L", "N", "LG", "whole_heads"])
 def chunk_h_merge_kernel(
     g_ptr,
     edge_ptr,
@@ -193,46 +193,46 @@ def chunk_h_merge_kernel(
     L,
     N,
     LG,
-    whole,
-    K: tl.constexpr,
-    V: tl.constexpr,
-    REVERSE: tl.constexpr,
+    whole_heads,
+    DX: tl.constexpr,
+    DZ: tl.constexpr,
+    FUTURE: tl.constexpr,
     BLOCK_E: tl.constexpr,
     BLOCK_G: tl.constexpr,
-    BLOCK_K: tl.constexpr,
+    BLOCK_X: tl.constexpr,
 ):
     """Replace every chunk's contribution by the state that enters the chunk: C_k = decay_k C_{k-1} + contribution_k.
 
-    A chunk multiplies the state by one scalar, so the merge is exact. REVERSE goes through the chunks backward.
+    A chunk multiplies the state by one scalar, so the merge is exact. FUTURE: backward in time.
 
-    Grid: (ceil(K V / BLOCK_E) * heads,) for the heads of the batch from number ``whole`` on, those that are cut.
-    Reads g [B, H, ceil(T / LG)] and m at the stretches' edges; reads and writes the states [heads, N, K, V] and n
-    [heads, N, K].
+    Grid: (ceil(DX DZ / BLOCK_E) * heads,) for the heads of the batch from ``whole_heads`` on, those that are cut.
+    Reads g [B, H, ceil(T / LG)] and m at the stretches' edges; reads and writes the states [heads, N, DX, DZ] and n
+    [heads, N, DX].
     """
     WITH_N: tl.constexpr = n_states_ptr is not None
-    blocks: tl.constexpr = (K * V + BLOCK_E - 1) // BLOCK_E
+    blocks: tl.constexpr = (DX * DZ + BLOCK_E - 1) // BLOCK_E
     pid = tl.program_id(0)
     pid_e = pid % blocks
     row = (pid // blocks).to(tl.int64) * N
-    pid_bh = (pid // blocks + whole).to(tl.int64)
+    pid_bh = (pid // blocks + whole_heads).to(tl.int64)
     offs = pid_e * BLOCK_E + tl.arange(0, BLOCK_E)
-    mask = offs < K * V
-    offs_k = tl.arange(0, BLOCK_K)
-    mask_k = offs_k < K
+    mask = offs < DX * DZ
+    offs_x = tl.arange(0, BLOCK_X)
+    mask_x = offs_x < DX
     offs_g = tl.arange(0, BLOCK_G)
     NG = tl.cdiv(T, LG)
     per_chunk = L // LG
     state = tl.zeros((BLOCK_E,), dtype=tl.float32)
-    n_state = tl.zeros((BLOCK_K,), dtype=tl.float32)
+    n_state = tl.zeros((BLOCK_X,), dtype=tl.float32)
     if initial_ptr is not None:
-        state += tl.load(initial_ptr + pid_bh * K * V + offs, mask=mask, other=0.0)
+        state += tl.load(initial_ptr + pid_bh * DX * DZ + offs, mask=mask, other=0.0)
         if WITH_N:
-            n_state += tl.load(n_initial_ptr + pid_bh * K + offs_k, mask=mask_k, other=0.0)
+            n_state += tl.load(n_initial_ptr + pid_bh * DX + offs_x, mask=mask_x, other=0.0)
     # Where the last state is not wanted, the contribution of the pass's last chunk has not been computed.
     contributing = N if last_ptr is not None else N - 1
     # Loads of several chunks are in flight at once: none depends on the chunk before.
     for step in tl.range(0, N, num_stages=4):
-        chunk = N - 1 - step if REVERSE else step
+        chunk = N - 1 - step if FUTURE else step
         first = chunk * per_chunk
         count = tl.minimum(NG - first, per_chunk)
         log_decay = tl.sum(tl.load(g_ptr + pid_bh * NG + first + offs_g, mask=offs_g < count, other=0.0), axis=0)
@@ -240,16 +240,16 @@ def chunk_h_merge_kernel(
             log_decay += tl.load(edge_ptr + pid_bh * (NG + 1) + first)
             log_decay -= tl.load(edge_ptr + pid_bh * (NG + 1) + first + count)
         decay = tl.math.exp2(log_decay.to(tl.float32))
-        here = states_ptr + (row + chunk) * K * V + offs
+        here = states_ptr + (row + chunk) * DX * DZ + offs
         local = tl.load(here, mask=mask & (step < contributing), other=0.0).to(tl.float32)
         tl.store(here, state.to(states_ptr.dtype.element_ty), mask=mask)
         state = state * decay + local
         if WITH_N:
-            n_here = n_states_ptr + (row + chunk) * K + offs_k
-            n_local = tl.load(n_here, mask=mask_k & (pid_e == 0) & (step < contributing), other=0.0)
-            tl.store(n_here, n_state, mask=mask_k & (pid_e == 0))
+            n_here = n_states_ptr + (row + chunk) * DX + offs_x
+            n_local = tl.load(n_here, mask=mask_x & (pid_e == 0) & (step < contributing), other=0.0)
+            tl.store(n_here, n_state, mask=mask_x & (pid_e == 0))
             n_state = n_state * decay + n_local
     if last_ptr is not None:
-        tl.store(last_ptr + pid_bh * K * V + offs, state, mask=mask)
+        tl.store(last_ptr + pid_bh * DX * DZ + offs, state, mask=mask)
         if WITH_N:
-            tl.store(n_last_ptr + pid_bh * K + offs_k, n_state, mask=mask_k & (pid_e == 0))
+            tl.store(n_last_ptr + pid_bh * DX + offs_x, n_state, mask=mask_x & (pid_e == 0))

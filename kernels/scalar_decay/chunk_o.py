@@ -38,37 +38,26 @@ def _load_tile_transposed(ptr, offs_row, offs_col, mask_row, ROW: tl.constexpr, 
 
 
 @triton.jit
-def _contract(
-    x,
-    x_rows,
-    y_cols,
-    offs_t,
-    offs_s,
-    offs_x,
-    mask_t,
-    mask_s,
-    unit,
-    D: tl.constexpr,
-    ROW: tl.constexpr,
-    BLOCK_X: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
+def _multiply(
+    x, x_rows, y_rows, offs_t, offs_s, offs_x, mask_t, mask_s, unit,
+    D: tl.constexpr, ROW: tl.constexpr, BLOCK_X: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
     """Return X Y^T for a pair of tiles, BLOCK_X columns at a time; ``x`` is the tile of X if it has no more columns."""
     NX: tl.constexpr = (D + BLOCK_X - 1) // BLOCK_X
     MASK_X: tl.constexpr = D % BLOCK_X != 0
     product = tl.zeros((offs_t.shape[0], offs_s.shape[0]), dtype=tl.float32)
     if NX == 1:
-        y = _load_tile_transposed(y_cols, offs_s, offs_x, mask_s, ROW, D, MASK_X)
+        y = _load_tile_transposed(y_rows, offs_s, offs_x, mask_s, ROW, D, MASK_X)
         product = tl.dot(x, y, product, input_precision=PRECISION)
     elif NX == 2:
         for block in tl.static_range(NX):
             x = _load_tile(x_rows, offs_t, block * BLOCK_X + offs_x, mask_t, ROW, D, MASK_X)
-            y = _load_tile_transposed(y_cols, offs_s, block * BLOCK_X + offs_x, mask_s, ROW, D, MASK_X)
+            y = _load_tile_transposed(y_rows, offs_s, block * BLOCK_X + offs_x, mask_s, ROW, D, MASK_X)
             product = tl.dot(x, y, product, input_precision=PRECISION)
     else:
         for block in range(0, NX):
             x = _load_tile(x_rows, offs_t, block * BLOCK_X + offs_x, mask_t, ROW, D, MASK_X)
-            y = _load_tile_transposed(y_cols, offs_s, block * BLOCK_X + offs_x, mask_s, ROW, D, MASK_X)
+            y = _load_tile_transposed(y_rows, offs_s, block * BLOCK_X + offs_x, mask_s, ROW, D, MASK_X)
             if PRECISION == "ieee":
                 # Summing blocks separately rounds less than one long sum. The factor ``unit`` (1, unknown to the
                 # compiler) keeps the compiler from merging the sums again.
@@ -237,21 +226,10 @@ def chunk_o_kernel(
         last = row0
     for col0 in range(first, last, BLOCK_S):
         mask_s = col0 + offs_s < end
-        product = _contract(
-            x,
-            x_rows,
-            y_base + col0 * x_stride,
-            offs_t,
-            offs_s,
-            offs_x,
-            mask_t,
-            mask_s,
-            unit,
-            DX,
-            X_ROW,
-            BLOCK_X,
-            PRECISION,
-        )
+        product = _multiply(
+            x, x_rows, y_base + col0 * x_stride, offs_t, offs_s, offs_x, mask_t, mask_s, unit,
+            DX, X_ROW, BLOCK_X, PRECISION,
+        )  # fmt: skip
         z = _load_tile(z_base + col0 * z_stride, offs_s, offs_z, mask_s, Z_ROW, DZ, MASK_Z)  # [BLOCK_S, BLOCK_Z]
         offs_col = gate + col0 + offs_s
         if FUTURE:
@@ -269,21 +247,10 @@ def chunk_o_kernel(
     row_high, row_low = _split(row)
     for col0 in range(row0, tl.minimum(row0 + BLOCK_T, end), BLOCK_S):
         mask_s = col0 + offs_s < end
-        product = _contract(
-            x,
-            x_rows,
-            y_base + col0 * x_stride,
-            offs_t,
-            offs_s,
-            offs_x,
-            mask_t,
-            mask_s,
-            unit,
-            DX,
-            X_ROW,
-            BLOCK_X,
-            PRECISION,
-        )
+        product = _multiply(
+            x, x_rows, y_base + col0 * x_stride, offs_t, offs_s, offs_x, mask_t, mask_s, unit,
+            DX, X_ROW, BLOCK_X, PRECISION,
+        )  # fmt: skip
         z = _load_tile(z_base + col0 * z_stride, offs_s, offs_z, mask_s, Z_ROW, DZ, MASK_Z)
         offs_col = gate + col0 + offs_s
         if FUTURE:

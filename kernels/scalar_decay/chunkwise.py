@@ -320,8 +320,8 @@ class _BackwardWorkspace(_Workspace):
             h = h.to(self.compute)
         return (h * dh).sum(-1).view(self.shape).mul_(self.row).mul_(slope).neg_()
 
-    def sweep_factored(self, c: Tensor, dc: Tensor, group: Group) -> Tensor:
-        """Do what :meth:`sweep_pairwise` does, for a factored group; return <C, dC> [1, S] of its last chunk."""
+    def state_gradients_factored(self, c: Tensor, dc: Tensor, group: Group) -> Tensor:
+        """Do as :meth:`state_gradients_pairwise`, for a factored group; return <C, dC> [1, S] of its last chunk."""
         c = c * group.decay[0]
         for chunk, (dout_c, dquery_c) in enumerate(zip(self.out.chunks, self.dquery.chunks, strict=True)):
             if chunk:
@@ -339,7 +339,7 @@ class _BackwardWorkspace(_Workspace):
         dc *= group.decay[0]
         return last
 
-    def sweep_pairwise(self, c: Tensor, dc: Tensor, group: Group) -> Tensor:
+    def state_gradients_pairwise(self, c: Tensor, dc: Tensor, group: Group) -> Tensor:
         """Run C forwards and dC backwards through the group and compute the gradients that pass through the states.
 
         Writes dquery and dkey, gradients of the weighted queries and keys that are multiplied with states, and adds to
@@ -444,7 +444,7 @@ def _backward(
             torch.bmm(work.round_(work.scores.data).flatten(0, 1), work.out.flat, out=work.dvalue.flat)
 
             factored = group.pairwise is None
-            products = (work.sweep_factored if factored else work.sweep_pairwise)(c, dc, group)
+            products = (work.state_gradients_factored if factored else work.state_gradients_pairwise)(c, dc, group)
             if dnq is not None:
                 dnq = dnq[..., None] if factored else dnq[..., None] * group.pairwise.inter.flatten(1, 2)
             if n is not None and dn is not None:

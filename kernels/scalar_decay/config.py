@@ -45,15 +45,15 @@ KEPT_STATES = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatesConfig:
-    """Launch of the pass over the chunks, with a [block_k, block_v] tile of the state in each program.
+    """Launch of the pass over the chunks, with a [block_x, block_z] tile of the state in each program.
 
     ``parallel`` computes every chunk's own contribution at once and merges them, where too few programs would run
     otherwise; ``whole_state`` does so by the kernel of whole_state_h.py.
     """
 
     block_t: int
-    block_k: int
-    block_v: int
+    block_x: int
+    block_z: int
     num_warps: int
     num_stages: int
     parallel: bool = False
@@ -87,20 +87,20 @@ class FusedChunkConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WholeStateConfig:
-    """Launch of whole_state_kernel; its module defines part, group and stage.
+    """Launch of whole_state_kernel; its module defines part, walker and stage.
 
     Attributes:
         block_t: positions of a tile.
         widths: columns of each part of X and Y; of two parts the first has 128.
         block_z: columns of the output of a program.
-        groups: groups of four warps that walk and share these columns.
+        walkers: groups of four warps that walk and share these columns.
         num_stages: tiles of X, Y and Z that shared memory holds.
     """
 
     block_t: int
     widths: tuple[int, ...]
     block_z: int
-    groups: int
+    walkers: int
     num_stages: int
 
     @property
@@ -109,24 +109,29 @@ class WholeStateConfig:
         return sum(self.widths)
 
     @property
+    def copied_widths(self) -> tuple[int, ...]:
+        """Columns of each part in shared memory, where a row of a tile has at least 128 bytes."""
+        return tuple(max(64, width) for width in self.widths)
+
+    @property
     def state_registers(self) -> int:
-        """Registers in which a thread of a walking group holds its state."""
-        return self.block_x * self.block_z // self.groups // 128
+        """Registers in which a thread of a walker holds its state."""
+        return self.block_x * self.block_z // self.walkers // 128
 
     @property
     def makes_denominators(self) -> bool:
         """Whether the kernel of mLSTMexp's output makes the denominators too: one part must hold all of k."""
-        return self.groups == 2 and len(self.widths) == 1
+        return self.walkers == 2 and len(self.widths) == 1
 
     @property
     def max_registers(self) -> int | None:
         """Bound on a thread's registers by which a multiprocessor holds two programs, if tiles are small enough."""
-        return 128 if self.groups == 1 and self.block_x <= 128 else None
+        return 128 if self.walkers == 1 and self.block_x <= 128 else None
 
     def multiplied_columns(self, dim_z: int) -> int:
         """Return how many output columns the programs of a head compute; the last ones may lie beyond ``dim_z``."""
-        columns = self.block_z // self.groups
-        if self.groups == 2 and dim_z <= self.block_z:
+        columns = self.block_z // self.walkers
+        if self.walkers == 2 and dim_z <= self.block_z:
             return columns + (64 if dim_z <= columns + 64 else columns)
         return columns * -(-dim_z // columns)
 
@@ -198,16 +203,16 @@ def fit_whole_state(dim_x: int, dim_z: int, *, sums: bool = False) -> WholeState
     """Return the launch for head dims that :func:`whole_state_reason` has nothing against.
 
     Args:
-        sums: whether rows are summed for the gates' gradients (dq, dk); a group then has 64 columns of the output.
+        sums: whether rows are summed for the gates' gradients (dq, dk); a walker then has 64 columns of the output.
     """
     widths = _widths(min(dim_x, 256))
     block_x = sum(widths)
     block_z = min(128 if block_x > 128 or sums else 256, max(64, next_power_of_two(dim_z)))
-    groups = 1 if block_z == 64 else 2
-    # Three stages where shared memory has room for them; a multiprocessor holds two programs with one group each.
-    num_stages = 3 if 2 * block_x + block_z <= 192 * groups else 2
+    walkers = 1 if block_z == 64 else 2
+    # Three stages where shared memory has room for them; a multiprocessor holds two programs with one walker each.
+    num_stages = 3 if 2 * block_x + block_z <= 192 * walkers else 2
     return WholeStateConfig(
-        block_t=WHOLE_STATE_BLOCK_T, widths=widths, block_z=block_z, groups=groups, num_stages=num_stages
+        block_t=WHOLE_STATE_BLOCK_T, widths=widths, block_z=block_z, walkers=walkers, num_stages=num_stages
     )
 
 
@@ -225,7 +230,7 @@ def select_config(
     head_dim_qk: int,
     head_dim_v: int,
     chunk: int,
-    rows: int,
+    batch_heads: int,
 ) -> EngineConfig[Any]:
     """Choose the launches for an architecture and problem.
 
@@ -237,7 +242,7 @@ def select_config(
         head_dim_qk: K.
         head_dim_v: V.
         chunk: chunk length in force, a power of two >= 16.
-        rows: batch * heads; where they are few, chunks' states are computed in parallel.
+        batch_heads: B * H; where they are few, chunks' states are computed in parallel.
 
     Returns:
         The launches; tiles never exceed the chunk or the padded head dims.
@@ -248,26 +253,26 @@ def select_config(
 
     k_pad, v_pad = padded(head_dim_qk), padded(head_dim_v)
     if item_bytes == 4:
-        states = StatesConfig(block_t=32, block_k=32, block_v=32, num_warps=4, num_stages=1)
+        states = StatesConfig(block_t=32, block_x=32, block_z=32, num_warps=4, num_stages=1)
         outputs = ChunkOutputsConfig(block_t=32, block_s=32, block_x=32, block_z=32, num_warps=4, num_stages=1)
     elif capability >= (9, 0):
-        states = StatesConfig(block_t=64, block_k=128, block_v=64, num_warps=4, num_stages=3)
+        states = StatesConfig(block_t=64, block_x=128, block_z=64, num_warps=4, num_stages=3)
         outputs = ChunkOutputsConfig(block_t=128, block_s=64, block_x=128, block_z=128, num_warps=8, num_stages=2)
     else:
-        states = StatesConfig(block_t=64, block_k=64, block_v=64, num_warps=4, num_stages=2)
+        states = StatesConfig(block_t=64, block_x=64, block_z=64, num_warps=4, num_stages=2)
         outputs = ChunkOutputsConfig(block_t=64, block_s=64, block_x=64, block_z=64, num_warps=4, num_stages=2)
     fused = is_fused(scheme, item_bytes)
     whole_state = fused and scheme == "whole_state" and whole_state_reason(k_pad, v_pad, chunk) is None
     if whole_state:
-        states = replace(states, block_v=128, parallel=True, whole_state=True)
+        states = replace(states, block_z=128, parallel=True, whole_state=True)
     elif fused:
-        tiles = -(-k_pad // states.block_k) * -(-v_pad // states.block_v)
-        states = replace(states, parallel=rows * tiles < MIN_PROGRAMS)
+        tiles = -(-k_pad // states.block_x) * -(-v_pad // states.block_z)
+        states = replace(states, parallel=batch_heads * tiles < MIN_PROGRAMS)
     states = replace(
         states,
         block_t=min(states.block_t, chunk),
-        block_k=min(states.block_k, k_pad),
-        block_v=min(states.block_v, v_pad),
+        block_x=min(states.block_x, k_pad),
+        block_z=min(states.block_z, v_pad),
     )
 
     def fit_fused(dx: int, dz: int, *, sums: bool = False) -> FusedChunkConfig | WholeStateConfig:

@@ -165,10 +165,10 @@ def fused_chunk_kernel(
         if not CLAMP:
             query = tl.where(mask_t, query, NEG)
             key = tl.where(mask_t, key, NEG)
-        through = query
+        log_query_factor = query
         if STABILISED:
-            through = query + m_in
-        query_factor = tl.math.exp2(through) * scale
+            log_query_factor = query + m_in
+        query_factor = tl.math.exp2(log_query_factor) * scale
         key_factor = tl.math.exp2(w)
         if not CLAMP:
             key_factor = tl.where(mask_t, key_factor, 0.0)

@@ -36,7 +36,7 @@ exponential of an input gate of a few hundred."""
 
 
 @triton.jit
-def _log_sigmoid(x):
+def log_sigmoid(x):
     """Return log sigma(x), stable for either sign, to the last bits of x's dtype."""
     e = tl.exp(-tl.abs(x))
     if x.dtype == tl.float64:
@@ -62,9 +62,9 @@ def _log_decay(decay_ptr, offs, mask, head_value, inv_tau, GATE: tl.constexpr, D
         elif GATE == "ssd":
             a = x.to(tl.float64) * head_value
         elif GATE == "tau":
-            a = _log_sigmoid(x).to(tl.float64) * inv_tau
+            a = log_sigmoid(x).to(tl.float64) * inv_tau
         else:
-            a = _log_sigmoid(x).to(tl.float64)
+            a = log_sigmoid(x).to(tl.float64)
     a = tl.maximum(a, MIN_LOG_DECAY_STABILISED if GATE == "exp" else MIN_LOG_DECAY)
     return tl.where(mask, a, 0.0)
 
@@ -152,7 +152,7 @@ def gates_forward_kernel(
             else:
                 u = tl.load(input_ptr + offs_gate, mask=mask, other=0.0).to(DTYPE)
                 if GATE == "sig":
-                    u = _log_sigmoid(u)
+                    u = log_sigmoid(u)
             u = tl.where(mask, tl.maximum(u.to(tl.float64) * LOG2E, NEG), NEG)
             tl.store(u_ptr + rows + offs_t, u.to(u_ptr.dtype.element_ty), mask=mask)
             w += u

@@ -60,13 +60,13 @@ def has_u(gate: str) -> bool:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
     """Everything about one call but its tensors and their sizes: the gate function (gates.py), the scale, the chunk
-    length in force, how many heads of the batch are whole (choice.Shape.whole_heads), the dtype of states between
+    length in force, how many heads of the batch are whole (see choice.Shape), the dtype of states between
     chunks, the scheme (config.select_config) and 1 / tau of Gated Retention."""
 
     gate: str
     scale: float
     chunk: int
-    whole: int
+    whole_heads: int
     state_dtype: torch.dtype
     scheme: str
     inv_tau: float = 1.0
@@ -94,7 +94,7 @@ def choose_config(problem: Problem, q: Tensor, v: Tensor) -> EngineConfig[Any]:
         head_dim_qk=q.shape[3],
         head_dim_v=v.shape[3],
         chunk=problem.chunk,
-        rows=v.shape[0] * v.shape[2],
+        batch_heads=v.shape[0] * v.shape[2],
     )
 
 
@@ -172,12 +172,12 @@ class ChunkStates:
     anchors: Tensor | None = None
 
 
-@on_device_of("values")
+@on_device_of("z")
 def run_chunk_h(
     problem: Problem,
     config: StatesConfig,
-    keys: Tensor,
-    values: Tensor,
+    y: Tensor,
+    z: Tensor,
     gates: GateVectors,
     stretch: int,
     initial: Tensor | None,
@@ -186,26 +186,28 @@ def run_chunk_h(
     last: Tensor | None = None,
     n_last: Tensor | None = None,
     want_n: bool = False,
-    reverse: bool = False,
+    future: bool = False,
     forward_states: Tensor | None = None,
 ) -> ChunkStates:
-    """Launch the pass over the chunks; ``reverse`` runs it backward in time on (q, dh) in place of (k, v).
+    """Launch the pass over the chunks; ``future`` runs it backward in time.
 
     Args:
+        y, z: k and v, or q and dh.
         stretch: positions over which the gate vectors are cumulative.
-        last, n_last: [B, H, K, V] and [B, H, K], take the state after the pass's last step, of the heads that are cut.
+        last, n_last: [B, H, DX, DZ] and [B, H, DX], take the state after the pass's last step, of the heads that are
+            cut.
         forward_states: the forward pass's states; if given, anchors are computed from them.
     """
-    B, T, H, V = values.shape
-    K = keys.shape[3]
+    B, T, H, DZ = z.shape
+    DX = y.shape[3]
     N = cdiv(T, problem.chunk)
-    heads = B * H - problem.whole
-    result = ChunkStates(states=_empty(heads, N, K, V, like=values, dtype=problem.state_dtype))
+    heads = B * H - problem.whole_heads
+    result = ChunkStates(states=_empty(heads, N, DX, DZ, like=z, dtype=problem.state_dtype))
     if want_n:
-        result.n_states = _empty(heads, N, K, like=values)
+        result.n_states = _empty(heads, N, DX, like=z)
     ends = (initial, n_initial, result.states, result.n_states, last, n_last)
-    shape = Shape(H, K, V, H // keys.shape[2], 1)
-    tiles = cdiv(K, config.block_k) * cdiv(V, config.block_v)
+    shape = Shape(H, DX, DZ, H // y.shape[2], 1)
+    tiles = cdiv(DX, config.block_x) * cdiv(DZ, config.block_z)
     local = config.parallel and N > 1 and forward_states is None
     # The pass's last chunk is not computed unless the last state is wanted: no chunk follows it.
     chunks = 1 if not local else N if last is not None else N - 1
@@ -213,25 +215,25 @@ def run_chunk_h(
     if local and config.whole_state:
         triton.set_allocator(scratch)
         whole_state_h_kernel[grid](
-            keys, values, gates, result.states, result.n_states, math.log2(problem.scale), T, problem.chunk, N, heads,
-            problem.whole, SHAPE=shape, FUTURE=reverse, TILE=config, num_warps=config.num_warps,
+            y, z, gates, result.states, result.n_states, math.log2(problem.scale), T, problem.chunk, N, heads,
+            problem.whole_heads, SHAPE=shape, FUTURE=future, TILE=config, num_warps=config.num_warps,
         )  # fmt: skip
     else:
         if forward_states is not None:
-            result.anchors = _empty(tiles, B, H, N, like=values)
+            result.anchors = _empty(tiles, B, H, N, like=z)
         chunk_h_kernel[grid](
-            keys, values, gates, *((None, None, *ends[2:4], None, None) if local else ends),
+            y, z, gates, *((None, None, *ends[2:4], None, None) if local else ends),
             forward_states, result.anchors, problem.scale, T, problem.chunk, N, stretch, B * H,
-            SHAPE=shape, REVERSE=reverse, LOCAL=local, TILE=config,
-            PRECISION=_precision(values), num_warps=config.num_warps, num_stages=config.num_stages,
+            SHAPE=shape, FUTURE=future, LOCAL=local, TILE=config,
+            PRECISION=_precision(z), num_warps=config.num_warps, num_stages=config.num_stages,
         )  # fmt: skip
     if local:
         # The number of stretches in a chunk is rounded up, so that chunks of several lengths share a binary.
         per_chunk = problem.chunk // stretch
         block_g = next(size for size in (32, 256, next_power_of_two(per_chunk)) if per_chunk <= size)
-        chunk_h_merge_kernel[(cdiv(K * V, MERGE_BLOCK_E) * heads,)](
-            gates.g, gates.edge, *ends, T, problem.chunk, N, stretch, problem.whole, K=K, V=V, REVERSE=reverse,
-            BLOCK_E=MERGE_BLOCK_E, BLOCK_G=block_g, BLOCK_K=next_power_of_two(K), num_warps=4,
+        chunk_h_merge_kernel[(cdiv(DX * DZ, MERGE_BLOCK_E) * heads,)](
+            gates.g, gates.edge, *ends, T, problem.chunk, N, stretch, problem.whole_heads, DX=DX, DZ=DZ, FUTURE=future,
+            BLOCK_E=MERGE_BLOCK_E, BLOCK_G=block_g, BLOCK_X=next_power_of_two(DX), num_warps=4,
         )  # fmt: skip
     return result
 
@@ -352,24 +354,24 @@ def run_fused_chunk(
     num_anchors = cdiv(T, every)
     blocks = cdiv(DX, config.block_x)
     tiles_z = cdiv(DZ, config.block_z)
-    whole = isinstance(config, WholeStateConfig)
+    whole_state = isinstance(config, WholeStateConfig)
     # Columns of Z are spread over programs, which each write row sums and anchors of their own; in whole_state each
-    # walking group writes its own anchors, and each of its four warps its own row sums.
-    shares = cdiv(DZ, config.block_z // config.groups) if isinstance(config, WholeStateConfig) else tiles_z
+    # walker writes its own anchors, and each of its four warps its own row sums.
+    shares = cdiv(DZ, config.block_z // config.walkers) if isinstance(config, WholeStateConfig) else tiles_z
     result = Product(out=_empty(B, T, H, DZ, like=z, dtype=z.dtype), anchor_states=anchor_states)
     if pair is not None:
-        result.row_sums = _empty(shares * 4 if whole else shares, B, H, T, like=z)
+        result.row_sums = _empty(shares * 4 if whole_state else shares, B, H, T, like=z)
         if role.future:
             result.anchors = _empty(blocks, shares, B, H, num_anchors, like=z)
         else:
-            columns = tiles_z * config.block_z if whole else DZ
+            columns = tiles_z * config.block_z if whole_state else DZ
             result.anchor_states = _empty(blocks, B, H, num_anchors, config.block_x, columns, like=z, dtype=z.dtype)
-    if not whole and B * H * num_anchors * config.block_x >= 2**31:
+    if not whole_state and B * H * num_anchors * config.block_x >= 2**31:
         expected = f"below 2^31 / {config.block_x} at anchors every {every} positions"
         raise ValueError(f"batch * num_heads * seq_len / {every} must be {expected}, got {B * H * num_anchors}")
     # With two blocks, a partial result of the inputs' dtype is rounded once more than a float32 one. That costs little
     # accuracy and saves memory traffic. With more blocks the rounding errors would add up.
-    partial_dtype = z.dtype if whole or (z.dtype == torch.bfloat16 and blocks == 2) else torch.float32
+    partial_dtype = z.dtype if whole_state or (z.dtype == torch.bfloat16 and blocks == 2) else torch.float32
     partial = _empty(B, T, H, DZ, like=z, dtype=partial_dtype) if blocks > 1 else None
     if denominators is not None:
         gates = gates._replace(log_denom=None)
@@ -384,11 +386,12 @@ def run_fused_chunk(
         if isinstance(config, WholeStateConfig):
             column = block * config.block_x
             tile = config.narrowed(DX - column)
-            whole_state_kernel[(tiles_z * (problem.whole + N * (B * H - problem.whole)),)](
+            whole_state_kernel[(tiles_z * (problem.whole_heads + N * (B * H - problem.whole_heads)),)](
                 x, y, z, states, initial, partial if block else None, result.out if last_block else partial, gates,
                 pair if last_block else None, result.row_sums if last_block else None, last, *at_block,
-                denominators or Denominators(), math.log2(problem.scale), T, problem.chunk, N, B * H, problem.whole,
-                every, column, SHAPE=shape, ROLE=role, TILE=tile, num_warps=4, maxnreg=tile.max_registers,
+                denominators or Denominators(), math.log2(problem.scale), T, problem.chunk, N, B * H,
+                problem.whole_heads, every, column,
+                SHAPE=shape, ROLE=role, TILE=tile, num_warps=4, maxnreg=tile.max_registers,
             )  # fmt: skip
         else:
             fused_chunk_kernel[(tiles_z * N * B * H,)](

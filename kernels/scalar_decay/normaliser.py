@@ -90,19 +90,19 @@ def normaliser_kernel(
     if n_states_ptr is not None:
         n += tl.load(n_states_ptr + (pid_bh * N + pid_n) * K + offs_k, mask=mask_k, other=0.0)
     n_q_ptr += (pid_k * BH.to(tl.int64) + pid_bh) * T
-    query, key, through, enters, decay = _load_gates(gates, pid_bh, start, end, T, BLOCK_T)
+    query, key, row, weight, decay = _load_gates(gates, pid_bh, start, end, T, BLOCK_T)
     for t0 in tl.range(start, end, BLOCK_T, num_stages=STAGES):
         q = q_desc.load([t0, col])
         k = k_desc.load([t0, col])
-        next_query, next_key, next_through, next_enters, next_decay = _load_gates(
+        next_query, next_key, next_row, next_weight, next_decay = _load_gates(
             gates, pid_bh, t0 + BLOCK_T, end, T, BLOCK_T
         )
         product = tl.dot(q, tl.trans(k))
         product *= tl.where(causal, tl.math.exp2(query[:, None] + key[None, :]), 0.0)
-        n_q = tl.sum(product, axis=1) + tl.sum(q.to(tl.float32) * n[None, :], axis=1) * through
-        n = n * decay + tl.sum(k.to(tl.float32) * enters[:, None], axis=0)
+        n_q = tl.sum(product, axis=1) + tl.sum(q.to(tl.float32) * n[None, :], axis=1) * row
+        n = n * decay + tl.sum(k.to(tl.float32) * weight[:, None], axis=0)
         tl.store(n_q_ptr + t0 + offs_t, n_q * scale, mask=t0 + offs_t < end)
-        query, key, through, enters, decay = next_query, next_key, next_through, next_enters, next_decay
+        query, key, row, weight, decay = next_query, next_key, next_row, next_weight, next_decay
     if n_last_ptr is not None:
         tl.store(n_last_ptr + pid_bh * K + offs_k, n, mask=mask_k)
 

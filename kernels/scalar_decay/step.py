@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 from ..common.remember import remember_launches
-from .gates import _log_sigmoid
+from .gates import log_sigmoid
 
 
 @remember_launches
@@ -58,12 +58,12 @@ def step_kernel(
         log_decay = tl.load(decay_ptr + pid_bh).to(tl.float32)
     log_input = 0.0
     if GATE == "sig" or GATE == "exp":
-        log_decay = _log_sigmoid(log_decay)
+        log_decay = log_sigmoid(log_decay)
         log_input = tl.load(input_ptr + pid_bh).to(tl.float32)
         if GATE == "sig":
-            log_input = _log_sigmoid(log_input)
+            log_input = log_sigmoid(log_input)
     if GATE == "tau":
-        log_decay = _log_sigmoid(log_decay) * inv_tau
+        log_decay = log_sigmoid(log_decay) * inv_tau
     if GATE == "ssd":
         log_input = tl.log(log_decay)
         log_decay *= tl.load(head_ptr + head).to(tl.float32)

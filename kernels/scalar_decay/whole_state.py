@@ -8,13 +8,13 @@ has 64 columns of the state and output, so X and Y are read, and X Y^T is comput
 has S^T as its left operand, which Hopper's tensor cores take from registers: the state makes no trip through shared
 memory, and X and Y are read once. Two or three groups of four warps run side by side. One group prepares: it has the
 bulk copy engine load the tiles of X, Y and Z, evaluates the gates and makes the weighted scores Y X^T * W^T (and
-mLSTMexp's denominators). One or two groups walk: each holds the state of its share of the columns, takes from shared
-memory what was prepared, and stores the output.
+mLSTMexp's denominators). The others, one or two, are the walkers: each holds the state of its share of the columns,
+takes from shared memory what was prepared, and stores the output.
 
     part    at most 128 columns of X and Y, and of S^T. Wider head dims than two parts take two launches: O^T is a sum
             over columns of X and Y, and the second launch adds what the first one stored.
-    slice   64 of the DZ columns of Z and O, which are rows of S^T. A walking group has one, or two (h and dv).
-    share   the columns of a walking group; each writes its own anchors.
+    slice   64 of the DZ columns of Z and O, which are rows of S^T. A walker has one, or two (h and dv).
+    share   the columns of a walker; each writes its own anchors.
     stage   place in shared memory for X, Y, Z, scores and gates of block_t positions, used in turn.
     piece   columns of the scores made at once, to spare registers.
 
@@ -47,6 +47,7 @@ from .whole_state_tiles import (
     Chunk,
     Pointers,
     Tensors,
+    allocate_barriers,
     barrier,
     load_async,
     load_first_tiles,
@@ -80,8 +81,8 @@ def _store_gates(buffers, stage, gates, n, DIVIDED: gl.constexpr):
     if DIVIDED:
         layout: gl.constexpr = gl.BlockedLayout([1, 1], [8, 4], [WARPS, 1], [1, 0])
         n_layout: gl.constexpr = n.type.layout.parent
-        enters = gl.convert_layout(weight, gl.SliceLayout(1, layout))
-        buffers.weight.permute((1, 0)).store(_split(enters, buffers.weight.dtype, layout))
+        weight = gl.convert_layout(weight, gl.SliceLayout(1, layout))
+        buffers.weight.permute((1, 0)).store(_split(weight, buffers.weight.dtype, layout))
         buffers.n.permute((1, 0)).store(_split(n, buffers.n.dtype, n_layout))
         fence_async_shared()
     barrier()
@@ -100,13 +101,41 @@ def _pieces(tile, role, zero_n):
 
 @gluon.constexpr_function
 def _registers(tile, divided):
-    """Return a thread's registers in the second group that walks and in the one that prepares; the first gets the rest.
+    """Return a thread's registers in the second walker and in the preparing group; the first walker gets the rest.
 
     Measured: a large state gets as many as the preparing group can spare without spilling.
     """
     if tile.state_registers <= 64:
         return [176, 152]
     return [208, 88] if divided else [216, 72]
+
+
+@gluon.jit
+def _first_n(denominators, chunk, offs_x, DX: gl.constexpr):
+    """Return n [BX] before a chunk."""
+    layout: gl.constexpr = offs_x.type.layout
+    n = gl.zeros([offs_x.shape[0]], gl.float32, layout)
+    if denominators.n_states is not None:
+        n_states = denominators.n_states + chunk.number * DX
+        n += gl.load(n_states + offs_x, mask=(offs_x < DX) & (chunk.is_whole == 0), other=0.0)
+    if denominators.n_initial is not None:
+        n += gl.load(
+            denominators.n_initial + chunk.pid_bh * DX + offs_x, mask=(offs_x < DX) & chunk.is_whole, other=0.0
+        )
+    return n
+
+
+@gluon.jit
+def _multiply_by_keys(buffers, stage, start: gl.constexpr, layout: gl.constexpr, TILE: gl.constexpr):
+    """Return the products, under way, of a tile's rows of X with as many rows of Y as the layout has columns."""
+    BS: gl.constexpr = layout.instr_shape[1]
+    BT: gl.constexpr = TILE.block_t
+    scores = gl.zeros([BT, BS], gl.float32, layout)
+    for part in gl.static_range(len(TILE.widths)):
+        x = columns_of(buffers.x[part], stage, TILE.widths[part])
+        y = columns_of(buffers.y[part], stage, TILE.widths[part])
+        scores = warpgroup_mma(x, y.slice(start, BS).permute((1, 0)), scores, is_async=True, use_acc=part > 0)
+    return scores
 
 
 @gluon.jit
@@ -130,7 +159,6 @@ def _prepare(
     """
     DX: gl.constexpr = SHAPE.dim_x
     BT: gl.constexpr = TILE.block_t
-    NX: gl.constexpr = len(TILE.widths)
     # Used only with denominators, which are made only where there is one part.
     BX: gl.constexpr = TILE.widths[0]
     STAGES: gl.constexpr = TILE.num_stages
@@ -150,12 +178,7 @@ def _prepare(
     offs_t = gl.arange(0, BT, query_layout)
     offs_s = gl.arange(0, BS, key_layout)
     offs_x = gl.arange(0, BX, n_layout)
-    n = gl.zeros([BX], gl.float32, n_layout)
-    if DIVIDED and denominators.n_states is not None:
-        n_states = denominators.n_states + chunk.number * DX
-        n += gl.load(n_states + offs_x, mask=(offs_x < DX) & (chunk.whole == 0), other=0.0)
-    if DIVIDED and denominators.n_initial is not None:
-        n += gl.load(denominators.n_initial + pid_bh * DX + offs_x, mask=(offs_x < DX) & chunk.whole, other=0.0)
+    n = _first_n(denominators, chunk, offs_x, DX)
     tiles = gl.cdiv(end - start, BT)
     t0 = start + (tiles - 1) * BT if FUTURE else start
     gates = load_gates(pointers.gates, pid_bh, t0, T, log_scale, FUTURE, BT)
@@ -176,20 +199,15 @@ def _prepare(
             n_q = gl.zeros([BT], gl.float32, query_layout)
         rows = vectors.slice((KEY if FUTURE else QUERY) * BT, BT).load(query_layout)
         for piece in gl.static_range(BT // BS):
-            scores = gl.zeros([BT, BS], gl.float32, scores_layout)
-            for part in gl.static_range(NX):
-                x = columns_of(buffers.x[part], stage, TILE.widths[part])
-                y = columns_of(buffers.y[part], stage, TILE.widths[part])
-                keys = y.slice(piece * BS, BS).permute((1, 0))
-                scores = warpgroup_mma(x, keys, scores, is_async=True, use_acc=part > 0)
+            scores = _multiply_by_keys(buffers, stage, piece * BS, scores_layout, TILE)
             columns = vectors.slice((QUERY if FUTURE else KEY) * BT + piece * BS, BS).load(key_layout)
             if DIVIDED and piece == 0:
                 scores, past = warpgroup_mma_wait(0, deps=[scores, past])
             else:
                 scores = warpgroup_mma_wait(0, deps=[scores])
-            there = piece * BS + offs_s
-            kept = (offs_t[:, None] <= there[None, :]) if FUTURE else (offs_t[:, None] >= there[None, :])
-            scores = gl.where(kept, scores * gl.exp2(rows[:, None] + columns[None, :]), 0.0)
+            offs_key = piece * BS + offs_s
+            causal = (offs_t[:, None] <= offs_key[None, :]) if FUTURE else (offs_t[:, None] >= offs_key[None, :])
+            scores = gl.where(causal, scores * gl.exp2(rows[:, None] + columns[None, :]), 0.0)
             buffers.scores.index(stage).slice(piece * BS, BS, dim=1).store(scores.to(DTYPE))
             if DIVIDED:
                 n_q += gl.sum(scores, axis=1)
@@ -208,18 +226,32 @@ def _prepare(
         if LATE:
             gates = load_gates(pointers.gates, pid_bh, next_t, T, log_scale, FUTURE, BT)
         if DIVIDED:
-            at = pid_bh * T + t0 + offs_t
-            gl.store(denominators.log_denom + at, gl.log2(denominator), mask=(t0 + offs_t < end) & (chunk.z_col == 0))
+            offs = pid_bh * T + t0 + offs_t
+            gl.store(denominators.log_denom + offs, gl.log2(denominator), mask=(t0 + offs_t < end) & (chunk.z_col == 0))
             zeros = gl.zeros([BX, 8], gl.float32, vector_layout)
             weight = buffers.weight.permute((1, 0))
             keys = buffers.y[0].index(stage).permute((1, 0))
-            entered = warpgroup_mma(keys, weight, zeros, is_async=True, use_acc=False)
-            entered = warpgroup_mma_wait(0, deps=[entered])
-            n = n * decay + gl.sum(entered, axis=1) * 0.25
+            weighted = warpgroup_mma(keys, weight, zeros, is_async=True, use_acc=False)
+            weighted = warpgroup_mma_wait(0, deps=[weighted])
+            n = n * decay + gl.sum(weighted, axis=1) * 0.25
         t0 = next_t
         decay = _store_gates(buffers, (tile + 1) % STAGES, gates, n, DIVIDED)
     if DIVIDED and denominators.n_last is not None:
-        gl.store(denominators.n_last + pid_bh * DX + offs_x, n, mask=(offs_x < DX) & (chunk.z_col == 0) & chunk.whole)
+        gl.store(
+            denominators.n_last + pid_bh * DX + offs_x, n, mask=(offs_x < DX) & (chunk.z_col == 0) & chunk.is_whole
+        )
+
+
+@gluon.jit
+def _store_row_sums(sums_ptr, product, T, planes, pid_bh, t0, share):
+    """Store a tile's sums over a slice [BZ, BT], one for each warp: adding several warps' would take a barrier."""
+    BT: gl.constexpr = product.shape[1]
+    layout: gl.constexpr = gl.BlockedLayout([1, 2], [1, 32], [WARPS, 1], [1, 0])
+    sums = gl.sum(product.reshape([WARPS, BZ // WARPS, BT]), axis=1)
+    sums = gl.convert_layout(sums, layout)
+    warp = share * WARPS + gl.arange(0, WARPS, gl.SliceLayout(1, layout))[:, None]
+    offs = t0 + gl.arange(0, BT, gl.SliceLayout(0, layout))[None, :]
+    gl.store(sums_ptr + warp * planes + pid_bh * T + offs, sums, mask=offs < T)
 
 
 @gluon.jit
@@ -231,21 +263,21 @@ def _walk(
     T,
     BH,
     every,
-    group: gl.constexpr,
+    walker: gl.constexpr,
     DIVIDED: gl.constexpr,
     SHAPE: gl.constexpr,
     ROLE: gl.constexpr,
     TILE: gl.constexpr,
 ):
-    """Process a chunk tile by tile for the columns of one walking group, number ``group``."""
+    """Process a chunk tile by tile for the columns of one walker, of number ``walker``."""
     DX: gl.constexpr = SHAPE.dim_x
     DZ: gl.constexpr = SHAPE.dim_z
     BT: gl.constexpr = TILE.block_t
     NX: gl.constexpr = len(TILE.widths)
-    TILES: gl.constexpr = TILE.block_z // (BZ * TILE.groups)
-    Z: gl.constexpr = group * TILES * BZ
-    # Where one program has all of DZ, a group leaves out its second slice if that lies beyond DZ.
-    NZ: gl.constexpr = 1 if min(TILE.block_z, Z + BZ) >= DZ else TILES
+    SLICES: gl.constexpr = TILE.block_z // (BZ * TILE.walkers)
+    Z: gl.constexpr = walker * SLICES * BZ
+    # Where one program has all of DZ, a walker leaves out its second slice if that lies beyond DZ.
+    NZ: gl.constexpr = 1 if min(TILE.block_z, Z + BZ) >= DZ else SLICES
     STAGES: gl.constexpr = TILE.num_stages
     FUTURE: gl.constexpr = ROLE.future
     SUMS: gl.constexpr = pointers.sums is not None
@@ -254,27 +286,26 @@ def _walk(
     DTYPE: gl.constexpr = buffers.x[0].dtype
     start, end, pid_bh = chunk.start, chunk.end, chunk.pid_bh
     z_col = chunk.z_col
-    gl.static_assert(not (SUMS or PARTIAL) or NZ == 1, "row sums and partial results are those of one tile")
-    SHARES: gl.constexpr = (DZ + TILE.block_z - 1) // TILE.block_z * TILE.groups
+    gl.static_assert(not (SUMS or PARTIAL) or NZ == 1, "row sums and partial results are those of one slice")
+    SHARES: gl.constexpr = (DZ + TILE.block_z - 1) // TILE.block_z * TILE.walkers
 
     out_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, BT, 16])
-    sums_layout: gl.constexpr = gl.BlockedLayout([1, 2], [1, 32], [WARPS, 1], [1, 0])
 
-    # S^T as tensors [BZ, width], the parts of the group's first slice and then those of its second.
+    # S^T as tensors [BZ, width], the parts of the walker's first slice and then those of its second.
     state = ()
     for n in gl.static_range(NZ * NX):
         state += (load_part(pointers, chunk, n, z_col + Z, SHAPE, ROLE, TILE),)
 
-    share = z_col // (TILES * BZ) + group
+    share = z_col // (SLICES * BZ) + walker
     planes = BH.to(gl.int64) * T
     num_anchors = gl.cdiv(T, every)
     tiles = gl.cdiv(end - start, BT)
     # A stretch goes from one anchor to the next; the last one may be shorter.
     per_stretch = every // BT if ANCHORS else tiles
     stretches = gl.cdiv(tiles, per_stretch)
-    if group == 1:
-        # In the last program of a chunk the second group may have no columns, and then does nothing.
-        stretches = gl.where(chunk.two_groups, stretches, 0)
+    if walker == 1:
+        # In the last program of a chunk the second walker may have no columns, and then does nothing.
+        stretches = gl.where(chunk.two_walkers, stretches, 0)
     t0 = start + (tiles - 1) * BT if FUTURE else start
     tile = 0
     for stretch in range(stretches):
@@ -290,15 +321,15 @@ def _walk(
             stage = tile % STAGES
             gates = buffers.gates.index(stage)
             if SUMS or PARTIAL:
-                extra = buffers.extra_loaded.index(group)
+                extra = buffers.extra_loaded.index(walker)
                 mbarrier.expect(extra, 2 * BT * BZ * (SUMS + PARTIAL))
                 # The copies overwrite the output of the tile before, which must have been stored.
                 tma.store_wait(0)
                 barrier()
             if SUMS:
-                load_async(tensors.pair, [t0, z_col + Z], extra, buffers.pair.index(group))
+                load_async(tensors.pair, [t0, z_col + Z], extra, buffers.pair.index(walker))
             if PARTIAL:
-                load_async(tensors.partial, [t0, z_col + Z], extra, buffers.out.index(group))
+                load_async(tensors.partial, [t0, z_col + Z], extra, buffers.out.index(walker))
             mbarrier.wait(buffers.loaded.index(stage), (tile // STAGES) & 1)
             z = buffers.z.index(stage)
             scores_t = buffers.scores.index(stage).permute((1, 0))
@@ -306,7 +337,7 @@ def _walk(
             out = multiply(state[:NX], buffers.x, stage, out_layout)
             mbarrier.wait(buffers.ready.index(stage), (tile // STAGES) & 1)
             mbarrier.wait(buffers.loaded_z.index(stage), (tile // STAGES) & 1)
-            entered = ()
+            new_state = ()
             for half in gl.static_range(NZ):
                 if half == 1:
                     out = multiply(state[NX:], buffers.x, stage, out_layout)
@@ -318,11 +349,11 @@ def _walk(
                 if NX == 2 or half == 1:
                     # The state's products continue while the output is stored.
                     out = warpgroup_mma_wait(NX, deps=[out])
-                    entered += parts
+                    new_state += parts
                 else:
                     out, only = warpgroup_mma_wait(0, deps=[out, parts[0]])
-                    entered += (only,)
-                out_s = buffers.out.index(group * TILES + half)
+                    new_state += (only,)
+                out_s = buffers.out.index(walker * SLICES + half)
                 if SUMS or PARTIAL:
                     mbarrier.wait(extra, tile & 1)
                 tma.store_wait(NZ - 1)
@@ -332,22 +363,17 @@ def _walk(
                 if DIVIDED:
                     out *= gates.slice(DIVISOR * BT, BT).load(gl.SliceLayout(0, out_layout))[None, :]
                 if SUMS:
-                    pair = buffers.pair.index(group).permute((1, 0)).load(out_layout).to(gl.float32)
-                    # Each warp writes its own sums, since adding those of several would take a barrier.
-                    sums = gl.sum((out * pair).reshape([WARPS, BZ // WARPS, BT]), axis=1)
-                    sums = gl.convert_layout(sums, sums_layout)
-                    warp = share * WARPS + gl.arange(0, WARPS, gl.SliceLayout(1, sums_layout))[:, None]
-                    offs = t0 + gl.arange(0, BT, gl.SliceLayout(0, sums_layout))[None, :]
-                    gl.store(pointers.sums + warp * planes + pid_bh * T + offs, sums, mask=offs < T)
+                    pair = buffers.pair.index(walker).permute((1, 0)).load(out_layout).to(gl.float32)
+                    _store_row_sums(pointers.sums, out * pair, T, planes, pid_bh, t0, share)
                 out_s.permute((1, 0)).store(out.to(DTYPE))
                 fence_async_shared()
                 barrier()
                 store_async(tensors.out, [t0, z_col + Z + half * BZ], out_s)
-            state = wait_for(entered)
+            state = wait_for(new_state)
             barrier()
             mbarrier.arrive(buffers.freed.index(stage), count=1)
-            if group == 0 and TILE.groups == 2:
-                mbarrier.arrive(buffers.freed.index(stage), count=1, pred=chunk.two_groups == 0)
+            if walker == 0 and TILE.walkers == 2:
+                mbarrier.arrive(buffers.freed.index(stage), count=1, pred=chunk.two_walkers == 0)
             t0 = t0 - BT if FUTURE else t0 + BT
             tile += 1
         if ANCHORS and FUTURE:
@@ -359,17 +385,17 @@ def _walk(
     tma.store_wait(0)
 
     if pointers.last is not None:
-        if chunk.whole:
-            # tile == tiles here. As the compiler does not know it, it computes these addresses at the end, and does not
-            # keep those of the start in registers through the loop.
+        if chunk.is_whole:
+            # tile == tiles here, so this is chunk.x_col. The compiler does not know it, and computes the addresses now.
+            # Otherwise it would keep those at which the initial state was loaded, in registers that the loop needs.
             x_col = chunk.x_col + tile - tiles
             for n in gl.static_range(NZ * NX):
-                at, there = elements_of(pointers.last + pid_bh * DX * DZ, n, x_col, z_col + Z, SHAPE, ROLE, TILE)
-                gl.store(at, state[n], mask=there)
+                ptrs, mask = elements_of(pointers.last + pid_bh * DX * DZ, n, x_col, z_col + Z, SHAPE, ROLE, TILE)
+                gl.store(ptrs, state[n], mask=mask)
 
 
 @remember_launches
-@gluon.jit(do_not_specialize=["T", "L", "N", "BH", "whole", "log_scale", "every", "x_col"])
+@gluon.jit(do_not_specialize=["T", "L", "N", "BH", "whole_heads", "log_scale", "every", "x_col"])
 def whole_state_kernel(
     x_ptr,
     y_ptr,
@@ -390,7 +416,7 @@ def whole_state_kernel(
     L,
     N,
     BH,
-    whole,
+    whole_heads,
     every,
     x_col,
     SHAPE: gl.constexpr,
@@ -399,10 +425,11 @@ def whole_state_kernel(
 ):
     """Process one chunk for block_z columns of the output and block_x columns of X and Y, from column ``x_col`` on.
 
-    Grid: (ceil(DZ / block_z) * (whole + N * (B * H - whole)),): the first ``whole`` heads of the batch are not cut.
+    Grid: (ceil(DZ / block_z) * (whole_heads + N * (B * H - whole_heads)),): the first ``whole_heads`` heads of the
+    batch are not cut.
     Reads and writes what fused_chunk.fused_chunk_kernel does, where the arguments are explained too, with these
-    differences. States before chunks are those of heads that are cut, [B * H - whole, N, ...]; whole heads start from
-    the initial state [B, H, ...], and only their last state is written. ``partial_ptr`` is the ``out_ptr`` of the
+    differences. States before chunks are those of heads that are cut, [B * H - whole_heads, N, ...]; whole heads start
+    from the initial state [B, H, ...], and only their last state is written. ``partial_ptr`` is the ``out_ptr`` of the
     launch for the first columns of X and Y. ``log_scale`` is the scale's logarithm to base 2. Row sums are those of
     every warp, [shares * 4, B, H, T]. The states at the anchors are [B, H, ceil(T / every)] tiles in the order of
     :func:`flatten`, padded to whole blocks. With ``denominators`` (roles.Denominators) the program makes those of
@@ -413,10 +440,8 @@ def whole_state_kernel(
     DZ: gl.constexpr = SHAPE.dim_z
     BT: gl.constexpr = TILE.block_t
     STAGES: gl.constexpr = TILE.num_stages
-    GROUPS: gl.constexpr = TILE.groups
+    WALKERS: gl.constexpr = TILE.walkers
     DIVIDED: gl.constexpr = denominators.log_denom is not None
-    REGISTERS: gl.constexpr = _registers(TILE, DIVIDED)
-    PREPARES_ALONE: gl.constexpr = [112 if TILE.block_x == 64 else 88]
     DTYPE: gl.constexpr = x_ptr.dtype.element_ty
     X_ROW: gl.constexpr = (H // SHAPE.group_x) * DX
     Z_ROW: gl.constexpr = (H // SHAPE.group_z) * DZ
@@ -426,9 +451,9 @@ def whole_state_kernel(
     pid = gl.program_id(0)
     z_col = pid % COLUMNS * TILE.block_z
     index = pid // COLUMNS
-    number = index - whole
+    number = index - whole_heads
     is_whole = number < 0
-    pid_bh = gl.where(is_whole, index, whole + number // N).to(gl.int64)
+    pid_bh = gl.where(is_whole, index, whole_heads + number // N).to(gl.int64)
     batch = pid_bh // H
     head = pid_bh % H
     start = gl.where(is_whole, 0, number % N * L)
@@ -445,56 +470,57 @@ def whole_state_kernel(
         else:
             x_desc += (
                 tma.make_tensor_descriptor(
-                    x_ptr + x_offset, [T, DX], [X_ROW, 1], [BT, max(64, TILE.widths[part])], layout
+                    x_ptr + x_offset, [T, DX], [X_ROW, 1], [BT, TILE.copied_widths[part]], layout
                 ),
             )
             y_desc += (
                 tma.make_tensor_descriptor(
-                    y_ptr + x_offset, [T, DX], [X_ROW, 1], [BT, max(64, TILE.widths[part])], layout
+                    y_ptr + x_offset, [T, DX], [X_ROW, 1], [BT, TILE.copied_widths[part]], layout
                 ),
             )
-        x_s += (gl.allocate_shared_memory(DTYPE, [STAGES, BT, max(64, TILE.widths[part])], layout),)
-        y_s += (gl.allocate_shared_memory(DTYPE, [STAGES, BT, max(64, TILE.widths[part])], layout),)
+        x_s += (gl.allocate_shared_memory(DTYPE, [STAGES, BT, TILE.copied_widths[part]], layout),)
+        y_s += (gl.allocate_shared_memory(DTYPE, [STAGES, BT, TILE.copied_widths[part]], layout),)
     z_desc = tma.make_tensor_descriptor(z_ptr + z_offset, [T, DZ], [Z_ROW, 1], [BT, TILE.block_z], layout)
     out_s = gl.allocate_shared_memory(DTYPE, [TILE.block_z // BZ, BT, BZ], layout)
     pair_s = out_s
     if pair_ptr is not None and partial_ptr is not None:
-        pair_s = gl.allocate_shared_memory(DTYPE, [GROUPS, BT, BZ], layout)
+        pair_s = gl.allocate_shared_memory(DTYPE, [WALKERS, BT, BZ], layout)
     n_s = None
     weight_s = None
     if DIVIDED:
         n_s = gl.allocate_shared_memory(DTYPE, [8, TILE.block_x], layout)
         weight_s = gl.allocate_shared_memory(DTYPE, [8, BT], layout)
-    barriers: gl.constexpr = mbarrier.MBarrierLayout()
     buffers = Buffers(
-        x_s,
-        y_s,
-        gl.allocate_shared_memory(DTYPE, [STAGES, BT, TILE.block_z], layout),
-        gl.allocate_shared_memory(DTYPE, [STAGES, BT, BT], layout),
-        gl.allocate_shared_memory(gl.float32, [STAGES, VECTORS * BT], gl.SwizzledSharedLayout(1, 1, 1, order=[0])),
-        out_s,
-        pair_s,
-        n_s,
-        weight_s,
-        gl.allocate_shared_memory(gl.int64, [STAGES, 1], barriers),
-        gl.allocate_shared_memory(gl.int64, [STAGES, 1], barriers),
-        gl.allocate_shared_memory(gl.int64, [STAGES, 1], barriers),
-        gl.allocate_shared_memory(gl.int64, [STAGES, 1], barriers),
-        gl.allocate_shared_memory(gl.int64, [GROUPS, 1], barriers),
+        x=x_s,
+        y=y_s,
+        z=gl.allocate_shared_memory(DTYPE, [STAGES, BT, TILE.block_z], layout),
+        scores=gl.allocate_shared_memory(DTYPE, [STAGES, BT, BT], layout),
+        gates=gl.allocate_shared_memory(
+            gl.float32, [STAGES, VECTORS * BT], gl.SwizzledSharedLayout(1, 1, 1, order=[0])
+        ),
+        out=out_s,
+        pair=pair_s,
+        n=n_s,
+        weight=weight_s,
+        loaded=allocate_barriers(STAGES),
+        loaded_z=allocate_barriers(STAGES),
+        ready=allocate_barriers(STAGES),
+        freed=allocate_barriers(STAGES),
+        extra_loaded=allocate_barriers(WALKERS),
     )
     # Only barriers that are waited for: the compiler reuses the memory of others, to which the hardware would write.
     for stage in gl.static_range(STAGES):
         mbarrier.init(buffers.loaded.index(stage), count=1)
         mbarrier.init(buffers.loaded_z.index(stage), count=1)
         mbarrier.init(buffers.ready.index(stage), count=1)
-        mbarrier.init(buffers.freed.index(stage), count=GROUPS)
+        mbarrier.init(buffers.freed.index(stage), count=WALKERS)
     if pair_ptr is not None or partial_ptr is not None:
-        for group in gl.static_range(GROUPS):
-            mbarrier.init(buffers.extra_loaded.index(group), count=1)
+        for walker in gl.static_range(WALKERS):
+            mbarrier.init(buffers.extra_loaded.index(walker), count=1)
     fence_async_shared()
     barrier()
     end = gl.where(is_whole, T, gl.minimum(start + L, T))
-    tensors = Tensors(x_desc, y_desc, z_desc)
+    tensors = Tensors(x=x_desc, y=y_desc, z=z_desc)
     load_first_tiles(tensors, buffers, start, gl.cdiv(end - start, BT), x_col, z_col, ROLE.future, TILE)
     # The other descriptors are made meanwhile.
     out_desc = tma.make_tensor_descriptor(out_ptr + out_offset, [T, DZ], [OUT_ROW, 1], [BT, BZ], layout)
@@ -504,19 +530,21 @@ def whole_state_kernel(
     pair_desc = None
     if pair_ptr is not None:
         pair_desc = tma.make_tensor_descriptor(pair_ptr + z_offset, [T, DZ], [Z_ROW, 1], [BT, BZ], layout)
-    tensors = Tensors(x_desc, y_desc, z_desc, out_desc, partial_desc, pair_desc)
+    tensors = Tensors(x=x_desc, y=y_desc, z=z_desc, out=out_desc, partial=partial_desc, pair=pair_desc)
 
     pointers = Pointers(gates, states_ptr, initial_ptr, sums_ptr, last_ptr, anchor_states_ptr, anchor_ptr)
-    two_groups = z_col + TILE.block_z // GROUPS < DZ
-    chunk = Chunk(start, end, pid_bh, is_whole, number.to(gl.int64), x_col, z_col, two_groups)
-    if GROUPS == 1:
+    chunk = Chunk(
+        start=start, end=end, pid_bh=pid_bh, is_whole=is_whole, number=number.to(gl.int64), x_col=x_col, z_col=z_col,
+        two_walkers=z_col + TILE.block_z // WALKERS < DZ,
+    )  # fmt: skip
+    if WALKERS == 1:
         gl.warp_specialize(
             [
                 (_walk, (tensors, buffers, pointers, chunk, T, BH, every, 0, DIVIDED, SHAPE, ROLE, TILE)),
                 (_prepare, (tensors, buffers, pointers, denominators, chunk, log_scale, T, SHAPE, ROLE, TILE)),
             ],
             [WARPS],
-            PREPARES_ALONE,
+            [112 if TILE.block_x == 64 else 88],
         )
     else:
         gl.warp_specialize(
@@ -526,5 +554,5 @@ def whole_state_kernel(
                 (_prepare, (tensors, buffers, pointers, denominators, chunk, log_scale, T, SHAPE, ROLE, TILE)),
             ],
             [WARPS, WARPS],
-            REGISTERS,
+            _registers(TILE, DIVIDED),
         )

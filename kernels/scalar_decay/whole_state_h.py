@@ -24,6 +24,7 @@ from .whole_state_tiles import (
     WARPS,
     Buffers,
     Tensors,
+    allocate_barriers,
     barrier,
     elements,
     load_first_tiles,
@@ -33,7 +34,7 @@ from .whole_state_tiles import (
 
 
 @remember_launches
-@gluon.jit(do_not_specialize=["T", "L", "N", "heads", "whole", "log_scale"])
+@gluon.jit(do_not_specialize=["T", "L", "N", "heads", "whole_heads", "log_scale"])
 def whole_state_h_kernel(
     y_ptr,
     z_ptr,
@@ -45,16 +46,16 @@ def whole_state_h_kernel(
     L,
     N,
     heads,
-    whole,
+    whole_heads,
     SHAPE: gl.constexpr,
     FUTURE: gl.constexpr,
     TILE: gl.constexpr,
 ):
-    """Compute the contribution of one chunk to block_k rows and block_v columns of the state.
+    """Compute the contribution of one chunk to block_x rows and block_z columns of the state.
 
-    Grid: (ceil(DX / block_k) * ceil(DZ / block_v) * chunks * heads,) for the heads of the batch from number ``whole``
-    on, those that are cut. ``chunks`` is N, or N - 1 where the last state is not wanted: no chunk follows the last one
-    of the pass, which is the first in time if it runs backward (FUTURE).
+    Grid: (ceil(DX / block_x) * ceil(DZ / block_z) * chunks * heads,) for the heads of the batch from
+    ``whole_heads`` on, those that are cut. ``chunks`` is N, or N - 1 where the last state is not wanted: no chunk
+    follows the last one of the pass, which is the first in time if it runs backward (FUTURE).
     Reads Y [B, T, H / group_x, DX], Z [B, T, H / group_z, DZ] and the gate vectors; writes the contributions
     [heads, N, DX, DZ] and, where asked for, those to n [heads, N, DX].
     """
@@ -62,25 +63,25 @@ def whole_state_h_kernel(
     DX: gl.constexpr = SHAPE.dim_x
     DZ: gl.constexpr = SHAPE.dim_z
     BT: gl.constexpr = TILE.block_t
-    BX: gl.constexpr = TILE.block_k
-    NZ: gl.constexpr = TILE.block_v // BZ
+    BX: gl.constexpr = TILE.block_x
+    NZ: gl.constexpr = TILE.block_z // BZ
     STAGES: gl.constexpr = TILE.num_stages
     DTYPE: gl.constexpr = y_ptr.dtype.element_ty
     WITH_N: gl.constexpr = n_states_ptr is not None
     Y_ROW: gl.constexpr = (H // SHAPE.group_x) * DX
     Z_ROW: gl.constexpr = (H // SHAPE.group_z) * DZ
     ROWS: gl.constexpr = (DX + BX - 1) // BX
-    COLUMNS: gl.constexpr = (DZ + TILE.block_v - 1) // TILE.block_v
+    COLUMNS: gl.constexpr = (DZ + TILE.block_z - 1) // TILE.block_z
 
     pid = gl.program_id(0)
     chunks = gl.num_programs(0) // (ROWS * COLUMNS * heads)
-    z_col = pid % COLUMNS * TILE.block_v
+    z_col = pid % COLUMNS * TILE.block_z
     x_col = pid // COLUMNS % ROWS * BX
     pid_n = pid // (COLUMNS * ROWS) % chunks
     if FUTURE:
         pid_n += N - chunks
     row = (pid // (COLUMNS * ROWS * chunks)).to(gl.int64) * N + pid_n
-    pid_bh = (pid // (COLUMNS * ROWS * chunks) + whole).to(gl.int64)
+    pid_bh = (pid // (COLUMNS * ROWS * chunks) + whole_heads).to(gl.int64)
     batch = pid_bh // H
     head = pid_bh % H
     y_offset = batch * T * Y_ROW + (head // SHAPE.group_x) * DX
@@ -88,11 +89,11 @@ def whole_state_h_kernel(
 
     layout: gl.constexpr = gl.NVMMASharedLayout(128, 16, rank=2)
     y_desc = tma.make_tensor_descriptor(y_ptr + y_offset, [T, DX], [Y_ROW, 1], [BT, BX], layout)
-    z_desc = tma.make_tensor_descriptor(z_ptr + z_offset, [T, DZ], [Z_ROW, 1], [BT, TILE.block_v], layout)
+    z_desc = tma.make_tensor_descriptor(z_ptr + z_offset, [T, DZ], [Z_ROW, 1], [BT, TILE.block_z], layout)
     y_s = gl.allocate_shared_memory(DTYPE, [STAGES, BT, BX], layout)
-    z_s = gl.allocate_shared_memory(DTYPE, [STAGES, BT, TILE.block_v], layout)
+    z_s = gl.allocate_shared_memory(DTYPE, [STAGES, BT, TILE.block_z], layout)
     weights_s = gl.allocate_shared_memory(gl.float32, [2, BT], gl.SwizzledSharedLayout(1, 1, 1, order=[0]))
-    loaded = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    loaded = allocate_barriers(STAGES)
     tensors = Tensors(y=(y_desc,), z=z_desc)
     buffers = Buffers(y=(y_s,), z=z_s, gates=weights_s, loaded=loaded)
     for step in gl.static_range(STAGES):
@@ -111,7 +112,7 @@ def whole_state_h_kernel(
     y_layout: gl.constexpr = gl.BlockedLayout([RUN, 8], [32 // LANES, LANES], [WARPS, 1], [1, 0])
     n_layout: gl.constexpr = gl.BlockedLayout([1, 8], [32 // LANES, LANES], [WARPS, 1], [1, 0])
     state = gl.zeros([BZ, BX], gl.float32, state_layout)
-    other = gl.zeros([BZ, BX], gl.float32, state_layout)
+    second = gl.zeros([BZ, BX], gl.float32, state_layout)
     n = gl.zeros([BT // RUN, BX], gl.float32, n_layout)
 
     t0 = start + (tiles - 1) * BT if FUTURE else start
@@ -127,22 +128,22 @@ def whole_state_h_kernel(
         next_t = gl.where(tile + 1 < tiles, next_t, t0)
         _, _, _, weight, next_decay, _ = load_gates(gates, pid_bh, next_t, T, log_scale, FUTURE, BT)
         factor = gl.exp2(decay)
-        enters = weights_s.index(tile & 1).load(gl.SliceLayout(0, weighted_layout))[None, :]
+        weights = weights_s.index(tile & 1).load(gl.SliceLayout(0, weighted_layout))[None, :]
         mbarrier.wait(loaded.index(stage), (tile // STAGES) & 1)
         y = y_s.index(stage)
         z = z_s.index(stage)
-        weighted = (z.slice(0, BZ, dim=1).permute((1, 0)).load(weighted_layout).to(gl.float32) * enters).to(DTYPE)
+        weighted = (z.slice(0, BZ, dim=1).permute((1, 0)).load(weighted_layout).to(gl.float32) * weights).to(DTYPE)
         state = warpgroup_mma(weighted, y, state * factor, is_async=True)
         if NZ == 2:
-            weighted = (z.slice(BZ, BZ, dim=1).permute((1, 0)).load(weighted_layout).to(gl.float32) * enters).to(DTYPE)
-            other = warpgroup_mma(weighted, y, other * factor, is_async=True)
+            weighted = (z.slice(BZ, BZ, dim=1).permute((1, 0)).load(weighted_layout).to(gl.float32) * weights).to(DTYPE)
+            second = warpgroup_mma(weighted, y, second * factor, is_async=True)
         if WITH_N:
             if z_col == 0:
-                at = weights_s.index(tile & 1).load(gl.SliceLayout(1, y_layout))[:, None]
-                runs = (y.load(y_layout).to(gl.float32) * at).reshape([BT // RUN, RUN, BX])
+                y_weights = weights_s.index(tile & 1).load(gl.SliceLayout(1, y_layout))[:, None]
+                runs = (y.load(y_layout).to(gl.float32) * y_weights).reshape([BT // RUN, RUN, BX])
                 n = n * factor + gl.convert_layout(gl.sum(runs, axis=1), n_layout)
         if NZ == 2:
-            state, other = warpgroup_mma_wait(0, deps=[state, other])
+            state, second = warpgroup_mma_wait(0, deps=[state, second])
         else:
             state = warpgroup_mma_wait(0, deps=[state])
         weights_s.index((tile + 1) & 1).store(gl.exp2(weight))
@@ -152,13 +153,13 @@ def whole_state_h_kernel(
 
     offs_x = x_col + gl.arange(0, BX, gl.SliceLayout(0, state_layout))
     offs_z = z_col + gl.arange(0, BZ, gl.SliceLayout(1, state_layout))
-    other_z = offs_z + BZ
+    second_z = offs_z + BZ
     in_x = (offs_x < DX)[None, :]
     out = states_ptr + row * DX * DZ
     dtype: gl.constexpr = states_ptr.dtype.element_ty
     gl.store(elements(out, offs_z, offs_x, DX, DZ, False), state.to(dtype), mask=(offs_z < DZ)[:, None] & in_x)
     if NZ == 2:
-        gl.store(elements(out, other_z, offs_x, DX, DZ, False), other.to(dtype), mask=(other_z < DZ)[:, None] & in_x)
+        gl.store(elements(out, second_z, offs_x, DX, DZ, False), second.to(dtype), mask=(second_z < DZ)[:, None] & in_x)
     if WITH_N:
         if z_col == 0:
             offs_n = x_col + gl.arange(0, BX, gl.SliceLayout(0, n_layout))

@@ -1,6 +1,6 @@
-"""The state that a walking group of whole_state.py holds: S^T in registers, part by part.
+"""The state that a walker of whole_state.py holds: S^T in registers, part by part.
 
-A part here is a tensor [64, width]: the columns of one slice of the output by at most 128 columns of X and Y. A group
+A part here is a tensor [64, width]: the columns of one slice of the output by at most 128 columns of X and Y. A walker
 has the parts of its first slice, and then those of its second one if it has two. Functions that return a product "under
 way" return before it is complete; wait_for waits.
 """
@@ -29,8 +29,8 @@ def elements_of(start, index: gl.constexpr, x_col, z_col, SHAPE: gl.constexpr, R
     """Return pointers to a part of the state in memory and a mask of the elements that exist.
 
     Args:
-        start: the whole state, of which a group has columns from ``x_col`` and ``z_col`` on.
-        index: of the part among those of the group.
+        start: the whole state, of which a walker has columns from ``x_col`` and ``z_col`` on.
+        index: of the part among those of the walker.
     """
     NX: gl.constexpr = len(TILE.widths)
     layout: gl.constexpr = state_layout(TILE.widths[index % NX])
@@ -45,8 +45,8 @@ def _load(
     states, number, index: gl.constexpr, x_col, z_col, SHAPE: gl.constexpr, ROLE: gl.constexpr, TILE: gl.constexpr
 ):
     """Return a part of state ``number`` of many, in float32."""
-    at, there = elements_of(states + number * (SHAPE.dim_x * SHAPE.dim_z), index, x_col, z_col, SHAPE, ROLE, TILE)
-    return gl.load(at, mask=there, other=0.0).to(gl.float32)
+    ptrs, mask = elements_of(states + number * (SHAPE.dim_x * SHAPE.dim_z), index, x_col, z_col, SHAPE, ROLE, TILE)
+    return gl.load(ptrs, mask=mask, other=0.0).to(gl.float32)
 
 
 @gluon.jit
@@ -55,10 +55,10 @@ def load_part(pointers, chunk, index: gl.constexpr, z_col, SHAPE: gl.constexpr, 
     width: gl.constexpr = TILE.widths[index % len(TILE.widths)]
     part = gl.zeros([BZ, width], gl.float32, state_layout(width))
     if pointers.states is not None:
-        if chunk.whole == 0:
+        if chunk.is_whole == 0:
             part = _load(pointers.states, chunk.number, index, chunk.x_col, z_col, SHAPE, ROLE, TILE)
     if pointers.initial is not None:
-        if chunk.whole:
+        if chunk.is_whole:
             part = _load(pointers.initial, chunk.pid_bh, index, chunk.x_col, z_col, SHAPE, ROLE, TILE)
     return part
 
@@ -122,13 +122,13 @@ def _enter_part(weighted, y, state, gates, BT: gl.constexpr):
 def enter(z_t, y, stage, state, gates, BT: gl.constexpr):
     """Return the parts of S^T after the tile, under way."""
     layout: gl.constexpr = gl.DotOperandLayout(0, state_layout(state[0].shape[1]), 2)
-    enters = gates.slice(WEIGHT * BT, BT).load(gl.SliceLayout(0, layout))[None, :]
-    weighted = (z_t.load(layout).to(gl.float32) * enters).to(z_t.dtype)
-    entered = ()
+    weight = gates.slice(WEIGHT * BT, BT).load(gl.SliceLayout(0, layout))[None, :]
+    weighted = (z_t.load(layout).to(gl.float32) * weight).to(z_t.dtype)
+    new_state = ()
     for part in gl.static_range(len(state)):
         columns = columns_of(y[part], stage, state[part].shape[1])
-        entered += (_enter_part(weighted, columns, state[part], gates, BT),)
-    return entered
+        new_state += (_enter_part(weighted, columns, state[part], gates, BT),)
+    return new_state
 
 
 @gluon.jit

@@ -12,7 +12,7 @@ load_async = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
 store_async = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
 
 WARPS = gl.constexpr(4)
-"""Warps of a group: a matrix product of Hopper is made by four."""
+"""Warps of a walker and of the preparing group: a matrix product of Hopper is made by four."""
 BZ = gl.constexpr(64)
 """Columns of the output in a slice, 16 for each warp."""
 
@@ -36,13 +36,13 @@ class Buffers(NamedTuple):
         scores: a stage's weighted scores, queries by keys.
         gates: a stage's vectors QUERY, KEY, ROW, WEIGHT, DECAY, FLOOR and DIVISOR.
         out: a tile of the output for each slice; it first takes the partial result of the launch before, or the pair.
-        pair: for each walking group, the tile of the pair; its own buffer only where there is a partial result too.
+        pair: for each walker, the tile of the pair; its own buffer only where there is a partial result too.
         n, weight: n and WEIGHT of block_t positions as _split of whole_state.py returns them, transposed.
         loaded: barriers that complete when a stage's tiles of X and Y are there.
         loaded_z: barriers that complete when a stage's tile of Z is there.
         ready: barriers that complete when a stage's scores and gates are there.
-        freed: barriers that complete when all walking groups have read what a stage holds.
-        extra_loaded: barriers that complete when a group's tiles of the pair and the partial result are there.
+        freed: barriers that complete when all walkers have read what a stage holds.
+        extra_loaded: barriers that complete when a walker's tiles of the pair and the partial result are there.
     """
 
     x: Any = None
@@ -82,17 +82,23 @@ class Pointers(NamedTuple):
 
 class Chunk(NamedTuple):
     """Where a program works: start and end of its chunk, batch times head, whether this head is whole, the number of
-    the chunk's state among those of heads that are cut, first columns of X and Y and of Z, and whether the second
-    walking group has columns."""
+    the chunk's state among those of heads that are cut, first columns of X and Y and of Z, and whether both walkers
+    have columns."""
 
     start: Any
     end: Any
     pid_bh: Any
-    whole: Any
+    is_whole: Any
     number: Any
     x_col: Any
     z_col: Any
-    two_groups: Any
+    two_walkers: Any
+
+
+@gluon.jit
+def allocate_barriers(count: gl.constexpr):
+    """Allocate ``count`` barriers in shared memory."""
+    return gl.allocate_shared_memory(gl.int64, [count, 1], mbarrier.MBarrierLayout())
 
 
 @gluon.jit
@@ -148,7 +154,7 @@ def load_gates(gates, head, t0, T, log_scale, FUTURE: gl.constexpr, BT: gl.const
     key = -b
     if gates.u is not None:
         key += gl.load(gates.u + at)
-    through = query
+    log_row = query
     # A placeholder: without denominators it is not used.
     floor = b
     if gates.m is not None:
@@ -161,11 +167,11 @@ def load_gates(gates, head, t0, T, log_scale, FUTURE: gl.constexpr, BT: gl.const
         query -= m
         if gates.log_denom is not None:
             query -= gl.load(gates.log_denom + at)
-        through = query + m_in
+        log_row = query + m_in
     if FUTURE:
-        row, weight = w, through
+        row, weight = w, log_row
     else:
-        row, weight = through, w
+        row, weight = log_row, w
     return query, key, row, weight, log_decay, floor
 
 

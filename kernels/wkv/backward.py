@@ -65,7 +65,7 @@ def _next_exponent(
 
 
 @triton.jit
-def _load_steps(k_ptr, v_ptr, dy_ptr, offs, left, mask_c, C: tl.constexpr, SUB: tl.constexpr):
+def _load_run(k_ptr, v_ptr, dy_ptr, offs, left, mask_c, C: tl.constexpr, SUB: tl.constexpr):
     """Load k, v and dy of SUB steps."""
     k = load_rows(k_ptr, offs, left, mask_c, C, -float("inf"), SUB)
     v = load_rows(v_ptr, offs, left, mask_c, C, 0.0, SUB)
@@ -74,7 +74,7 @@ def _load_steps(k_ptr, v_ptr, dy_ptr, offs, left, mask_c, C: tl.constexpr, SUB: 
 
 
 @triton.jit
-def _step(k, v, dy, m, num, den, slow, fast, u, n, inside, PRECISE: tl.constexpr):
+def _forward_step(k, v, dy, m, num, den, slow, fast, u, n, inside, PRECISE: tl.constexpr):
     """Compute step n of a row, forward in time, from the state before it, whose exponent is m - n slow.
 
     k, v and dy have the inputs' dtype. Returns the past's weight in the output, the token's weight times P, P and R,
@@ -97,7 +97,7 @@ def _step(k, v, dy, m, num, den, slow, fast, u, n, inside, PRECISE: tl.constexpr
 
 
 @triton.jit
-def _run(
+def _run_forward(
     k, v, dy, m, num, den, x, z, dw, du, c, a, b, slow, fast, u, start, left,
     PRECISE: tl.constexpr, SUB: tl.constexpr,
 ):  # fmt: skip
@@ -110,7 +110,7 @@ def _run(
     for n in tl.static_range(SUB):
         inside = left > n
         before_num, before_den = num, den
-        past, _, p, r, d_token, old, _new, m, num, den = _step(
+        past, _, p, r, d_token, old, _new, m, num, den = _forward_step(
             k[n], v[n], dy[n], m, num, den, slow, fast, u, start + n * 1.0, inside, PRECISE
         )
         du += d_token
@@ -124,15 +124,15 @@ def _run(
 
 
 @triton.jit
-def _add_up(total, lost, part):
-    """Add ``part`` to a sum by Kahan summation; return the sum and its rounding error so far."""
-    part -= lost
-    after = total + part
-    return after, (after - total) - part
+def _add_up(total, lost, term):
+    """Add ``term`` to a sum by Kahan summation; return the sum and its rounding error so far."""
+    term -= lost
+    after = total + term
+    return after, (after - total) - term
 
 
 @triton.jit
-def _change(m, end_m, slow, left, BLOCK_I: tl.constexpr):
+def _change_of_exponent(m, end_m, slow, left, BLOCK_I: tl.constexpr):
     """Return the factor from gradients after rows relative to exponent end_m to those relative to m, which is not
     lowered by slow rates."""
     steps = tl.minimum(tl.maximum(left, 0), BLOCK_I).to(tl.float32)
@@ -140,7 +140,7 @@ def _change(m, end_m, slow, left, BLOCK_I: tl.constexpr):
 
 
 @triton.jit
-def _run_back(
+def _run_backward(
     dk_ptr, dv_ptr, k, v, dy, m, num, den, a, b, slow, fast, u, offs, start, left, mask_c,
     C: tl.constexpr, PRECISE: tl.constexpr, SUB: tl.constexpr,
 ):  # fmt: skip
@@ -148,7 +148,7 @@ def _run_back(
     the gradients a, b of the state after them. Store dk and dv; return the gradients of the state before them."""
     steps = ()
     for n in tl.static_range(SUB):
-        past, d_v, p, r, d_token, old, new, m, num, den = _step(
+        past, d_v, p, r, d_token, old, new, m, num, den = _forward_step(
             k[n], v[n], dy[n], m, num, den, slow, fast, u, start + n * 1.0, left > n, PRECISE
         )
         steps = steps + ((past * p, past * r, d_v, d_token, old, new),)
@@ -165,7 +165,7 @@ def _run_back(
 
 
 @triton.jit
-def _join(c1, a1, b1, gap1, p1, q1, c2, a2, b2, gap2, p2, q2):
+def _compose_rows(c1, a1, b1, gap1, p1, q1, c2, a2, b2, gap2, p2, q2):
     """Join two sequences of rows, the second earlier in time. A sequence maps a gradient g of num to c g + a, and one
     of den to c g + b; without its last row it maps them to gap g + p and gap g + q."""
     return c1 * c2, tl.fma(c2, a1, a2), tl.fma(c2, b1, b2), c1 * gap2, tl.fma(gap2, a1, p2), tl.fma(gap2, b1, q2)
@@ -250,9 +250,9 @@ def scan_gradient_kernel(
     BLOCK_C: tl.constexpr = TILE.block_c
     STEPS: tl.constexpr = BLOCK_I * BLOCK_O
     SUB: tl.constexpr = SUBROW if BLOCK_I > SUBROW else BLOCK_I
-    behind, batch, block = program_position(B, C, BLOCK_C)
+    position, batch, block = program_position(B, C, BLOCK_C)
     tiles = tl.cdiv(T, STEPS)
-    tile = tiles - 1 - behind
+    tile = tiles - 1 - position
     offs_c = block * BLOCK_C + tl.arange(0, BLOCK_C)
     mask_c = offs_c < C
     offs_o = tl.arange(0, BLOCK_O)
@@ -271,20 +271,20 @@ def scan_gradient_kernel(
     one = tl.full((BLOCK_O, BLOCK_C), 1.0, tl.float32)
     zero = tl.zeros((BLOCK_O, BLOCK_C), dtype=tl.float32)
     x, z, dw, du, c, a, b = zero, zero, zero, zero, one, zero, zero
-    PARTS: tl.constexpr = BLOCK_I // SUB
+    RUNS: tl.constexpr = BLOCK_I // SUB
     all_m, all_num, all_den = (), (), ()
-    for _ in tl.static_range(PARTS):
+    for _ in tl.static_range(RUNS):
         all_m = all_m + (m,)
         all_num = all_num + (num,)
         all_den = all_den + (den,)
-    for part in range(PARTS):
-        all_m = _replace(all_m, part, m, PARTS)
-        all_num = _replace(all_num, part, num, PARTS)
-        all_den = _replace(all_den, part, den, PARTS)
-        at, rest = base + part * SUB * C, left - part * SUB
-        k, v, dy = _load_steps(k_ptr + at, v_ptr + at, dy_ptr + at, offs, rest, mask, C, SUB)
-        m, num, den, x, z, dw, du, c, a, b = _run(
-            k, v, dy, m, num, den, x, z, dw, du, c, a, b, slow, fast, u, part * SUB, rest, PRECISE, SUB
+    for run in range(RUNS):
+        all_m = _replace(all_m, run, m, RUNS)
+        all_num = _replace(all_num, run, num, RUNS)
+        all_den = _replace(all_den, run, den, RUNS)
+        at, rest = base + run * SUB * C, left - run * SUB
+        k, v, dy = _load_run(k_ptr + at, v_ptr + at, dy_ptr + at, offs, rest, mask, C, SUB)
+        m, num, den, x, z, dw, du, c, a, b = _run_forward(
+            k, v, dy, m, num, den, x, z, dw, du, c, a, b, slow, fast, u, run * SUB, rest, PRECISE, SUB
         )
     # Gradients that enter a row are relative to the exponent of the state after it; ``change`` makes them relative to
     # the row's own.
@@ -292,34 +292,34 @@ def scan_gradient_kernel(
         saved_ptr, states, last_ptr, batch * C, stride, tile * STEPS + offs_t + BLOCK_I, offs_c, m, left, mask,
         C, BLOCK_I,
     )  # fmt: skip
-    change = _change(m, end_m, slow, left, BLOCK_I)
+    change = _change_of_exponent(m, end_m, slow, left, BLOCK_I)
     c = tl.where(used, c * change, 1.0)
     a, b = tl.where(used, a, 0.0), tl.where(used, b, 0.0)
-    _, all_a, all_b, in_c, in_a, in_b = tl.associative_scan((c, a, b, one, zero, zero), 0, _join)
+    _, all_a, all_b, in_c, in_a, in_b = tl.associative_scan((c, a, b, one, zero, zero), 0, _compose_rows)
     o, a, b = _load_last(last_ptr, stride, dnum_ptr, dden_ptr, batch * C + offs_c, mask_c)
     if LOOK > 0:
-        behind_o, behind_a, behind_b = look_back(
-            word_ptr + batch * C, spare_ptr + batch * C, tiles, behind, stride, STEPS * w, -first_m, all_a, all_b,
+        later_o, later_a, later_b = look_back(
+            word_ptr + batch * C, spare_ptr + batch * C, tiles, position, stride, STEPS * w, -first_m, all_a, all_b,
             offs_o, offs_c, mask_c, BLOCK_O, LOOK, LEAST_GRADIENT,
         )  # fmt: skip
         o -= tl.maximum(T - (tile + 1) * STEPS, 0).to(tl.float32) * w
-        o, a, b = add(behind_o, behind_a, behind_b, o, a, b)
+        o, a, b = add(later_o, later_a, later_b, o, a, b)
     # The last tile only gets the last state's gradients, which are relative to that state's exponent already.
     end = tl.load(
         saved_ptr + 2 * states + (tile + 1).to(tl.int64) * (STEPS // BLOCK_I) * C + offs_c,
-        mask=mask_c & (behind > 0), other=0.0,
+        mask=mask_c & (position > 0), other=0.0,
     )[None, :]  # fmt: skip
-    scale = exp(tl.where(behind > 0, o + end, 0.0))
+    scale = exp(tl.where(position > 0, o + end, 0.0))
     a, b = tl.fma(in_c, a * scale, in_a) * change, tl.fma(in_c, b * scale, in_b) * change
     dw = tl.where(used, dw + tl.fma(a, x, b * z), 0.0)
     # Run forward again and then backward, SUB steps at a time: the values of a whole row would not fit into registers.
-    for step in range(PARTS):
-        part = PARTS - 1 - step
-        at, rest = base + part * SUB * C, left - part * SUB
-        k, v, dy = _load_steps(k_ptr + at, v_ptr + at, dy_ptr + at, offs, rest, mask, C, SUB)
-        m, num, den = _select(all_m, part, PARTS), _select(all_num, part, PARTS), _select(all_den, part, PARTS)
-        a, b = _run_back(
-            dk_ptr + at, dv_ptr + at, k, v, dy, m, num, den, a, b, slow, fast, u, offs, part * SUB, rest, mask,
+    for step in range(RUNS):
+        run = RUNS - 1 - step
+        at, rest = base + run * SUB * C, left - run * SUB
+        k, v, dy = _load_run(k_ptr + at, v_ptr + at, dy_ptr + at, offs, rest, mask, C, SUB)
+        m, num, den = _select(all_m, run, RUNS), _select(all_num, run, RUNS), _select(all_den, run, RUNS)
+        a, b = _run_backward(
+            dk_ptr + at, dv_ptr + at, k, v, dy, m, num, den, a, b, slow, fast, u, offs, run * SUB, rest, mask,
             C, PRECISE, SUB,
         )  # fmt: skip
     if dfirst_ptr is not None:
@@ -383,10 +383,10 @@ def walk_gradient_kernel(
         start = (rows - 1 - step) * BLOCK_I
         base = (batch * T + start) * C
         offs, left, mask = tile_offsets(offs_o, offs_c, mask_c, C, T - start)
-        k, v, dy = _load_steps(k_ptr + base, v_ptr + base, dy_ptr + base, offs, left, mask, C, BLOCK_I)
+        k, v, dy = _load_run(k_ptr + base, v_ptr + base, dy_ptr + base, offs, left, mask, C, BLOCK_I)
         first_m, first_num, first_den = _load_saved(saved_ptr, states, start + offs_o, offs_c, mask, C, BLOCK_I)
         slow, fast = split_rate(first_m, w, BLOCK_I)
-        m, _num, _den, x, z, row_dw, row_du, _c, _a, _b = _run(
+        m, _num, _den, x, z, row_dw, row_du, _c, _a, _b = _run_forward(
             k, v, dy, first_m, first_num, first_den, zero, zero, zero, zero, one, zero, zero, slow, fast, u, 0, left,
             PRECISE, BLOCK_I,
         )  # fmt: skip
@@ -394,12 +394,12 @@ def walk_gradient_kernel(
             saved_ptr, states, last_ptr, batch * C, stride, start + BLOCK_I + offs_o, offs_c, m, left, mask,
             C, BLOCK_I,
         )  # fmt: skip
-        change = _change(m, end_m, slow, left, BLOCK_I)
+        change = _change_of_exponent(m, end_m, slow, left, BLOCK_I)
         a *= change
         b *= change
         dw, dw_lost = _add_up(dw, dw_lost, row_dw + tl.fma(a, x, b * z))
         du, du_lost = _add_up(du, du_lost, row_du)
-        a, b = _run_back(
+        a, b = _run_backward(
             dk_ptr + base, dv_ptr + base, k, v, dy, first_m, first_num, first_den, a, b, slow, fast, u, offs, 0, left,
             mask, C, PRECISE, BLOCK_I,
         )  # fmt: skip

@@ -160,8 +160,8 @@ def split_rate(m, w, BLOCK_I: tl.constexpr):
     decay instead.
     """
     size = tl.where(m > EMPTY, tl.abs(m), 0.0)
-    held = tl.minimum(tl.maximum(SUBROW * SLOW_RATE, 0.25 * size), MAX_RATIO)
-    slow = tl.where(BLOCK_I * w <= held, w, 0.0)
+    limit = tl.minimum(tl.maximum(SUBROW * SLOW_RATE, 0.25 * size), MAX_RATIO)
+    slow = tl.where(BLOCK_I * w <= limit, w, 0.0)
     return slow, w - slow
 
 
@@ -175,9 +175,9 @@ def tighten(m, num, den):
 
 
 @triton.jit
-def weights_under(k, top, nothing, SUB: tl.constexpr):
-    """Return e^(k - top) of SUB steps; ``nothing`` (zeros, see forward.py's _nothing) is added to the exponents."""
-    shift = tl.fma(top, -LOG2E, nothing)
+def weights_under(k, top, late_zero, SUB: tl.constexpr):
+    """Return e^(k - top) of SUB steps; ``late_zero`` (forward.py's _zeros_after_loads) is added to the exponents."""
+    shift = tl.fma(top, -LOG2E, late_zero)
     weights = ()
     for n in tl.static_range(SUB):
         weights = weights + (tl.exp2(tl.fma(widen(k[n]), LOG2E, shift)),)
@@ -185,17 +185,17 @@ def weights_under(k, top, nothing, SUB: tl.constexpr):
 
 
 @triton.jit
-def weights_below(k, nothing, SUB: tl.constexpr):
+def weights_below(k, late_zero, SUB: tl.constexpr):
     """Return the largest of the keys of SUB steps, and the weights e^(k - largest)."""
-    top = _largest(k, nothing, SUB)
+    top = _largest(k, late_zero, SUB)
     return top, weights_under(k, top, 0.0, SUB)
 
 
 @triton.jit
-def _largest(k, nothing, SUB: tl.constexpr):
+def _largest(k, late_zero, SUB: tl.constexpr):
     """Return the largest key of SUB steps; half-precision keys are compared two channels at once."""
     if INTERPRETED or k[0].dtype == tl.float32:
-        top = tl.maximum(nothing + EMPTY, widen(k[0]))
+        top = tl.maximum(late_zero + EMPTY, widen(k[0]))
         for n in tl.static_range(1, SUB):
             top = tl.maximum(top, widen(k[n]))
     else:
@@ -205,7 +205,7 @@ def _largest(k, nothing, SUB: tl.constexpr):
             top = tl.inline_asm_elementwise(
                 "max." + KIND + " $0, $1, $2;", "=r,r,r", [top, k[n]], dtype=k[0].dtype, is_pure=True, pack=2
             )
-        top = tl.maximum(nothing + EMPTY, widen(top))
+        top = tl.maximum(late_zero + EMPTY, widen(top))
     return top
 
 
@@ -251,7 +251,7 @@ def all_at_least(x, AT_LEAST: tl.constexpr = LEAST):
 
 
 @triton.jit
-def _join(lag1, m1, a1, b1, gap1, p1, q1, r1, lag2, m2, a2, b2, gap2, p2, q2, r2):
+def _add_rows(lag1, m1, a1, b1, gap1, p1, q1, r1, lag2, m2, a2, b2, gap2, p2, q2, r2):
     """Join two sequences of rows, the first one earlier, for :func:`scan_rows`. Each is (decay, sum at its end; the
     same without its last row)."""
     m, a, b = add(m1 - lag2, a1, b1, m2, a2, b2)
@@ -265,12 +265,12 @@ def scan_rows(m, a, b, lag):
     empty = tl.full(m.shape, EMPTY, tl.float32)
     zero = tl.zeros(m.shape, dtype=tl.float32)
     lag = tl.broadcast_to(lag, m.shape)
-    _, m, a, b, _, p, q, r = tl.associative_scan((lag, m, a, b, zero, empty, zero, zero), 0, _join)
+    _, m, a, b, _, p, q, r = tl.associative_scan((lag, m, a, b, zero, empty, zero, zero), 0, _add_rows)
     return m, a, b, p, q, r
 
 
 @triton.jit
-def join_rows(
+def gather_rows(
     m, a, b, lag, offs_o, offs_c, first_c, GATHER: tl.constexpr, BLOCK_O: tl.constexpr
 ):  # fmt: skip
     """Return the same as :func:`scan_rows`, where every thread gets the sums of all rows and adds those that it needs.
@@ -413,8 +413,8 @@ def _load_words(at, size, mask):
 @triton.jit
 def _is_missing(pair, exponent):
     """Return whether any word is not written yet."""
-    there = ((pair >> 32).to(tl.int32) != 0) & ((exponent >> 32).to(tl.int32) != 0)
-    return tl.min(tl.min(there.to(tl.int32), axis=1), axis=0) == 0
+    written = ((pair >> 32).to(tl.int32) != 0) & ((exponent >> 32).to(tl.int32) != 0)
+    return tl.min(tl.min(written.to(tl.int32), axis=1), axis=0) == 0
 
 
 @triton.jit
@@ -510,11 +510,11 @@ def load_state(num_ptr, den_ptr, max_ptr, offs, mask):
     den = tl.zeros(offs.shape, dtype=tl.float32)
     if num_ptr is not None:
         den = tl.load(den_ptr + offs, mask=mask, other=0.0)
-        there = den >= LEAST_NORMAL
+        exists = den >= LEAST_NORMAL
         usual = (den > 1e-6) & (den < 1e6)
-        shift = tl.log(tl.where(there & (usual == 0), den, 1.0))
+        shift = tl.log(tl.where(exists & (usual == 0), den, 1.0))
         scale = exp(-shift)
-        m = tl.where(there, tl.load(max_ptr + offs, mask=mask, other=0.0) + shift, EMPTY)
-        num = tl.where(there, tl.load(num_ptr + offs, mask=mask, other=0.0) * scale, 0.0)
-        den = tl.where(there, den * scale, 0.0)
+        m = tl.where(exists, tl.load(max_ptr + offs, mask=mask, other=0.0) + shift, EMPTY)
+        num = tl.where(exists, tl.load(num_ptr + offs, mask=mask, other=0.0) * scale, 0.0)
+        den = tl.where(exists, den * scale, 0.0)
     return m[None, :], num[None, :], den[None, :]

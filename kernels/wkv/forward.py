@@ -8,7 +8,7 @@ program sums its tile, publishes the sum, adds the sums that the tiles before it
 its outputs. Since w is constant, the weight of a tile's sum follows from its distance, so sums can be added in any
 grouping. If there are enough channels, states are passed from tile to tile instead (config.py's ``serial``).
 
-A row consists of PARTS runs of SUB steps, each with one exponent, which is fast. If that would be inaccurate anywhere
+A row consists of RUNS runs of SUB steps, each with one exponent, which is fast. If that would be inaccurate anywhere
 in a tile (see LEAST in elements.py), or a tile is not whole, it is computed again with a new exponent at every step.
 
 Source: Peng et al., RWKV (2023), equations 16 and 22 to 26; Merrill and Garland, "Single-pass parallel prefix scan with
@@ -36,7 +36,7 @@ from .elements import (
     all_at_least,
     decay_factor,
     exp,
-    join_rows,
+    gather_rows,
     load_state,
     look_back,
     pass_state,
@@ -81,13 +81,13 @@ def _output(m, num, den, k, v, u, PRECISE: tl.constexpr):
 
 
 @triton.jit
-def _load_runs(ptr, offs, mask_c, C: tl.constexpr, BLOCK_C: tl.constexpr, PARTS: tl.constexpr, SUB: tl.constexpr):
-    """Load PARTS runs of SUB steps of every row, none beyond the end of the sequence."""
+def _load_runs(ptr, offs, mask_c, C: tl.constexpr, BLOCK_C: tl.constexpr, RUNS: tl.constexpr, SUB: tl.constexpr):
+    """Load RUNS runs of SUB steps of every row, none beyond the end of the sequence."""
     runs = ()
-    for part in tl.static_range(PARTS):
+    for run in tl.static_range(RUNS):
         steps = ()
         for n in tl.static_range(SUB):
-            at = ptr + (part * SUB + n) * C + offs
+            at = ptr + (run * SUB + n) * C + offs
             # Without a mask where none is needed: it takes an instruction more, to clear the register.
             steps = steps + (tl.load(at) if C % BLOCK_C == 0 else tl.load(at, mask=mask_c, other=0.0),)
         runs = runs + (steps,)
@@ -95,10 +95,10 @@ def _load_runs(ptr, offs, mask_c, C: tl.constexpr, BLOCK_C: tl.constexpr, PARTS:
 
 
 @triton.jit
-def _none(like, PARTS: tl.constexpr, SUB: tl.constexpr):
-    """Return zeros shaped as PARTS runs of SUB steps."""
+def _zero_runs(like, RUNS: tl.constexpr, SUB: tl.constexpr):
+    """Return zeros shaped as RUNS runs of SUB steps."""
     runs = ()
-    for _ in tl.static_range(PARTS):
+    for _ in tl.static_range(RUNS):
         steps = ()
         for _ in tl.static_range(SUB):
             steps = steps + (like,)
@@ -107,7 +107,7 @@ def _none(like, PARTS: tl.constexpr, SUB: tl.constexpr):
 
 
 @triton.jit
-def _nothing(w_ptr, offs_c, mask_c):
+def _zeros_after_loads(w_ptr, offs_c, mask_c):
     """Return zeros that are available only after all loads before this line have been issued.
 
     What they are added to must then wait for that too. Otherwise the assembler moves each load down to its first use,
@@ -118,17 +118,17 @@ def _nothing(w_ptr, offs_c, mask_c):
 
 
 @triton.jit
-def _sum_rows(k, v, w, nothing, PARTS: tl.constexpr, SUB: tl.constexpr):
+def _sum_rows_by_run(k, v, w, late_zero, RUNS: tl.constexpr, SUB: tl.constexpr):
     """Return for each row its sum (m, num, den), the smallest den of its runs, the exponents of the runs and the
     weights of all steps."""
     decay = decay_factor(w)
-    m, weights = weights_below(k[0], nothing, SUB)
+    m, weights = weights_below(k[0], late_zero, SUB)
     num, den = sum_run(weights, v[0], decay, SUB)
     least = den
     tops, all_weights = (m,), (weights,)
-    for part in tl.static_range(1, PARTS):
-        top, weights = weights_below(k[part], 0.0, SUB)
-        new_num, new_den = sum_run(weights, v[part], decay, SUB)
+    for run in tl.static_range(1, RUNS):
+        top, weights = weights_below(k[run], 0.0, SUB)
+        new_num, new_den = sum_run(weights, v[run], decay, SUB)
         m, num, den = add(m - SUB * w, num, den, top, new_num, new_den)
         least = tl.minimum(least, new_den)
         tops = tops + (top,)
@@ -137,7 +137,7 @@ def _sum_rows(k, v, w, nothing, PARTS: tl.constexpr, SUB: tl.constexpr):
 
 
 @triton.jit
-def _run(
+def _compute_run(
     y_ptr, saved_ptr, size, weights, v, num, den, top, decay, bonus, step, offs_c, offs, mask_c,
     C: tl.constexpr, SAVE: tl.constexpr, PRECISE: tl.constexpr, START: tl.constexpr, SUB: tl.constexpr,
 ):  # fmt: skip
@@ -163,9 +163,9 @@ def _run(
 
 
 @triton.jit
-def _run_rows(
+def _compute_rows_by_run(
     y_ptr, saved_ptr, size, weights, v, m, num, den, tops, w, u, step, offs_c, offs, mask_c,
-    C: tl.constexpr, SAVE: tl.constexpr, PRECISE: tl.constexpr, PARTS: tl.constexpr, SUB: tl.constexpr,
+    C: tl.constexpr, SAVE: tl.constexpr, PRECISE: tl.constexpr, RUNS: tl.constexpr, SUB: tl.constexpr,
 ):  # fmt: skip
     """Compute whole rows from the states before them; store y and the states to be saved.
 
@@ -177,20 +177,20 @@ def _run_rows(
     least = tl.where((u > MIN_BONUS) & (u < MAX_BONUS), 1.0, 0.0) + tl.zeros(den.shape, dtype=tl.float32)
     if SAVE > 0:
         _save_state(saved_ptr, size, m, num, den, step, offs_c, mask_c, C, SAVE)
-    for part in tl.static_range(PARTS):
-        lead = m - tops[part]
+    for run in tl.static_range(RUNS):
+        lead = m - tops[run]
         scale = exp(lead)
-        num, den, part_least = _run(
-            y_ptr, saved_ptr, size, weights[part], v[part], scale * num, scale * den, tops[part], decay, bonus, step,
-            offs_c, offs, mask_c, C, SAVE, PRECISE, part * SUB, SUB,
+        num, den, run_least = _compute_run(
+            y_ptr, saved_ptr, size, weights[run], v[run], scale * num, scale * den, tops[run], decay, bonus, step,
+            offs_c, offs, mask_c, C, SAVE, PRECISE, run * SUB, SUB,
         )  # fmt: skip
-        m = tops[part]
-        least = tl.minimum(least, tl.where(lead < MAX_LEAD, part_least, 0.0))
+        m = tops[run]
+        least = tl.minimum(least, tl.where(lead < MAX_LEAD, run_least, 0.0))
     return m, num, den, all_at_least(tl.where(mask_c, least, 1.0), LEAST_PAIR)
 
 
 @triton.jit
-def _held_rate(k_ptr, w, offs, left, mask_c, C: tl.constexpr, BLOCK_I: tl.constexpr):
+def _slow_rate(k_ptr, w, offs, left, mask_c, C: tl.constexpr, BLOCK_I: tl.constexpr):
     """Return the rates [BLOCK_O, BLOCK_C] that count as slow for a row, 0 for others: a run of steps lowers the
     exponent by at most a quarter of the largest key, so that its rounding error does not grow (compare split_rate)."""
     RUN: tl.constexpr = SUBROW if BLOCK_I > SUBROW else BLOCK_I
@@ -202,14 +202,14 @@ def _held_rate(k_ptr, w, offs, left, mask_c, C: tl.constexpr, BLOCK_I: tl.conste
 
 
 @triton.jit
-def _resum_rows(k_ptr, v_ptr, w, offs, left, mask_c, C: tl.constexpr, BLOCK_I: tl.constexpr):
+def _sum_rows_by_step(k_ptr, v_ptr, w, offs, left, mask_c, C: tl.constexpr, BLOCK_I: tl.constexpr):
     """Return for each row its sum, with a new exponent at every step.
 
     Slow rates are not subtracted from m at every step, see SLOW_RATE: the exponent of the sum before step n of a run is
     m - n slow.
     """
     RUN: tl.constexpr = SUBROW if BLOCK_I > SUBROW else BLOCK_I
-    slow = _held_rate(k_ptr, w, offs, left, mask_c, C, BLOCK_I)
+    slow = _slow_rate(k_ptr, w, offs, left, mask_c, C, BLOCK_I)
     m = tl.full(offs.shape, EMPTY, tl.float32)
     num = tl.zeros(offs.shape, dtype=tl.float32)
     den = num
@@ -225,13 +225,13 @@ def _resum_rows(k_ptr, v_ptr, w, offs, left, mask_c, C: tl.constexpr, BLOCK_I: t
 
 
 @triton.jit
-def _rerun_rows(
+def _compute_rows_by_step(
     y_ptr, saved_ptr, size, k_ptr, v_ptr, m, num, den, w, u, step, offs_c, offs, left, mask_c,
     C: tl.constexpr, SAVE: tl.constexpr, PRECISE: tl.constexpr, BLOCK_I: tl.constexpr,
 ):  # fmt: skip
-    """Compute the rows with a new exponent at every step (see _resum_rows); return the states after the rows."""
+    """Compute the rows with a new exponent at every step (see _sum_rows_by_step); return the states after the rows."""
     RUN: tl.constexpr = SUBROW if BLOCK_I > SUBROW else BLOCK_I
-    slow = _held_rate(k_ptr, w, offs, left, mask_c, C, BLOCK_I)
+    slow = _slow_rate(k_ptr, w, offs, left, mask_c, C, BLOCK_I)
     for start in range(0, BLOCK_I, RUN):
         rest = left - start
         for n in range(RUN):
@@ -301,7 +301,7 @@ def scan_kernel(
     STEPS: tl.constexpr = BLOCK_I * BLOCK_O
     LONGEST: tl.constexpr = 16 if PRECISE else 32
     SUB: tl.constexpr = LONGEST if BLOCK_I > LONGEST else BLOCK_I
-    PARTS: tl.constexpr = BLOCK_I // SUB
+    RUNS: tl.constexpr = BLOCK_I // SUB
     tile, batch, block = program_position(B, C, BLOCK_C)
     offs_c = block * BLOCK_C + tl.arange(0, BLOCK_C)
     mask_c = offs_c < C
@@ -313,44 +313,44 @@ def scan_kernel(
     w = tl.load(w_ptr + offs_c, mask=mask_c, other=0.0)[None, :]
     u = tl.load(u_ptr + offs_c, mask=mask_c, other=0.0)[None, :]
     whole = end >= STEPS
-    right = whole
+    accurate = whole
     row_m = tl.full((BLOCK_O, BLOCK_C), EMPTY, tl.float32)
     row_num = tl.zeros((BLOCK_O, BLOCK_C), dtype=tl.float32)
     row_den = row_num
-    tops = _none(row_num, 1, PARTS)[0]
+    tops = _zero_runs(row_num, 1, RUNS)[0]
     if KEEP == "tokens":
         # Loaded outside of the branch: half-precision values that only one branch loads would be unpacked into twice
         # the registers. A tile that is not whole loads other values, and does not use them.
-        there = tl.where(whole, base, 0)
-        k = _load_runs(k_ptr + there, offs, mask, C, BLOCK_C, PARTS, SUB)
-        v = _load_runs(v_ptr + there, offs, mask, C, BLOCK_C, PARTS, SUB)
+        loaded = tl.where(whole, base, 0)
+        k = _load_runs(k_ptr + loaded, offs, mask, C, BLOCK_C, RUNS, SUB)
+        v = _load_runs(v_ptr + loaded, offs, mask, C, BLOCK_C, RUNS, SUB)
     elif KEEP == "weights":
-        weights = _none(row_num, PARTS, SUB)
-        v = _none(row_num.to(v_ptr.dtype.element_ty), PARTS, SUB)
+        weights = _zero_runs(row_num, RUNS, SUB)
+        v = _zero_runs(row_num.to(v_ptr.dtype.element_ty), RUNS, SUB)
     if whole:
         if KEEP != "tokens":
-            k = _load_runs(k_ptr + base, offs, mask, C, BLOCK_C, PARTS, SUB)
-            v = _load_runs(v_ptr + base, offs, mask, C, BLOCK_C, PARTS, SUB)
+            k = _load_runs(k_ptr + base, offs, mask, C, BLOCK_C, RUNS, SUB)
+            v = _load_runs(v_ptr + base, offs, mask, C, BLOCK_C, RUNS, SUB)
         if not INTERPRETED:
-            then = (ahead * STEPS).to(tl.int64) * C
+            later = (ahead * STEPS).to(tl.int64) * C
             if (ahead > 0) & (end >= (ahead + 1) * STEPS):
-                prefetch(k_ptr + base + then, block * BLOCK_C, C, STEPS, BLOCK_C)
-                prefetch(v_ptr + base + then, block * BLOCK_C, C, STEPS, BLOCK_C)
+                prefetch(k_ptr + base + later, block * BLOCK_C, C, STEPS, BLOCK_C)
+                prefetch(v_ptr + base + later, block * BLOCK_C, C, STEPS, BLOCK_C)
                 if SERIAL:
                     # Otherwise a program that waits for a word of this tile would first wait for memory. If channels
                     # alone keep memory busy (ahead is 0), prefetching words costs more than it saves.
                     words = word_ptr + 2 * C * (tile.to(tl.int64) * B + batch)
                     prefetch(words, 2 * block * BLOCK_C, 2 * C, 1, 2 * BLOCK_C)
-        nothing = _nothing(w_ptr, offs_c, mask_c) if PARTS == 1 else 0.0
+        late_zero = _zeros_after_loads(w_ptr, offs_c, mask_c) if RUNS == 1 else 0.0
         if KEEP == "tokens":
-            row_m, row_num, row_den, least, tops, _ = _sum_rows(k, v, w, nothing, PARTS, SUB)
+            row_m, row_num, row_den, least, tops, _ = _sum_rows_by_run(k, v, w, late_zero, RUNS, SUB)
         else:
-            row_m, row_num, row_den, least, tops, weights = _sum_rows(k, v, w, nothing, PARTS, SUB)
-        right = all_at_least(tl.where(mask, least, 1.0))
-    if right == 0:
-        row_m, row_num, row_den = _resum_rows(k_ptr + base, v_ptr + base, w, offs, left, mask, C, BLOCK_I)
+            row_m, row_num, row_den, least, tops, weights = _sum_rows_by_run(k, v, w, late_zero, RUNS, SUB)
+        accurate = all_at_least(tl.where(mask, least, 1.0))
+    if accurate == 0:
+        row_m, row_num, row_den = _sum_rows_by_step(k_ptr + base, v_ptr + base, w, offs, left, mask, C, BLOCK_I)
     if SERIAL:
-        all_m, all_num, all_den, in_m, in_num, in_den = join_rows(
+        all_m, all_num, all_den, in_m, in_num, in_den = gather_rows(
             row_m, row_num, row_den, BLOCK_I * w, offs_o, offs_c, block * BLOCK_C, GATHER, BLOCK_O
         )  # fmt: skip
     else:
@@ -373,31 +373,31 @@ def scan_kernel(
     if SAVE > 0:
         saved_ptr += batch * S * C
     last_m, last_num, last_den = m, num, den
-    right = whole
+    accurate = whole
     if whole:
         if KEEP == "nothing":
-            k = _load_runs(k_ptr + base, offs, mask, C, BLOCK_C, PARTS, SUB)
-            values = _load_runs(v_ptr + base, offs, mask, C, BLOCK_C, PARTS, SUB)
-            nothing = _nothing(w_ptr, offs_c, mask_c) if PARTS == 1 else 0.0
+            k = _load_runs(k_ptr + base, offs, mask, C, BLOCK_C, RUNS, SUB)
+            values = _load_runs(v_ptr + base, offs, mask, C, BLOCK_C, RUNS, SUB)
+            late_zero = _zeros_after_loads(w_ptr, offs_c, mask_c) if RUNS == 1 else 0.0
             weights = ()
-            for part in tl.static_range(PARTS):
-                weights = weights + (weights_under(k[part], tops[part], nothing, SUB),)
+            for run in tl.static_range(RUNS):
+                weights = weights + (weights_under(k[run], tops[run], late_zero, SUB),)
         elif KEEP == "tokens":
             weights, values = (), ()
-            for part in tl.static_range(PARTS):
-                weights = weights + (weights_under(widen_anew(k[part], SUB), tops[part], 0.0, SUB),)
-                values = values + (widen_anew(v[part], SUB),)
+            for run in tl.static_range(RUNS):
+                weights = weights + (weights_under(widen_anew(k[run], SUB), tops[run], 0.0, SUB),)
+                values = values + (widen_anew(v[run], SUB),)
         else:
             values = v
-        last_m, last_num, last_den, right = _run_rows(
+        last_m, last_num, last_den, accurate = _compute_rows_by_run(
             y_ptr + base, saved_ptr, states, weights, values, m, num, den, tops, w, u, step, offs_c, offs, mask,
-            C, SAVE, PRECISE, PARTS, SUB,
+            C, SAVE, PRECISE, RUNS, SUB,
         )  # fmt: skip
-    if right == 0:
+    if accurate == 0:
         tl.debug_barrier()
         # With a den of order 1, bounding the weight of the past by e^MAX_RATIO does not change the result.
         m, num, den = tighten(m, num, den)
-        last_m, last_num, last_den = _rerun_rows(
+        last_m, last_num, last_den = _compute_rows_by_step(
             y_ptr + base, saved_ptr, states, k_ptr + base, v_ptr + base, m, num, den, w, u, step, offs_c, offs, left,
             mask, C, SAVE, PRECISE, BLOCK_I,
         )  # fmt: skip
@@ -448,8 +448,8 @@ def walk_kernel(
     states = S * stride
     if SAVE > 0:
         saved_ptr += batch * S * C
-    whole = T // BLOCK_I * BLOCK_I
-    for start in range(0, whole, BLOCK_I):
+    full_rows_end = T // BLOCK_I * BLOCK_I
+    for start in range(0, full_rows_end, BLOCK_I):
         base = (batch * T + start) * C
         offs, left, mask = tile_offsets(offs_o, offs_c, mask_c, C, T - start)
         k = load_rows(k_ptr + base, offs, left, mask, C, 0.0, BLOCK_I)
@@ -466,7 +466,7 @@ def walk_kernel(
             m, num, den = advance(m, num, den, tl.fma(slow, n + 1.0, token_k), token_v, fast)
         decay = decay_factor(BLOCK_I * slow)
         m, num, den = renew_whole(m, num * decay, den * decay, LEAST_STATE)
-    for t in range(whole, T):
+    for t in range(full_rows_end, T):
         offs = (batch * T + t) * C + offs_c[None, :]
         if SAVE > 0:
             if t % SAVE == 0:

@@ -20,7 +20,7 @@ SCHEMES = ("walk", "whole_state")
 
 def shape(seq_len: int, rows: int, dims: tuple[int, int] = (128, 256), multiprocessors: int = 132) -> Shape:
     return Shape(
-        seq_len=seq_len, rows=rows, head_dim_qk=dims[0], head_dim_v=dims[1], multiprocessors=multiprocessors
+        seq_len=seq_len, batch_heads=rows, head_dim_qk=dims[0], head_dim_v=dims[1], multiprocessors=multiprocessors
     )  # fmt: skip
 
 
@@ -82,11 +82,11 @@ def test_a_backward_pass_chooses_for_itself() -> None:
     q, v = torch.empty(8, 2048, 6, 192, device="meta"), torch.empty(8, 2048, 6, 384, device="meta")
     chunk = forward_chunk(shape(2048, 48, (192, 384)), "whole_state")
     forward = Problem(
-        gate="sig", scale=1.0, chunk=chunk, whole=44, state_dtype=torch.float32, scheme="whole_state"
+        gate="sig", scale=1.0, chunk=chunk, whole_heads=44, state_dtype=torch.float32, scheme="whole_state"
     )  # fmt: skip
     assert (chunk, backward_problem(forward, None, q, v).chunk) == (512, 2048)
     bound = backward_problem(forward, chunk, q, v)
-    assert (bound.chunk, bound.whole) == (512, 0)
+    assert (bound.chunk, bound.whole_heads) == (512, 0)
 
 
 def test_choices_lose_little() -> None:

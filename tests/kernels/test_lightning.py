@@ -9,7 +9,7 @@ import torch
 
 from lrbench.kernels import get_operation, resolve
 from lrbench.kernels.lightning import OPERATION
-from lrbench.kernels.lightning.config import LightningConfig, LoopConfig, SweepConfig, select_config
+from lrbench.kernels.lightning.config import LightningConfig, LoopConfig, QuadraticConfig, select_config
 from lrbench.tests.kernels import laws
 from lrbench.tests.kernels.cases import F32, LIGHTNING, heads, shifted
 from lrbench.tests.kernels.laws import Case
@@ -119,7 +119,7 @@ LOOPS = [
     )
 ]  # fmt: skip
 SWEEPS = [
-    SweepConfig(block_t=block_t, block_s=block_s, block_z=block_z, num_warps=num_warps, num_stages=num_stages)
+    QuadraticConfig(block_t=block_t, block_s=block_s, block_z=block_z, num_warps=num_warps, num_stages=num_stages)
     for block_t, block_s, block_z, num_warps, num_stages in (
         (64, 64, 64, 4, 2), (64, 64, 128, 4, 2), (128, 32, 64, 8, 2), (128, 64, 64, 4, 2), (128, 64, 128, 8, 2),
         (128, 64, 128, 8, 3), (128, 128, 128, 8, 2),
@@ -130,9 +130,9 @@ SWEEPS = [
 @gpu
 @pytest.mark.parametrize("head_dim", [64, 128])
 @pytest.mark.parametrize("launch", [*LOOPS, *SWEEPS], ids=str)
-def test_every_launch_worth_timing_is_right_on_gpu(launch: LoopConfig | SweepConfig, head_dim: int) -> None:
+def test_every_launch_worth_timing_is_right_on_gpu(launch: LoopConfig | QuadraticConfig, head_dim: int) -> None:
     """Miscompilations depend on tile sizes and warps: neither the interpreter nor the selected launches show all."""
-    name = "lightning1" if isinstance(launch, SweepConfig) else "lightning2"
+    name = "lightning1" if isinstance(launch, QuadraticConfig) else "lightning2"
     config = LightningConfig(output=launch, dq=launch, dk=launch, dv=launch)
     sizes = heads(2, 600, 2, head_dim, head_dim)
     laws.check_matches_reference(

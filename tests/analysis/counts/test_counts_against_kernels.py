@@ -228,13 +228,13 @@ def test_a_backward_walk_takes_the_engines_chunks(impl: str, batch: int, seq_len
     q = torch.empty(batch, seq_len, 2, 64, device="meta")
     v = torch.empty(batch, seq_len, 2, 128, device="meta")
     problem = Problem(
-        gate="sig", scale=1.0, chunk=fit_chunk(chunk_size, seq_len), whole=0, state_dtype=torch.float32,
+        gate="sig", scale=1.0, chunk=fit_chunk(chunk_size, seq_len), whole_heads=0, state_dtype=torch.float32,
         scheme=SCHEMES[impl],
     )  # fmt: skip
     problem = backward_problem(problem, chunk_size, q, v)
     parts = counted("mlstm_sig", impl, "bw", sizes, chunk_size).executed_byte_parts
     states = sum(n for name, n in parts.items() if name == "dq: states")
-    assert states == -(-seq_len // problem.chunk) * (batch * 2 - problem.whole) * 64 * 128 * 4
+    assert states == -(-seq_len // problem.chunk) * (batch * 2 - problem.whole_heads) * 64 * 128 * 4
 
 
 @pytest.mark.parametrize("mode", ["fw", "bw", "fwbw"])
