@@ -301,7 +301,7 @@ class Axes:
     ]
 
     def request(self, kernel: str | None, impls: Names, **more: Any) -> Request:
-        """Return what the planner takes, with the names of today."""
+        """Return what the planner takes."""
         from .bench.plan import Request, named_family
 
         kernel, ops = named_family(kernel, self.ops)

@@ -182,9 +182,13 @@ def quickest_first(planned: Sequence[PlannedCase]) -> list[PlannedCase]:
     can be measured.
     """
     choosing = {provider_of(item) for item in planned if autotunes(item)}
-    ordered = sorted(planned, key=lambda item: (provider_of(item) in choosing, autotunes(item)))
-    first = next((item for item in ordered if item.case.mode == "fw"), None)
-    return sorted(ordered, key=lambda item: item is not first)
+
+    def late(item: PlannedCase) -> tuple[bool, bool]:
+        return provider_of(item) in choosing, autotunes(item)
+
+    soonest = min(map(late, planned), default=None)
+    first = next((item for item in planned if item.case.mode == "fw" and late(item) == soonest), None)
+    return sorted(planned, key=lambda item: (late(item), item is not first))
 
 
 def _outcomes(

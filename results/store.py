@@ -390,7 +390,7 @@ def read_results(
     """Read result files, and all result files of folders, as one table.
 
     Columns are cast where that loses nothing; columns a file lacks are those of its folders' names (``kernel=tfla``) or
-    null, and columns lrbench does not know are left out. Implementations have their names of today, see :mod:`.names`.
+    null, and columns lrbench does not know are left out.
 
     Args:
         paths: parquet files and folders.

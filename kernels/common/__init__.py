@@ -1,4 +1,4 @@
-"""What several families of kernels share: no family imports another's modules, the engine's public face excepted.
+"""What several families of kernels share: none imports another's modules, but Lightning the engine's.
 
 Where to look:
 
