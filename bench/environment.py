@@ -12,6 +12,7 @@ import platform
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,8 @@ from ..analysis.accelerators import cpu
 from ..analysis.accelerators import known as accelerators
 from ..kernels import FAMILIES, FOLDERS
 from ..results.schema import DeviceState, Environment
+from ..results.store import HERE
+from ..results.toml_tables import read_toml
 
 ROOT = Path(__file__).resolve().parent.parent
 MEASURED_BY = ("bench/worker.py", "bench/clock.py", "bench/memory.py", "bench/autotuning.py")
@@ -63,10 +66,38 @@ def is_of(row: Mapping[str, Any], commit: str | None) -> bool:
     """Return whether a commit has the code that a row was measured with: its kernel, or its package's adapter, and the
     timing.
 
-    So a row of an earlier commit counts where only documents, comments or docstrings changed since. Without a commit
-    every row counts.
+    So a row of an earlier commit counts where only documents, comments or docstrings changed since, or what
+    results/same_code.toml says changes no time. Without a commit every row counts.
     """
-    return commit is None or _same_code(row["git_commit"], commit, _code_of(row["op"], row["provider"]))
+    if commit is None:
+        return True
+    measured, code = row["git_commit"], _code_of(row["op"], row["provider"])
+    return _same_code(measured, commit, code) or any(
+        row["op"] not in each.but and _same_code(measured, each.before, code) and _same_code(each.after, commit, code)
+        for each in rewrites()
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rewrite:
+    """Two commits whose kernels are written differently and compute the same in the same way.
+
+    Attributes:
+        but: operations of which this is not so.
+        why: how it is known.
+    """
+
+    before: str
+    after: str
+    why: str
+    but: tuple[str, ...] = ()
+
+
+@functools.cache
+def rewrites(path: Path = HERE / "same_code.toml") -> tuple[Rewrite, ...]:
+    """Return the rewrites that a file lists; ValueError where it does not hold any."""
+    found: tuple[Rewrite, ...] = read_toml(path, {"rewrites": tuple[Rewrite, ...]}, "rewrites")["rewrites"]
+    return found
 
 
 @functools.cache

@@ -94,6 +94,19 @@ def test_rows_of_earlier_commits_are_of_the_same_code(monkeypatch: pytest.Monkey
     (tmp_path / "bench/clock.py").unlink()
     git(tmp_path, "commit", "-qam", "as it was")
     assert environment.is_of(row, git(tmp_path, "rev-parse", "HEAD"))
+    # Another way to write the same is said to be one, and of which operations it is not.
+    before = git(tmp_path, "rev-parse", "HEAD")
+    (tmp_path / "kernels/baselines/fla.py").write_text("written anew")
+    git(tmp_path, "commit", "-qam", "anew")
+    anew = git(tmp_path, "rev-parse", "HEAD")
+    for but, same in (((), True), (("gla",), False)):
+        said = environment.Rewrite(before=before, after=anew, but=but, why="x")
+        monkeypatch.setattr(environment, "rewrites", lambda said=said: (said,))
+        assert environment.is_of(row, anew) is same
+        assert environment.is_of({**row, "git_commit": anew}, anew)
+        assert not environment.is_of({**row, "git_commit": anew}, commits[0])
+    monkeypatch.setattr(environment, "rewrites", tuple)
+    git(tmp_path, "reset", "-q", "--hard", before)
     # What a file says beside its statements is not measured; what another says that is no Python is.
     head = git(tmp_path, "rev-parse", "HEAD")
     for name, text, same in (
@@ -152,3 +165,10 @@ def test_worker_environment_keeps_what_the_parent_can_import(monkeypatch: pytest
     assert str(tmp_path) in environ["PYTHONPATH"].split(os.pathsep)
     assert environ["PYTHONSAFEPATH"] == environ["TRITON_CACHE_AUTOTUNING"] == "1"
     assert environ["CUDA_VISIBLE_DEVICES"] == "3"
+
+
+def test_rewrites_that_are_listed() -> None:
+    """Their operations are known ones, and how it is known is said."""
+    for each in environment.rewrites():
+        assert each.before != each.after and each.why
+        assert {*each.but} <= {op for ops in FAMILIES.values() for op in ops}
