@@ -144,7 +144,7 @@ def binary(value: float) -> str:
     for factor, suffix in ((1024**2, "M"), (1024, "k")):
         if value >= factor and value % factor == 0:
             return f"{int(value // factor)}{suffix}"
-    return f"{value:g}"
+    return f"{value:.15g}"
 
 
 def sizes_in_words(values: Iterable[float]) -> str:

@@ -299,3 +299,9 @@ def test_the_model_stands_beside_the_fastest_committed() -> None:
     assert few.finding == (
         f"On the H200 SXM whole_state is fastest at chunk size {binary(measured)}, the model at {binary(modelled)}"
     )
+
+
+def test_sizes_are_told_apart() -> None:
+    assert [*map(binary, (100, 1000, 1024, 65536, 3 * 2**20, 1_234_567, 1_234_568))] == [
+        "100", "1000", "1k", "64k", "3M", "1234567", "1234568",
+    ]  # fmt: skip
