@@ -48,11 +48,11 @@ of mlstm_kernels 28, 87 and 112 cases by sixteen, in 39, 68 and 90 s; of what au
 process, 58 cases of two kinds in 128 s and 12 of one kind in 78 s."""
 
 TUNE_S = 15.0
-"""What an autotuner takes to choose for a problem and chunk size, 15 to 30 s for Mamba-2 ..."""
+"""What an autotuner takes to choose for a problem and chunk size: 15 to 30 s for Mamba-2."""
 
 LONG_TUNE_S = {"fla.chunk_gla": 120.0, "fla.chunk_simple_gla": 45.0, "fla.chunk_retention": 45.0}
-"""... and where it takes longer: 83 to 232 s for GLA; 49 to 80 s for simple GLA and Retention, which share kernels.
-Measured with Triton 3.8 on an H200."""
+"""The same, of implementations that take longer. In the runs 537a0816 and c20768ab on an H200, first cases took 83 to
+232 s for GLA, and 49 and 80 s for Retention, whose kernels simple GLA has as well: together they take that once."""
 
 COMPILE_ANY_S = 15.0
 """The least that compiling takes: a backward pass compiles its kernels one after the other. Sweeps of 2, 4, 4 and 20

@@ -443,8 +443,12 @@ def _read_where(files: Sequence[Path], columns: Sequence[str], where: Where, new
         times = _newest_times(read([file], (*SAME_CASE, "measured_at")) for file in files_read)
         if not times:
             return schema.empty_table().select(names)
-        wanted = passing([*where, [("measured_at", ">=", min(times))], [("measured_at", "in", times)]])
+        where = [*where, [("measured_at", ">=", min(times))], [("measured_at", "in", times)]]
+        wanted = passing(where)
     groups = [g for file in stored.get_fragments(filter=wanted) for g in file.split_by_row_group(wanted, schema=schema)]
+    # What statistics show to hold in all of these row groups is not looked at again.
+    where = [part for part in where if any(g.split_by_row_group(~passing([part]), schema=schema) for g in groups)]
+    wanted = passing(where)
     held = read(groups, ["__fragment_index"])["__fragment_index"].unique().to_pylist()
     table = read([groups[n] for n in sorted(held)], dict.fromkeys((*columns, "schema_version")))
     table.validate(full=True)

@@ -9,10 +9,10 @@ from typing import Any, Generic, TypeVar
 from ..common.sizes import MIN_PROGRAMS, next_power_of_two
 
 GATES_BLOCK_T = 512
-"""Positions that a program of the gate kernels takes at once ..."""
+"""Positions that a program of the gate kernels takes at once."""
 
 GATES_TILE = 2048
-"""... and at most so many positions times heads."""
+"""Positions times heads that a program of the gate kernels takes at most."""
 
 WHOLE_STATE_BLOCK_T = 64
 """Positions of a tile of whole_state_kernel."""
