@@ -310,9 +310,10 @@ def evaluate(
                 results[name] = on_stabilizer(results[name], results["m"], stabilizer)
         scalar = sum((results[name].double() * x).sum() for name, x in problem.cotangents.items())
     if leaves:
-        for (name, leaf), gradient in zip(
-            leaves.items(), torch.autograd.grad(scalar, list(leaves.values()), materialize_grads=True), strict=True
-        ):
+        # Inputs that only outputs depend on get no gradient of the last state: zero, as the definition's.
+        unused = "h" not in problem.cotangents
+        found = torch.autograd.grad(scalar, list(leaves.values()), materialize_grads=unused)
+        for (name, leaf), gradient in zip(leaves.items(), found, strict=True):
             assert gradient.dtype == leaf.dtype, f"d{name} must be {leaf.dtype}, got {gradient.dtype}"
             assert gradient.shape == leaf.shape, f"d{name} must have shape {leaf.shape}, got {gradient.shape}"
             results[f"d{name}"] = gradient
