@@ -54,7 +54,7 @@ def test_wkv_is_equation_16() -> None:
 
 
 def test_late_tokens_keep_their_weights() -> None:
-    """In float32, adding t w to k, as the source of the associative form does, has a hundred times this error."""
+    """In float32; adding t w to k, as the source of the associative form does, rounds their differences away."""
     inputs = OPERATION.make_inputs(channels(1, 4096, 8), dtype=torch.float32)
     inputs["w"] = torch.full((8,), 10.0)
     exact = OPERATION.function("torch")(*(x.double() for x in inputs.values()))
