@@ -185,7 +185,7 @@ def compile_ahead(
 class Compiler:
     """Compiles what a sweep is about to measure in batches, while nothing is timed.
 
-    The first case is left to its own worker, which compiles it while the processes here import torch.
+    The first case is left to its own worker: processes that import torch meanwhile would only delay its row.
 
     Args:
         planned: what is measured.
@@ -209,8 +209,6 @@ class Compiler:
         self._ends = {_key(item): n for n, item in enumerate(self._cases, start=1)}
         self._done, self._batch, self._first = 0, BATCH * jobs, True
         self._executor = LocalExecutor(devices=devices, workers_per_device=max(1, jobs // devices))
-        if self._cases:
-            self._executor.start()
 
     def __enter__(self) -> Compiler:
         return self

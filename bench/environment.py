@@ -71,11 +71,16 @@ def is_of(row: Mapping[str, Any], commit: str | None) -> bool:
     """
     if commit is None:
         return True
-    measured, code = row["git_commit"], _code_of(row["op"], row["provider"])
-    return _same_code(measured, commit, code) or any(
-        row["op"] not in each.but and _same_code(measured, each.before, code) and _same_code(each.after, commit, code)
-        for each in rewrites()
-    )
+    code = _code_of(row["op"], row["provider"])
+    same = [each for each in rewrites() if not {row["op"], f"{row['op']} {row['impl']}"} & {*each.but}]
+
+    def counts(measured: str | None, later: Sequence[Rewrite]) -> bool:
+        return _same_code(measured, commit, code) or any(
+            _same_code(measured, each.before, code) and counts(each.after, later[n:])
+            for n, each in enumerate(later, start=1)
+        )
+
+    return counts(row["git_commit"], same)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +88,7 @@ class Rewrite:
     """Two commits whose kernels are written differently and compute the same in the same way.
 
     Attributes:
-        but: operations of which this is not so.
+        but: of what this is not so: operations, or an operation and its implementation, such as "rglru naive".
         why: how it is known.
     """
 
@@ -95,7 +100,7 @@ class Rewrite:
 
 @functools.cache
 def rewrites(path: Path = HERE / "same_code.toml") -> tuple[Rewrite, ...]:
-    """Return the rewrites that a file lists; ValueError where it does not hold any."""
+    """Return the rewrites that a file lists, oldest first; ValueError where it does not hold any."""
     found: tuple[Rewrite, ...] = read_toml(path, {"rewrites": tuple[Rewrite, ...]}, "rewrites")["rewrites"]
     return found
 

@@ -222,13 +222,13 @@ def stabiliser_finish_kernel(b_ptr, edge_ptr, m_ptr, T, L, N, BLOCK_T: tl.conste
 
 @triton.jit
 def _row_sums(q_dq_ptr, k_dk_ptr, offs, mask, plane, NUM_SUMS: tl.constexpr):
-    """Return p = sum_k q dq and c = sum_k k dk in float64; NUM_SUMS float32 parts of each are added in float32."""
-    p = tl.zeros(offs.shape, dtype=tl.float32)
-    c = tl.zeros(offs.shape, dtype=tl.float32)
+    """Return p = sum_k q dq and c = sum_k k dk in float64, each of NUM_SUMS parts in float32."""
+    p = tl.zeros(offs.shape, dtype=tl.float64)
+    c = tl.zeros(offs.shape, dtype=tl.float64)
     for n in tl.static_range(NUM_SUMS):
-        p += tl.load(q_dq_ptr + n * plane + offs, mask=mask, other=0.0)
-        c += tl.load(k_dk_ptr + n * plane + offs, mask=mask, other=0.0)
-    return p.to(tl.float64), c.to(tl.float64)
+        p += tl.load(q_dq_ptr + n * plane + offs, mask=mask, other=0.0).to(tl.float64)
+        c += tl.load(k_dk_ptr + n * plane + offs, mask=mask, other=0.0).to(tl.float64)
+    return p, c
 
 
 @remember_launches

@@ -90,11 +90,11 @@ def _store_gates(buffers, stage, gates, n, DIVIDED: gl.constexpr):
 
 
 @gluon.constexpr_function
-def _pieces(tile, role, zero_n):
+def _pieces(tile, role, divided):
     """Return in how many pieces a tile's scores are made: more where fewer registers are left."""
     if tile.state_registers <= 64:
         return 1
-    if zero_n:
+    if divided:
         return 4
     return 2 if role.future or role.transposed or len(tile.widths) == 1 else 1
 
@@ -167,7 +167,7 @@ def _prepare(
     DTYPE: gl.constexpr = buffers.x[0].dtype
     # With a large state and denominators no registers are left to load the next gates early.
     LATE: gl.constexpr = DIVIDED and TILE.state_registers > 64
-    BS: gl.constexpr = BT // _pieces(TILE, ROLE, DIVIDED and denominators.n_states is None)
+    BS: gl.constexpr = BT // _pieces(TILE, ROLE, DIVIDED)
     scores_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, BS, 16])
     query_layout: gl.constexpr = gl.SliceLayout(1, scores_layout)
     key_layout: gl.constexpr = gl.SliceLayout(0, scores_layout)

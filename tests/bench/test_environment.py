@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import subprocess
@@ -12,7 +13,7 @@ import pytest
 
 from lrbench import __version__
 from lrbench.bench import environment
-from lrbench.kernels import FAMILIES, FOLDERS
+from lrbench.kernels import FAMILIES, FOLDERS, get_operation
 
 
 def test_probe_runs_in_a_process_of_its_own() -> None:
@@ -76,14 +77,14 @@ def test_rows_of_earlier_commits_are_of_the_same_code(monkeypatch: pytest.Monkey
         "p": ("gla", "fla"),
     }
     for kind, (op, provider) in kinds.items():
-        rows = [{"op": op, "provider": provider, "git_commit": each} for each in commits]
+        rows = [{"op": op, "impl": kind, "provider": provider, "git_commit": each} for each in commits]
         first = 0
         for n, changed in enumerate(changes.values()):
             first = n if kind in changed else first
             assert [each for each in range(n + 1) if environment.is_of(rows[each], commits[n])] == [
                 *range(first, n + 1)
             ]
-    row = {"op": "gla", "provider": "fla", "git_commit": commits[1]}
+    row = {"op": "gla", "impl": "fla.chunk_gla", "provider": "fla", "git_commit": commits[1]}
     assert environment.is_of(row, None)
     assert not environment.is_of({**row, "git_commit": "--output=x"}, commits[0]) and not (tmp_path / "x").exists()
     # Of what is as it was, rows from before the change are as well.
@@ -94,14 +95,19 @@ def test_rows_of_earlier_commits_are_of_the_same_code(monkeypatch: pytest.Monkey
     (tmp_path / "bench/clock.py").unlink()
     git(tmp_path, "commit", "-qam", "as it was")
     assert environment.is_of(row, git(tmp_path, "rev-parse", "HEAD"))
-    # Another way to write the same is said to be one, and of which operations it is not.
+    # Another way to write the same is said to be one, and of what it is not; several add up.
     before = git(tmp_path, "rev-parse", "HEAD")
-    (tmp_path / "kernels/baselines/fla.py").write_text("written anew")
-    git(tmp_path, "commit", "-qam", "anew")
-    anew = git(tmp_path, "rev-parse", "HEAD")
-    for but, same in (((), True), (("gla",), False)):
-        said = environment.Rewrite(before=before, after=anew, but=but, why="x")
-        monkeypatch.setattr(environment, "rewrites", lambda said=said: (said,))
+    written = [before]
+    for text in ("written anew", "and once more"):
+        (tmp_path / "kernels/baselines/fla.py").write_text(text)
+        git(tmp_path, "commit", "-qam", text)
+        written.append(git(tmp_path, "rev-parse", "HEAD"))
+    anew = written[-1]
+    for but, same in (((), True), (("gla",), False), (("gla fla.chunk_gla",), False), (("gla fla.fused",), True)):
+        said = [
+            environment.Rewrite(before=one, after=other, but=but, why="x") for one, other in itertools.pairwise(written)
+        ]
+        monkeypatch.setattr(environment, "rewrites", lambda said=said: said)
         assert environment.is_of(row, anew) is same
         assert environment.is_of({**row, "git_commit": anew}, anew)
         assert not environment.is_of({**row, "git_commit": anew}, commits[0])
@@ -171,4 +177,5 @@ def test_rewrites_that_are_listed() -> None:
     """Their operations are known ones, and how it is known is said."""
     for each in environment.rewrites():
         assert each.before != each.after and each.why
-        assert {*each.but} <= {op for ops in FAMILIES.values() for op in ops}
+        for op, *impl in map(str.split, each.but):
+            assert {*impl} <= {known.name for known in get_operation(op).implementations}

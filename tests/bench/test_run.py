@@ -436,7 +436,7 @@ def test_measures_again_in_workers() -> None:
     assert len(measured["time_samples_ms"]) >= 10
 
 
-def test_packages_that_autotune_come_last_and_a_forward_pass_first() -> None:
+def test_packages_that_autotune_come_last_and_a_forward_pass_in_one_chunk_first() -> None:
     """In the order in which one worker takes the cases; none is lost."""
     asked = Request(kernel="tfla", modes=("fwbw", "fw"), seq_lens=(1024, 2048))
     planned = plan(asked, device_kind="cuda")
@@ -449,6 +449,7 @@ def test_packages_that_autotune_come_last_and_a_forward_pass_first() -> None:
         taken = list(in_turn(runner.quickest_first(cases)))
         assert {item.case.case_id for item in taken} == {item.case.case_id for item in cases}
         assert taken[0].case.mode == mode
+        assert mode == "fwbw" or taken[0].case.chunk_size == taken[0].case.seq_len
         late = [item.case.provider in choosing for item in taken]
         assert any(late) and not all(late)
         assert late == sorted(late)
