@@ -433,22 +433,26 @@ def _read_where(files: Sequence[Path], columns: Sequence[str], where: Where, new
         any_of = (functools.reduce(operator.or_, (pq.filters_to_expression([each]) for each in part)) for part in where)
         return functools.reduce(operator.and_, any_of, ds.scalar(True))
 
+    def of_interest(where: Where) -> tuple[list[ds.Fragment], ds.Expression]:
+        """Return the row groups that may hold a row wanted, and what statistics do not show of all rows in them."""
+        wanted = passing(where)
+        fragments = stored.get_fragments(filter=wanted)
+        groups = [group for file in fragments for group in file.split_by_row_group(wanted, schema=schema)]
+        return groups, passing(
+            [part for part in where if any(g.split_by_row_group(~passing([part]), schema=schema) for g in groups)]
+        )
+
     def read(groups: Sequence[ds.Fragment], columns: Iterable[str]) -> pa.Table:
         return ds.FileSystemDataset(groups, schema, stored.format).to_table(columns=list(columns), filter=wanted)
 
-    wanted = passing(where)
+    groups, wanted = of_interest(where)
     if newest:
         # A file at a time: the keys of all rows take as much memory as there is.
-        files_read = stored.get_fragments(filter=wanted)
-        times = _newest_times(read([file], (*SAME_CASE, "measured_at")) for file in files_read)
+        of_files = itertools.groupby(groups, key=operator.attrgetter("path"))
+        times = _newest_times(read([*each], (*SAME_CASE, "measured_at")) for _, each in of_files)
         if not times:
             return schema.empty_table().select(names)
-        where = [*where, [("measured_at", ">=", min(times))], [("measured_at", "in", times)]]
-        wanted = passing(where)
-    groups = [g for file in stored.get_fragments(filter=wanted) for g in file.split_by_row_group(wanted, schema=schema)]
-    # What statistics show to hold in all of these row groups is not looked at again.
-    where = [part for part in where if any(g.split_by_row_group(~passing([part]), schema=schema) for g in groups)]
-    wanted = passing(where)
+        groups, wanted = of_interest([*where, [("measured_at", ">=", min(times))], [("measured_at", "in", times)]])
     held = read(groups, ["__fragment_index"])["__fragment_index"].unique().to_pylist()
     table = read([groups[n] for n in sorted(held)], dict.fromkeys((*columns, "schema_version")))
     table.validate(full=True)
