@@ -208,7 +208,8 @@ class Compiler:
         self._cases = sorted(uncompiled(planned, environment), key=lambda item: order[_key(item)])
         self._ends = {_key(item): n for n, item in enumerate(self._cases, start=1)}
         self._done, self._batch, self._first = 0, BATCH * jobs, True
-        self._executor = LocalExecutor(devices=devices, workers_per_device=max(1, jobs // devices))
+        processes = min(jobs, len(self._cases)) // devices
+        self._executor = LocalExecutor(devices=devices, workers_per_device=max(1, processes))
 
     def __enter__(self) -> Compiler:
         return self
