@@ -38,6 +38,20 @@ def _load_tile_transposed(ptr, offs_row, offs_col, mask_row, ROW: tl.constexpr, 
 
 
 @triton.jit
+def _add_product(total, x, y, unit, PRECISION: tl.constexpr):
+    """Return total + x y.
+
+    In float32 the product is summed by itself, which rounds less than one long sum; the factor ``unit`` (1, unknown to
+    the compiler) keeps the compiler from merging the sums again.
+    """
+    if PRECISION == "ieee":
+        total += tl.dot(x, y, input_precision=PRECISION) * unit
+    else:
+        total = tl.dot(x, y, total, input_precision=PRECISION)
+    return total
+
+
+@triton.jit
 def _multiply(
     x, x_rows, y_rows, offs_t, offs_s, offs_x, mask_t, mask_s, unit,
     D: tl.constexpr, ROW: tl.constexpr, BLOCK_X: tl.constexpr, PRECISION: tl.constexpr,
@@ -48,22 +62,17 @@ def _multiply(
     product = tl.zeros((offs_t.shape[0], offs_s.shape[0]), dtype=tl.float32)
     if NX == 1:
         y = _load_tile_transposed(y_rows, offs_s, offs_x, mask_s, ROW, D, MASK_X)
-        product = tl.dot(x, y, product, input_precision=PRECISION)
+        product = _add_product(product, x, y, unit, PRECISION)
     elif NX == 2:
         for block in tl.static_range(NX):
             x = _load_tile(x_rows, offs_t, block * BLOCK_X + offs_x, mask_t, ROW, D, MASK_X)
             y = _load_tile_transposed(y_rows, offs_s, block * BLOCK_X + offs_x, mask_s, ROW, D, MASK_X)
-            product = tl.dot(x, y, product, input_precision=PRECISION)
+            product = _add_product(product, x, y, unit, PRECISION)
     else:
         for block in range(0, NX):
             x = _load_tile(x_rows, offs_t, block * BLOCK_X + offs_x, mask_t, ROW, D, MASK_X)
             y = _load_tile_transposed(y_rows, offs_s, block * BLOCK_X + offs_x, mask_s, ROW, D, MASK_X)
-            if PRECISION == "ieee":
-                # Summing blocks separately rounds less than one long sum. The factor ``unit`` (1, unknown to the
-                # compiler) keeps the compiler from merging the sums again.
-                product += tl.dot(x, y, input_precision=PRECISION) * unit
-            else:
-                product = tl.dot(x, y, product, input_precision=PRECISION)
+            product = _add_product(product, x, y, unit, PRECISION)
     return product
 
 
@@ -197,10 +206,7 @@ def chunk_o_kernel(
             x_block = x
             if NX > 1:
                 x_block = _load_tile(x_rows, offs_t, offs_d, mask_t, X_ROW, DX, MASK_X)
-            if PRECISION == "ieee":
-                acc += tl.dot(x_block, state.to(x.dtype), input_precision=PRECISION) * unit
-            else:
-                acc = tl.dot(x_block, state.to(x.dtype), acc, input_precision=PRECISION)
+            acc = _add_product(acc, x_block, state.to(x.dtype), unit, PRECISION)
             if NORMALISE:
                 n_state = tl.load(n_states_ptr + (pid_bh * N + pid_n) * DX + offs_d, mask=offs_d < DX, other=0.0)
                 denom += tl.sum(x_block.to(tl.float32) * n_state[None, :], axis=1)
@@ -240,7 +246,7 @@ def chunk_o_kernel(
         product *= (col_factor * scale)[None, :]
         if NORMALISE:
             denom += tl.sum(product, axis=1)
-        acc = tl.dot(product.to(z.dtype), z, acc, input_precision=PRECISION)
+        acc = _add_product(acc, product.to(z.dtype), z, unit, PRECISION)
     acc *= row_factor[:, None]
     denom *= row_factor
 
@@ -266,7 +272,7 @@ def chunk_o_kernel(
         product *= weights * scale
         if NORMALISE:
             denom += tl.sum(product, axis=1)
-        acc = tl.dot(product.to(z.dtype), z, acc, input_precision=PRECISION)
+        acc = _add_product(acc, product.to(z.dtype), z, unit, PRECISION)
 
     if NORMALISE:
         m = tl.load(gates.m + gate + row0 + offs_t, mask=mask_t, other=0.0)
