@@ -185,7 +185,8 @@ def compile_ahead(
 class Compiler:
     """Compiles what a sweep is about to measure in batches, while nothing is timed.
 
-    The first case is left to its own worker: processes that import torch meanwhile would only delay its row.
+    The first case is compiled by the worker that measures it. The processes here start after it, since importing torch
+    beside it would delay the first row.
 
     Args:
         planned: what is measured.
@@ -208,7 +209,7 @@ class Compiler:
         self._cases = sorted(uncompiled(planned, environment), key=lambda item: order[_key(item)])
         self._ends = {_key(item): n for n, item in enumerate(self._cases, start=1)}
         self._done, self._batch, self._first = 0, BATCH * jobs, True
-        processes = min(jobs, len(self._cases)) // devices
+        processes = min(jobs // devices, -(-len(self._cases) // devices))
         self._executor = LocalExecutor(devices=devices, workers_per_device=max(1, processes))
 
     def __enter__(self) -> Compiler:

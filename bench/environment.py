@@ -72,7 +72,7 @@ def is_of(row: Mapping[str, Any], commit: str | None) -> bool:
     if commit is None:
         return True
     code = _code_of(row["op"], row["provider"])
-    same = [each for each in rewrites() if not {row["op"], f"{row['op']} {row['impl']}"} & {*each.but}]
+    same = [each for each in rewrites() if not {row["op"], f"{row['op']} {row['impl']}", row["dtype"]} & {*each.but}]
 
     def counts(measured: str | None, later: Sequence[Rewrite]) -> bool:
         return _same_code(measured, commit, code) or any(
@@ -85,10 +85,10 @@ def is_of(row: Mapping[str, Any], commit: str | None) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rewrite:
-    """Two commits whose kernels are written differently and compute the same in the same way.
+    """Two commits between which kernels changed, but not what they take.
 
     Attributes:
-        but: of what this is not so: operations, or an operation and its implementation, such as "rglru naive".
+        but: what did change: an operation, an operation and an implementation ("rglru naive"), or a dtype ("fp32").
         why: how it is known.
     """
 

@@ -187,8 +187,7 @@ def quickest_first(planned: Sequence[PlannedCase]) -> list[PlannedCase]:
         return provider_of(item) in choosing, autotunes(item)
 
     def chunks(item: PlannedCase) -> float:
-        seq_len = item.case.seq_len or 1
-        return seq_len / (item.case.chunk_size or seq_len)
+        return (item.case.seq_len or 1) / (item.case.chunk_size or 1)
 
     soonest = min(map(late, planned), default=None)
     forward = [item for item in planned if item.case.mode == "fw" and late(item) == soonest]

@@ -433,13 +433,18 @@ def _read_where(files: Sequence[Path], columns: Sequence[str], where: Where, new
         any_of = (functools.reduce(operator.or_, (pq.filters_to_expression([each]) for each in part)) for part in where)
         return functools.reduce(operator.and_, any_of, ds.scalar(True))
 
+    def failing(part: Sequence[tuple[str, str, Any]]) -> ds.Expression:
+        """Return the rows that do not pass, null among them."""
+        return functools.reduce(operator.or_, (ds.field(name).is_null() for name, *_ in part), ~passing([part]))
+
     def of_interest(where: Where) -> tuple[list[ds.Fragment], ds.Expression]:
-        """Return the row groups that may hold a row wanted, and what statistics do not show of all rows in them."""
+        """Return the row groups that may hold a row wanted, and the conditions that statistics do not already show to
+        hold for all their rows."""
         wanted = passing(where)
         fragments = stored.get_fragments(filter=wanted)
         groups = [group for file in fragments for group in file.split_by_row_group(wanted, schema=schema)]
         return groups, passing(
-            [part for part in where if any(g.split_by_row_group(~passing([part]), schema=schema) for g in groups)]
+            [part for part in where if any(g.split_by_row_group(failing(part), schema=schema) for g in groups)]
         )
 
     def read(groups: Sequence[ds.Fragment], columns: Iterable[str]) -> pa.Table:

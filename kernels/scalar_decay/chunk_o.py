@@ -41,8 +41,8 @@ def _load_tile_transposed(ptr, offs_row, offs_col, mask_row, ROW: tl.constexpr, 
 def _add_product(total, x, y, unit, PRECISION: tl.constexpr):
     """Return total + x y.
 
-    In float32 the product is summed by itself, which rounds less than one long sum; the factor ``unit`` (1, unknown to
-    the compiler) keeps the compiler from merging the sums again.
+    In float32 the product is computed on its own and then added, which rounds less than one long sum. The factor
+    ``unit`` (1, unknown to the compiler) keeps the compiler from merging the sums again.
     """
     if PRECISION == "ieee":
         total += tl.dot(x, y, input_precision=PRECISION) * unit

@@ -222,7 +222,7 @@ def stabiliser_finish_kernel(b_ptr, edge_ptr, m_ptr, T, L, N, BLOCK_T: tl.conste
 
 @triton.jit
 def _row_sums(q_dq_ptr, k_dk_ptr, offs, mask, plane, NUM_SUMS: tl.constexpr):
-    """Return p = sum_k q dq and c = sum_k k dk in float64, each of NUM_SUMS parts in float32."""
+    """Return p = sum_k q dq and c = sum_k k dk: NUM_SUMS float32 parts of each, added in float64."""
     p = tl.zeros(offs.shape, dtype=tl.float64)
     c = tl.zeros(offs.shape, dtype=tl.float64)
     for n in tl.static_range(NUM_SUMS):

@@ -79,7 +79,6 @@ def test_little_is_compiled_before_the_first_case_and_all_before_its_case(monkey
         compiled.update(map(compile_ahead._key, cases))
 
     monkeypatch.setattr(compile_ahead, "compile_ahead", compile_batch)
-    monkeypatch.setattr(compile_ahead.LocalExecutor, "start", lambda _: None)
     compiler = compile_ahead.Compiler(planned, H200, 8, 1, 120.0, lambda *counts: told.append(counts))
     for n, item in enumerate(in_turn(planned)):
         compiler.compile_for(item)

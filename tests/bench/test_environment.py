@@ -14,6 +14,7 @@ import pytest
 from lrbench import __version__
 from lrbench.bench import environment
 from lrbench.kernels import FAMILIES, FOLDERS, get_operation
+from lrbench.kernels.spec import DTYPES
 
 
 def test_probe_runs_in_a_process_of_its_own() -> None:
@@ -77,14 +78,14 @@ def test_rows_of_earlier_commits_are_of_the_same_code(monkeypatch: pytest.Monkey
         "p": ("gla", "fla"),
     }
     for kind, (op, provider) in kinds.items():
-        rows = [{"op": op, "impl": kind, "provider": provider, "git_commit": each} for each in commits]
+        rows = [{"op": op, "impl": kind, "dtype": "bf16", "provider": provider, "git_commit": each} for each in commits]
         first = 0
         for n, changed in enumerate(changes.values()):
             first = n if kind in changed else first
             assert [each for each in range(n + 1) if environment.is_of(rows[each], commits[n])] == [
                 *range(first, n + 1)
             ]
-    row = {"op": "gla", "impl": "fla.chunk_gla", "provider": "fla", "git_commit": commits[1]}
+    row = {"op": "gla", "impl": "fla.chunk_gla", "dtype": "bf16", "provider": "fla", "git_commit": commits[1]}
     assert environment.is_of(row, None)
     assert not environment.is_of({**row, "git_commit": "--output=x"}, commits[0]) and not (tmp_path / "x").exists()
     # Of what is as it was, rows from before the change are as well.
@@ -103,7 +104,10 @@ def test_rows_of_earlier_commits_are_of_the_same_code(monkeypatch: pytest.Monkey
         git(tmp_path, "commit", "-qam", text)
         written.append(git(tmp_path, "rev-parse", "HEAD"))
     anew = written[-1]
-    for but, same in (((), True), (("gla",), False), (("gla fla.chunk_gla",), False), (("gla fla.fused",), True)):
+    for but, same in (
+        ((), True), (("gla",), False), (("gla fla.chunk_gla",), False), (("bf16",), False),
+        (("gla fla.fused", "fp32"), True),
+    ):  # fmt: skip
         said = [
             environment.Rewrite(before=one, after=other, but=but, why="x") for one, other in itertools.pairwise(written)
         ]
@@ -177,5 +181,5 @@ def test_rewrites_that_are_listed() -> None:
     """Their operations are known ones, and how it is known is said."""
     for each in environment.rewrites():
         assert each.before != each.after and each.why
-        for op, *impl in map(str.split, each.but):
+        for op, *impl in map(str.split, {*each.but} - {*DTYPES}):
             assert {*impl} <= {known.name for known in get_operation(op).implementations}

@@ -160,6 +160,18 @@ def test_of_many_rows_the_newest_of_each_kind_are_loaded(large: None, tmp_path: 
     assert {row["measured_at"] for row in found} == {f"2026-01-0{n}T00:00:00+00:00" for n in (5, 6, 7, 8)}
 
 
+def test_a_missing_value_meets_no_condition(large: None, tmp_path: Path) -> None:
+    """... and hides no older row that does, although statistics leave it out."""
+    case = made.case("mlstm_sig", "fused_chunk")
+    commits = {"2026-01-01T00:00:00+00:00": "abc", "2026-01-02T00:00:00+00:00": None}
+    made.write(
+        [made.row(case, measured_at=at, git_commit=commit) for at, commit in commits.items()], tmp_path / "a.parquet"
+    )
+    for newest_alone in (False, True):
+        table = read_results(tmp_path, ["git_commit"], [[("git_commit", "==", "abc")]], newest=newest_alone)
+        assert table["git_commit"].to_pylist() == ["abc"]
+
+
 @pytest.mark.parametrize("size", [0, store.LARGE_BYTES])
 def test_a_partitioned_store(size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """... as pyarrow writes it: without the columns that the folders' names tell."""
