@@ -75,7 +75,7 @@ SIZE_AXES = {
 """Field of a request -> its option and the size it sets."""
 
 
-def named_family(kernel: str | None, ops: Sequence[str] | None = None) -> tuple[str, tuple[str, ...] | None]:
+def named_family(kernel: str | None, ops: tuple[str, ...] | None = None) -> tuple[str, tuple[str, ...] | None]:
     """Return the family meant and the operations asked for; ``kernel`` may also be the name of one operation.
 
     Without a name it is the first family.
@@ -83,17 +83,15 @@ def named_family(kernel: str | None, ops: Sequence[str] | None = None) -> tuple[
     Raises:
         ValueError: an unknown name, or further operations beside one that is named as ``kernel``.
     """
-    given, operations = None if ops is None else tuple(ops), []
     kernel = kernel or next(iter(kernels.FAMILIES))
     if kernel in kernels.FAMILIES:
-        return kernel, given
+        return kernel, ops
+    operations: list[str] = []
     for family, own in kernels.FAMILIES.items():
         operations += [*own, *(baseline.op for baseline in baselines.baselines_for(family))]
         if kernel in operations:
-            if given is not None and given != (kernel,):
-                raise ValueError(
-                    f"op must be {kernel} or left out for the operation {kernel}, got {', '.join(given)!r}"
-                )
+            if ops is not None and ops != (kernel,):
+                raise ValueError(f"op must be {kernel} or left out for the operation {kernel}, got {', '.join(ops)!r}")
             return family, (kernel,)
     raise unknown("kernel", kernel, kernels.FAMILIES, ", or an operation", also=operations)
 
@@ -147,9 +145,8 @@ def plan(request: Request, *, device_kind: str) -> list[PlannedCase]:
     planned: list[PlannedCase] = []
     for operation in ops:
         for implementation in operation.implementations:
-            if not _wanted(implementation.name, implementation.devices, request.impls, device_kind, preset):
-                continue
-            planned.extend(_plan_ours(operation, implementation, request, preset, kinds))
+            if _wanted(implementation, request, preset, device_kind):
+                planned.extend(_plan_ours(operation, implementation, request, preset, kinds))
     for baseline in baseline_list:
         planned.extend(_plan_baseline(baseline, request, preset, kinds, ops))
     if request.impls:
@@ -187,9 +184,8 @@ def remarks(request: Request, planned: Sequence[PlannedCase]) -> list[str]:
         missing = [value for value in getattr(request, f"{name}s") or () if value not in here]
         if missing:
             lines.append(f"no case has {name} {', '.join(missing)}: nothing that is measured here does")
-    sequences = [item.case for item in planned if item.case.mode != "step"]
-    others = {(case.seq_len or 0, case.batch or 0) for case in sequences}
-    for seq_len, batch in sorted(others):
+    sequences = (item.case for item in planned if item.case.mode != "step")
+    for seq_len, batch in sorted({(case.seq_len or 0, case.batch or 0) for case in sequences}):
         if request.tokens is not None and batch * seq_len != request.tokens:
             lines.append(f"{batch * seq_len} tokens at seq_len {seq_len} (batch {batch}), not {request.tokens}")
     return lines
@@ -251,36 +247,35 @@ def _select(request: Request, preset: Preset, device_kind: str) -> tuple[list[Op
         preset = dataclasses.replace(preset, impls=None)
     if preset.impls is not None:
         family_baselines = [b for b in family_baselines if b.op in chosen or b.op not in family]
-    selected = [b for b in family_baselines if _wanted(b.name, b.devices, request.impls, device_kind, preset)]
-    return ops, selected
+    return ops, [b for b in family_baselines if _wanted(b, request, preset, device_kind)]
 
 
 def _family_baselines(request: Request, ops: Sequence[Operation]) -> list[Baseline]:
     """The family's baselines; with operations chosen by name, those of these operations and of operations not ours."""
-    everything = list(baselines.baselines_for(request.kernel))
-    if request.baselines is not None and request.baselines != ("none",):
-        known = {b.name for b in everything} | {b.provider for b in everything}
+    if request.baselines == ("none",):
+        return []
+    found = list(baselines.baselines_for(request.kernel))
+    if request.baselines is not None:
+        known = {b.name for b in found} | {b.provider for b in found}
         for name in request.baselines:
             one_of("baseline", name, ("none", *sorted(known)))
-        everything = [b for b in everything if b.name in request.baselines or b.provider in request.baselines]
-    elif request.baselines == ("none",):
-        return []
+        found = [b for b in found if b.name in request.baselines or b.provider in request.baselines]
     if not request.ops:
-        return everything
+        return found
     ours = kernels.FAMILIES[request.kernel]
     named = {op for op in request.ops if op not in ours}
     wanted = {op.name for op in ops}
-    return [b for b in everything if b.op in wanted or (b.op in named if named else b.op not in ours)]
+    return [b for b in found if b.op in wanted or (b.op in named if named else b.op not in ours)]
 
 
-def _wanted(name: str, devices: Sequence[str], impls: Sequence[str] | None, device_kind: str, preset: Preset) -> bool:
+def _wanted(target: Implementation | Baseline, request: Request, preset: Preset, device_kind: str) -> bool:
     """Whether a sweep measures an implementation: if named; else if it runs here, portable code as the preset says."""
-    if impls:
-        return name in impls
-    if preset.impls is not None and name not in preset.impls:
+    if request.impls:
+        return target.name in request.impls
+    if preset.impls is not None and target.name not in preset.impls:
         return False
-    portable = "cpu" in devices and "cuda" in devices
-    return device_kind in devices and (preset.portable_on_gpu or device_kind == "cpu" or not portable)
+    portable = "cpu" in target.devices and "cuda" in target.devices
+    return device_kind in target.devices and (preset.portable_on_gpu or device_kind == "cpu" or not portable)
 
 
 def _problems(request: Request, preset: Preset, operation: Operation, mode: str) -> Iterable[dict[str, int]]:
@@ -355,14 +350,10 @@ def _plan_ours(
                     axis = (*axis, chosen)
                 chunks = list(drop_covered(axis, sizes["seq_len"]))
             # A decoding step has one state, kept in fp32: no states between chunks.
-            axis_of_states: Sequence[str | None] = request.state_dtypes or preset.state_dtypes
-            if not request.state_dtypes and mode == "step":
-                axis_of_states = ("fp32",)
-            if not request.state_dtypes and not implementation.state_dtypes:
-                axis_of_states = (None,)
-            for state_dtype, chunk_size in itertools.product(axis_of_states, chunks):
-                if not request.state_dtypes and state_dtype not in (None, *implementation.state_dtypes):
-                    continue
+            usual = ("fp32",) if mode == "step" else preset.state_dtypes
+            own = [each for each in usual if each in implementation.state_dtypes]
+            state_dtypes = request.state_dtypes or (own if implementation.state_dtypes else (None,))
+            for state_dtype, chunk_size in itertools.product(state_dtypes, chunks):
                 columns: dict[str, Any] = {**sizes, "state_dtype": state_dtype, "chunk_size": chunk_size}
                 yield _planned(request, implementation, operation.name, mode, dtype, columns)
 
