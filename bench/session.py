@@ -278,9 +278,9 @@ def introduction(
     """Return the first lines of a sweep: where, for how long, about which accelerator, and what it leaves out."""
     kind = environment.device_kind
     presets = ", ".join(dict.fromkeys(plan.preset_for(request, kind).name for request in requests))
-    where = f"measuring on {environment.device_name}"
-    lines = [f"{where} ({kind}), preset {presets}: {len(planned)} cases, {describe_s(seconds)}"]
-    if accelerator is not None and environment.device_kind == "cpu" and accelerator != "cpu":
+    where = f"measuring on {environment.device_name} ({kind})"
+    lines = [f"{where}, preset {presets}: {len(planned)} cases, {describe_s(seconds)}"]
+    if accelerator is not None and kind == "cpu" and accelerator != "cpu":
         part = accelerators.get_accelerator(accelerator)
         lines.append(
             f"no GPU here: rows are CPU measurements of the portable implementations, "
@@ -377,11 +377,10 @@ def interpretable(planned: Sequence[PlannedCase]) -> list[PlannedCase]:
 
     Kernels for one compute capability are written in Gluon, which has no interpreter.
     """
-    kernels = ((item, item.target) for item in planned if isinstance(item.target, Implementation))
     return [
-        dataclasses.replace(item, target=dataclasses.replace(target, devices=("cpu",)))
-        for item, target in kernels
-        if "triton" in target.requires and not target.architectures
+        dataclasses.replace(item, target=dataclasses.replace(ours, devices=("cpu",)))
+        for item in planned
+        if isinstance(ours := item.target, Implementation) and "triton" in ours.requires and not ours.architectures
     ]
 
 
