@@ -77,8 +77,8 @@ def cases_s(planned: Sequence[PlannedCase], environment: Environment) -> list[fl
             took += WORKER_S[kind]
         if kind == "cpu" and case.gradients and problem not in seen:
             took += STEP_S * (case.seq_len or 0)
-        tuned = autotunes(item) and ("tuned", replace(case, batch=None, seq_len=None, mode=""))
-        if kind == "cuda" and tuned and tuned not in seen:
+        tuned = replace(case, batch=None, seq_len=None, mode="")
+        if kind == "cuda" and autotunes(item) and tuned not in seen:
             took += LONG_TUNE_S.get(case.impl, TUNE_S)
         seen |= {worker, problem, tuned}
         calls = STEP_CALLS if case.mode == "train" else CALLS[kind]

@@ -180,7 +180,8 @@ def gpu_rows() -> list[Row]:
     if cpu.recall() is not None:
         here = cpu.local_cpu()
         return [*rows, _gpu_row(here, None, str(cpu.cache_file()))]
-    return [*rows, dict.fromkeys(rows[0]) | {"key": "cpu", "part": "this machine", "source": CPU_UNMEASURED}]
+    unmeasured = "measured when it is first asked for; lrbench calibrate measures it with torch"
+    return [*rows, dict.fromkeys(rows[0]) | {"key": "cpu", "part": "this machine", "source": unmeasured}]
 
 
 def gpu_tables(rows: list[Row]) -> dict[str, list[Row]]:
@@ -206,9 +207,6 @@ def gpu_tables(rows: list[Row]) -> dict[str, list[Row]]:
         here = [row for row in rows if title != "as measured" or row["measured"]]
         shown[title] = [{column: row[name] for column, name in columns.items()} for row in here]
     return shown
-
-
-CPU_UNMEASURED = "measured when it is first asked for; lrbench calibrate measures it with torch"
 
 
 def _gpu_row(accelerator: Accelerator, measured: Roofs | None, defined_in: str) -> Row:

@@ -149,18 +149,13 @@ def plan(request: Request, *, device_kind: str) -> list[PlannedCase]:
                 planned.extend(_plan_ours(operation, implementation, request, preset, kinds))
     for baseline in baseline_list:
         planned.extend(_plan_baseline(baseline, request, preset, kinds, ops))
-    if request.impls:
-        missing = [name for name in request.impls if all(p.case.impl != name for p in planned)]
-        if missing:
-            names = [
-                i.name for op in kernels.FAMILIES[request.kernel] for i in kernels.get_operation(op).implementations
-            ]
-            names += [baseline.name for baseline in baselines.baselines_for(request.kernel)]
-            known = list(dict.fromkeys(names))
-            meant = nearest(missing[0], known)
-            raise ValueError(
-                f"impl {', '.join(missing)} has no case in this sweep; {meant or 'these have: ' + ', '.join(known)}"
-            )
+    here = {item.case.impl for item in planned}
+    if missing := [name for name in request.impls or () if name not in here]:
+        names = [i.name for op in kernels.FAMILIES[request.kernel] for i in kernels.get_operation(op).implementations]
+        names += [baseline.name for baseline in baselines.baselines_for(request.kernel)]
+        known = list(dict.fromkeys(names))
+        meant = nearest(missing[0], known) or f"these have: {', '.join(known)}"
+        raise ValueError(f"impl {', '.join(missing)} has no case in this sweep; {meant}")
     first, step = request.shard
     return together(planned)[first - 1 :: step]
 
