@@ -319,14 +319,14 @@ def best_tables(records: Sequence[Record]) -> list[tuple[str, list[Row]]]:
         several = len({(r.seq_len, r.batch) for r in here}) > len({r.seq_len for r in here})
         best: dict[tuple[Any, ...], Record] = {}
         for r in sorted(here, key=lambda r: r.time_ms or 0.0):
-            best.setdefault((r.op, r.impl, several and r.batch, _size(r), r.state_dtype, _place(r)), r)
-        columns = dict.fromkeys(map(_titled, sorted({key[-1] for key in best})))
+            best.setdefault((r.op, r.impl, several and r.batch, _size(r), r.state_dtype, _column_of(r)), r)
+        columns = dict.fromkeys(map(_column_title, sorted({key[-1] for key in best})))
         for key in sorted(best, key=lambda k: (k[0] not in {"mlstm_sig", "mlstm_exp"}, k[0], k[2:4], k[1], k[-1])):
             record = best[key]
             states = f" ({record.state_dtype} states)" if record.state_dtype not in (None, "fp32") else ""
             named = {"operation": record.op, "implementation": record.impl + states}
             row = rows.setdefault(key[:-1], {**named, "size": _size(record, batch=several), **columns})
-            row[_titled(key[-1])] = _cell_at(record.time_ms, record) + (" ?" if record.suspect else "")
+            row[_column_title(key[-1])] = _time_cell(record.time_ms, record) + (" ?" if record.suspect else "")
         tokens = {(r.batch or 1) * (r.seq_len or 1) for r in best.values()}
         at = f" at {tokens.pop():,} tokens" if len(tokens) == 1 else ""
         chunked = " @ best chunk" if any(record.chunk_size for record in best.values()) else ""
@@ -351,27 +351,27 @@ def _model_rows(records: Sequence[Record], several: bool) -> dict[tuple[str, str
     elsewhere = (r for r in records if r.model_time_ms is not None and r.accelerator != r.device_accelerator)
     best: dict[tuple[str, str], dict[int, Record]] = {}
     for record in sorted(elsewhere, key=lambda r: r.model_time_ms or 0.0):
-        best.setdefault((record.op, _size(record, batch=several)), {}).setdefault(_place(record), record)
+        best.setdefault((record.op, _size(record, batch=several)), {}).setdefault(_column_of(record), record)
     return {
         (op, size): [
             {
                 "operation": op,
                 "implementation": f"(model of {next(iter(lengths.values())).accelerator})",
                 "size": size,
-                **{_titled(place): _cell_at(each.model_time_ms, each) for place, each in lengths.items()},
+                **{_column_title(column): _time_cell(each.model_time_ms, each) for column, each in lengths.items()},
             }
         ]
         for (op, size), lengths in best.items()
     }
 
 
-def _place(record: Record) -> int:
+def _column_of(record: Record) -> int:
     """Return the column of a row: its context in mode step (0 without one), else its sequence length."""
     return (record.context if record.mode == "step" else record.seq_len) or 0
 
 
-def _titled(place: int) -> str:
-    return short_size(place) if place else "any"
+def _column_title(column: int) -> str:
+    return short_size(column) if column else "any"
 
 
 def _size(sizes: Record, *, batch: bool = False) -> str:
@@ -387,7 +387,7 @@ def _size(sizes: Record, *, batch: bool = False) -> str:
     return f"{sizes.channels} channels{layers}" if sizes.channels else ""
 
 
-def _cell_at(time_ms: float | None, record: Record) -> str:
+def _time_cell(time_ms: float | None, record: Record) -> str:
     return f"{time_ms:.4g}" + (f" @{record.chunk_size}" if record.chunk_size else "")
 
 

@@ -93,11 +93,10 @@ def _call_s(case: Case, device: Accelerator | None) -> float:
     weights each: 6 FLOPs a weight and token, and 2 to compute them again.
     """
     if case.mode == "train":
-        alone = case.of_operation
         width = case.channels or (case.num_heads or 0) * (case.head_dim_v or 0)
         rate = device.peak_flops(case.dtype) if device is not None else None
         products = 96 * width**2 * (case.batch or 0) * (case.seq_len or 0) / rate if rate else 0.0
-        return (case.layers or 0) * (_call_s(alone, device) + products)
+        return (case.layers or 0) * (_call_s(case.of_operation, device) + products)
     count = counts.count_case(case.op, case.impl, case.mode, case.dtype, case.state_dtype, case.sizes)
     if device is None or count is None or (rate := device.peak_flops(case.dtype)) is None:
         return 0.0

@@ -157,7 +157,7 @@ def plan(request: Request, *, device_kind: str) -> list[PlannedCase]:
         meant = nearest(missing[0], known) or f"these have: {', '.join(known)}"
         raise ValueError(f"impl {', '.join(missing)} has no case in this sweep; {meant}")
     first, step = request.shard
-    return together(planned)[first - 1 :: step]
+    return in_run_order(planned)[first - 1 :: step]
 
 
 def not_planned(request: Request, device_kind: str) -> list[str]:
@@ -334,7 +334,7 @@ def _plan_ours(
     kinds: Sequence[tuple[str, str]],
 ) -> Iterable[PlannedCase]:
     for mode, dtype in kinds:
-        if not _is_timed(request, operation, implementation, mode, dtype):
+        if not _has_case(request, operation, implementation, mode, dtype):
             continue
         for sizes in _problems(request, preset, operation, mode):
             chunks: list[int | None] = [None]
@@ -362,7 +362,7 @@ def _plan_baseline(
     beside = baseline.op not in {operation.name for operation in ops}
     own = swept or (kernels.FAMILIES[request.kernel][0] if beside else baseline.op)
     for mode, dtype in kinds:
-        if not _is_timed(request, baselines.get_operation(baseline.op), baseline, mode, dtype):
+        if not _has_case(request, baselines.get_operation(baseline.op), baseline, mode, dtype):
             continue
         # With as many channels, a model of another operation is wider than Hawk, whose width is 3/4 of its channels.
         if mode == "train" and own != baseline.op and baselines.get_operation(own).channelwise:
@@ -376,7 +376,7 @@ def _plan_baseline(
                 yield _planned(request, baseline, baseline.op, mode, dtype, {**adapted, "context": context})
 
 
-def _is_timed(request: Request, operation: Operation, target: Implementation | Baseline, mode: str, dtype: str) -> bool:
+def _has_case(request: Request, operation: Operation, target: Implementation | Baseline, mode: str, dtype: str) -> bool:
     """Whether there is a case. An implementation that is named has every one, if only to say why it cannot run, except
     training steps of operations without a model."""
     if mode == "train" and not operation.models:
@@ -407,7 +407,7 @@ def _same_sizes(baseline: Baseline, request: Request) -> bool:
     return bool(request.head_dims) and "head_dim_v" in baselines.get_operation(baseline.op).sizes
 
 
-def together(planned: Iterable[PlannedCase]) -> list[PlannedCase]:
+def in_run_order(planned: Iterable[PlannedCase]) -> list[PlannedCase]:
     """Return cases in the order they are run, each once, also where several families have it.
 
     It is one implementation after the other; within it, cases that share inputs (and so a reference) side by side.

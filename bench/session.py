@@ -59,7 +59,7 @@ def check_folder(output: Path) -> None:
 
 
 @contextlib.contextmanager
-def alone(output: Path, devices: int, *, wait: bool) -> Iterator[None]:
+def hold_folder_and_gpus(output: Path, devices: int, *, wait: bool) -> Iterator[None]:
     """Keep other lrbench processes from sweeping into a folder, and from timing on the first GPUs, meanwhile.
 
     Args:
@@ -98,7 +98,7 @@ def run_sweep(
     Args:
         requests: what is swept, as one; each case once.
         gpu: accelerator that the analysis is about; None: the device, or where there is no GPU an H100.
-        wait: see :func:`alone`.
+        wait: see :func:`hold_folder_and_gpus`.
         budget_s: seconds of timing per case; None: the preset's, the longest of several.
         jobs: processes that compile ahead; None: as :func:`.compile_ahead.default_jobs`.
         calibrate: whether the device's roofs are measured first and stored beside the rows; None: on a local GPU.
@@ -115,7 +115,7 @@ def run_sweep(
     _check_names(requests, gpu)
     runs_cases = get_executor(executor, devices=devices)
     check_folder(output)
-    with alone(output, devices if executor == "local" else 0, wait=wait), runs_cases:
+    with hold_folder_and_gpus(output, devices if executor == "local" else 0, wait=wait), runs_cases:
         measured = None
         if isinstance(runs_cases, LocalExecutor) if calibrate is None else calibrate:
             ask = runs_cases.ask if isinstance(runs_cases, LocalExecutor) else ask_machine
@@ -255,7 +255,7 @@ def _running_s() -> float:
 def _planned(requests: Sequence[Request], environment: Environment) -> list[PlannedCase]:
     """Return the cases for this device; ValueError says why there are none, of the first request."""
     each = (plan.plan(request, device_kind=environment.device_kind) for request in requests)
-    planned = plan.together(itertools.chain.from_iterable(each))
+    planned = plan.in_run_order(itertools.chain.from_iterable(each))
     if planned:
         return planned
     request = requests[0]
