@@ -70,11 +70,9 @@ class _Group(TyperGroup):
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write the commands under the titles that they were declared with."""
-        commands = ((name, self.get_command(ctx, name)) for name in self.list_commands(ctx))
         titled = [
             (getattr(found, "rich_help_panel", None) or "Commands", (name, found.get_short_help_str(200)))
-            for name, found in commands
-            if found is not None
+            for name, found in self.commands.items()
         ]
         _write_sections(formatter, (MEASURE, EXPLAIN, DRAW, COMPARE, LIST), titled)
 
@@ -787,11 +785,10 @@ def predict(
         display.show(row if format == "json" else [row], format)
         return
     print(prediction_in_words(row))
-    if not every:
-        return
-    texts = ("interval", "roofs")
-    display.show([{"": name, "value": value} for name, value in row.items() if name not in texts], format)
-    print(f"roofs: {row['roofs']}")
+    if every:
+        texts = ("interval", "roofs")
+        display.show([{"": name, "value": value} for name, value in row.items() if name not in texts], format)
+        print(f"roofs: {row['roofs']}")
 
 
 @command(EXPLAIN, "reproduce tfla-fig5 --gpu h200")

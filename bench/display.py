@@ -159,12 +159,12 @@ def _wrapped(text: str, width: int) -> list[str]:
     if cell_len(text) <= width:
         return [text]
     lines = [""]
-    words = _unbroken(text, dots=False)
-    for part in (part for word in words for part in (_unbroken(word) if cell_len(word.rstrip()) > width else [word])):
-        if cell_len((lines[-1] + part).rstrip()) <= width and not part.startswith(COMMAND):
-            lines[-1] += part
-        else:
-            lines.append(part)
+    for word in _unbroken(text, dots=False):
+        for part in _unbroken(word) if cell_len(word.rstrip()) > width else [word]:
+            if cell_len((lines[-1] + part).rstrip()) <= width and not part.startswith(COMMAND):
+                lines[-1] += part
+            else:
+                lines.append(part)
     return [line.rstrip() for line in lines if line]
 
 
