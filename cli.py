@@ -515,7 +515,7 @@ def verify(
     family, ops = named_family(kernel, _names(op, "--op"))
     rows = session.run_verify(family, ops, timeout_s=timeout)
     display.show(rows, format)
-    raise typer.Exit(int(any(row["status"] in (*session.WRONG, "oom", "timeout") for row in rows)))
+    raise typer.Exit(int(any(row["status"] in display.FAILED for row in rows)))
 
 
 @command(MEASURE, "calibrate --output results/local")

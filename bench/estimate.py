@@ -39,8 +39,8 @@ VECTOR_BYTES = 24
 them a tensor in memory, read or written twice."""
 
 STEP_S = 1e-3
-"""A step of the float64 recurrence that the first case with gradients of a problem is checked with on a CPU. On a GPU
-it is too slow to serve often."""
+"""Seconds of a step of the float64 recurrence, with which a problem's first case with gradients is checked on a CPU. On
+a GPU, where it is too slow, it is seldom used."""
 
 COMPILE_S = {"lrbench": 5.0, "others": 13.0, "autotuned": 5.0}
 """What one process takes to compile a case ahead beside an H200: of ours 96, 56, 76 and 262 cases by eight processes;

@@ -45,8 +45,6 @@ from .workers import Limits, ask_machine, probe_environment
 
 Row = dict[str, Any]
 WRONG = ("crash", "error", "incorrect")
-INTERRUPTED = 130
-ENVIRONMENT = "the machine: first worker, calibration"
 
 
 def check_folder(output: Path) -> None:
@@ -153,7 +151,7 @@ def where_time_went(outcome: Outcome, began: float, environment_s: float, device
         environment_s: what it took to find out what the machine is, and to calibrate it.
     """
     whole = devices * (time.monotonic() - began)
-    parts = {ENVIRONMENT: environment_s * devices, **outcome.seconds}
+    parts = {"the machine: first worker, calibration": environment_s * devices, **outcome.seconds}
     parts["other"] = whole - sum(parts.values())
     lines = [f"{whole / devices:.1f} s" + (f" on each of {devices} devices" if devices > 1 else "") + ", went into"]
     for what, seconds in sorted(parts.items(), key=lambda part: -part[1]):
@@ -332,7 +330,7 @@ def exit_code(outcome: Outcome, *, strict: bool) -> int:
     crashed, failed or was wrong; 130 after an interrupt.
     """
     if outcome.interrupted:
-        return INTERRUPTED
+        return 130
     wrong = strict and any(record.status in WRONG for record in outcome.records)
     return 1 if outcome.remaining or wrong or not _any_timed(outcome) else 0
 
