@@ -222,9 +222,8 @@ def _begin(
         finished = finished_cases(output, environment, is_of, failed=not retry)
         if not retry and (stored := stored_cases(output)):
             versions = baselines.installed_versions()
-            untried = (item for item in planned if item.case.case_id in stored - finished.keys())
-            refused = {item.case.case_id for item in untried if run.refuse(item, environment, versions)}
-            planned = [item for item in planned if item.case.case_id not in refused]
+            untried = stored - finished.keys()
+            planned = [i for i in planned if i.case.case_id not in untried or not run.refuse(i, environment, versions)]
         left = [item for item in planned if item.case.case_id not in finished]
         there = len(planned) - len(left)
         done = f"{there} of {len(planned)} cases were already there, measured by this code on this device"
