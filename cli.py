@@ -13,6 +13,7 @@ import shlex
 import signal
 import sys
 import typing
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
     from .bench.plan import Request
 
 LOCAL = Path("results/local")
-
 
 MEASURE, EXPLAIN, DRAW, COMPARE, LIST = "Measure", "Explain", "Draw and report", "Compare runs", "List what is here"
 """The groups of `lrbench --help`."""
@@ -70,11 +70,9 @@ class _Group(TyperGroup):
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write the commands under the titles that they were declared with."""
-        commands = ((name, self.get_command(ctx, name)) for name in self.list_commands(ctx))
         titled = [
             (getattr(found, "rich_help_panel", None) or "Commands", (name, found.get_short_help_str(200)))
-            for name, found in commands
-            if found is not None
+            for name, found in self.commands.items()
         ]
         _write_sections(formatter, (MEASURE, EXPLAIN, DRAW, COMPARE, LIST), titled)
 
@@ -249,10 +247,7 @@ def _format(*more: str) -> Any:
 
 Format = Annotated[str, _format()]
 TableFormat = Annotated[str, _format("markdown")]
-CheckFormat = Annotated[str, _format("markdown", "junit")]
 Every = Annotated[bool, option("Show everything; --format json and csv always do.", "--all")]
-Impl = Annotated[str | None, option("Implementation [the operation's first].")]
-Impls = Annotated[str | None, option("Implementations, comma-separated [all that run here].")]
 Preset = Annotated[str | None, option("quick, default, full, ...: `lrbench presets` [default on a GPU, else quick].")]
 Gpu = Annotated[str | None, option("Accelerator; see `lrbench gpus` [the GPU that is here, else h100].")]
 RoofChoice = Annotated[str, option("spec; measured: the newest stored calibration; or a calibration's file or folder.")]
@@ -386,7 +381,7 @@ class Problem(HeadsProblem):
         """Return every size by its column's name."""
         d_model = self.d_model or self.embedding or 4096
         own = {"d_model": d_model, "d_ff": self.d_ff or 7 * d_model // 2}
-        return HeadsProblem.sizes(self, op) | own | {"channels": self.channels or self.embedding or 1024}
+        return super().sizes(op) | own | {"channels": self.channels or self.embedding or 1024}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -422,8 +417,7 @@ class Shown:
         from .bench.plan import named_family
         from .results.select import families, load_results
 
-        lists = ((name, getattr(self, name)) for name in ("mode", "op", "impl"))
-        modes, ops, impls = (None if text is None else parse_names(text, name) for name, text in lists)
+        modes, ops, impls = (_names(getattr(self, name), name) for name in ("mode", "op", "impl"))
         frame, kernel = load_results(results), self.kernel
         if kernel is not None and kernel in set(frame["op"]) - set(frame["kernel"]):
             # An operation's name stands for it in place of a family's.
@@ -435,8 +429,7 @@ class Shown:
         if kernel is None and ops is None and len(found) > 1:
             kernel = found[0]
             note(f"--kernel {kernel}: the results hold {', '.join(found[1:])} as well")
-        same = {each.name for each in dataclasses.fields(self)} - {"kernel", "mode", "op", "impl"}
-        axes = {name: getattr(self, name) for name in same}
+        axes = {name: value for name, value in vars(self).items() if name not in ("kernel", "mode", "op", "impl")}
         return frame, Selection(kernel=kernel, device=device, modes=modes, ops=ops, impls=impls, **axes)
 
 
@@ -446,7 +439,7 @@ def sweep(
     kernel: Kernel = None,
     gpu: Gpu = None,
     preset: Preset = None,
-    impl: Impls = None,
+    impl: Annotated[str | None, option("Implementations, comma-separated [all that run here].")] = None,
     baselines: Annotated[str | None, option("Baselines or packages, or none [all].")] = None,
     budget: Annotated[float | None, option("Seconds of timing per case.", min=0.0)] = None,
     timeout: Timeout = 120.0,
@@ -522,7 +515,7 @@ def verify(
     family, ops = named_family(kernel, _names(op, "--op"))
     rows = session.run_verify(family, ops, timeout_s=timeout)
     display.show(rows, format)
-    raise typer.Exit(int(any(row["status"] in (*session.WRONG, "oom", "timeout") for row in rows)))
+    raise typer.Exit(int(any(row["status"] in display.FAILED for row in rows)))
 
 
 @command(MEASURE, "calibrate --output results/local")
@@ -759,7 +752,7 @@ def chunk_size(
 def predict(
     problem: Problem,
     kernel: Kernel = None,
-    impl: Impl = None,
+    impl: Annotated[str | None, option("Implementation [the operation's first].")] = None,
     gpu: Gpu = None,
     chunk_size: Annotated[str | None, option("Chunk length [as chunk-size answers].")] = None,
     results: Fitted = None,
@@ -792,11 +785,10 @@ def predict(
         display.show(row if format == "json" else [row], format)
         return
     print(prediction_in_words(row))
-    if not every:
-        return
-    texts = ("interval", "roofs")
-    display.show([{"": name, "value": value} for name, value in row.items() if name not in texts], format)
-    print(f"roofs: {row['roofs']}")
+    if every:
+        texts = ("interval", "roofs")
+        display.show([{"": name, "value": value} for name, value in row.items() if name not in texts], format)
+        print(f"roofs: {row['roofs']}")
 
 
 @command(EXPLAIN, "reproduce tfla-fig5 --gpu h200")
@@ -854,8 +846,9 @@ def reproduce(
     if run:
         from .bench.reproduce import run_missing
 
-        sweep: dict[str, Any] = {"gpu": device or None, "timeout_s": timeout, "calibrate": None}
-        left = run_missing(found, output=output, time_limit_s=time_limit, **sweep)
+        left = run_missing(
+            found, output=output, time_limit_s=time_limit, gpu=device or None, timeout_s=timeout, calibrate=None
+        )
         found = evaluated(verdicts.Store(pool(), device))
     if format == "markdown":
         print(written.page(found, device), end="")
@@ -1063,8 +1056,6 @@ def report(
 
 def _measured_on(results: list[Path]) -> str | None:
     """Return the accelerator of most rows, None where no row is of a known one."""
-    from collections import Counter
-
     from .results.store import read_results
 
     found = Counter(filter(None, read_results(results, ["device_accelerator"])["device_accelerator"].to_pylist()))
@@ -1144,7 +1135,7 @@ def check(
     junit: Annotated[Path | None, option("Write JUnit XML to this file.")] = None,
     summary: Annotated[bool, field("Append Markdown to the file that GITHUB_STEP_SUMMARY names.")] = False,
     every: Annotated[bool, option("Show every case, not only what changed; JSON and CSV always do.", "--all")] = False,
-    format: CheckFormat = "table",
+    format: Annotated[str, _format("markdown", "junit")] = "table",
 ) -> None:
     """Compare a run with a baseline; exit 1 if it is slower, needs more memory or is wrong.
 

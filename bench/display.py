@@ -80,7 +80,7 @@ def _print_table(rows: Sequence[Row], title: str | None) -> None:
     """
     terminal = Console(highlight=False)
     if title is not None:
-        _print(terminal, Text(title, style="italic"), soft_wrap=True)
+        _print_styled(title, "italic", terminal)
     # Columns that are empty in every row are left out.
     names = [n for n in dict.fromkeys(n for row in rows for n in row) if any(_cell(row.get(n)) for row in rows)]
     cells = [[_cell(row.get(name)) for name in names] for row in rows]
@@ -109,7 +109,7 @@ def _print_table(rows: Sequence[Row], title: str | None) -> None:
         if n:
             print(lines)
         else:
-            _print(terminal, Text(lines, style="bold"), soft_wrap=True)
+            _print_styled(lines, "bold", terminal)
 
 
 def _justified(text: str, width: int, right: bool) -> str:
@@ -117,10 +117,10 @@ def _justified(text: str, width: int, right: bool) -> str:
     return blanks + text if right else text + blanks
 
 
-def _print(console: Console, what: RenderableType, **how: Any) -> None:
+def _print_styled(text: str, style: str, console: Console) -> None:
     """Print without blanks at the ends of lines, and leave to the caller what a closed pipe means."""
     with console.capture() as printed:
-        console.print(what, **how)
+        console.print(Text(text, style=style), soft_wrap=True)
     print("\n".join(line.rstrip() for line in printed.get().splitlines()))
 
 
@@ -159,12 +159,12 @@ def _wrapped(text: str, width: int) -> list[str]:
     if cell_len(text) <= width:
         return [text]
     lines = [""]
-    words = _unbroken(text, dots=False)
-    for part in (part for word in words for part in (_unbroken(word) if cell_len(word.rstrip()) > width else [word])):
-        if cell_len((lines[-1] + part).rstrip()) <= width and not part.startswith(COMMAND):
-            lines[-1] += part
-        else:
-            lines.append(part)
+    for word in _unbroken(text, dots=False):
+        for part in _unbroken(word) if cell_len(word.rstrip()) > width else [word]:
+            if cell_len((lines[-1] + part).rstrip()) <= width and not part.startswith(COMMAND):
+                lines[-1] += part
+            else:
+                lines.append(part)
     return [line.rstrip() for line in lines if line]
 
 
@@ -302,7 +302,7 @@ def show_planned(rows: Sequence[Row]) -> None:
     refused = Counter((row["impl"], row["not run"]) for row in rows if row["not run"])
     if refused:
         print()
-        _print_table([{"impl": k[0], "cases": n, "reason": k[1]} for k, n in refused.items()], "not run")
+        _print_table([{"impl": i, "cases": n, "reason": why} for (i, why), n in refused.items()], "not run")
 
 
 def best_tables(records: Sequence[Record]) -> list[tuple[str, list[Row]]]:
@@ -312,22 +312,21 @@ def best_tables(records: Sequence[Record]) -> list[tuple[str, list[Row]]]:
     A cell holds the median time in ms and the chunk length it was reached with. Where ``--gpu`` named another device
     than the measured one, an operation's last row is the runtime model's time there, at the chunk length best for it.
     """
-    ours = [record for record in records if record.time_ms is not None]
+    timed = [record for record in records if record.time_ms is not None]
     tables: list[tuple[str, list[Row]]] = []
-    for (mode, dtype), here in grouped(ours, lambda r: (r.mode, r.dtype)).items():
+    for (mode, dtype), here in grouped(timed, lambda r: (r.mode, r.dtype)).items():
         rows: dict[tuple[Any, ...], dict[str, Any]] = {}
         several = len({(r.seq_len, r.batch) for r in here}) > len({r.seq_len for r in here})
         best: dict[tuple[Any, ...], Record] = {}
         for r in sorted(here, key=lambda r: r.time_ms or 0.0):
-            best.setdefault((r.op, r.impl, several and r.batch, _size(r), r.state_dtype, _place(r)), r)
-        shapes = sorted({key[-1] for key in best})
+            best.setdefault((r.op, r.impl, several and r.batch, _size(r), r.state_dtype, _column_of(r)), r)
+        columns = dict.fromkeys(map(_column_title, sorted({key[-1] for key in best})))
         for key in sorted(best, key=lambda k: (k[0] not in {"mlstm_sig", "mlstm_exp"}, k[0], k[2:4], k[1], k[-1])):
             record = best[key]
             states = f" ({record.state_dtype} states)" if record.state_dtype not in (None, "fp32") else ""
-            row = rows.setdefault(key[:-1], {"operation": record.op, "implementation": record.impl + states})
-            row["size"] = _size(record, batch=several)
-            row.update({_titled(place): row.get(_titled(place)) for place in shapes})
-            row[_titled(key[-1])] = _cell_at(record.time_ms, record) + (" ?" if record.suspect else "")
+            named = {"operation": record.op, "implementation": record.impl + states}
+            row = rows.setdefault(key[:-1], {**named, "size": _size(record, batch=several), **columns})
+            row[_column_title(key[-1])] = _time_cell(record.time_ms, record) + (" ?" if record.suspect else "")
         tokens = {(r.batch or 1) * (r.seq_len or 1) for r in best.values()}
         at = f" at {tokens.pop():,} tokens" if len(tokens) == 1 else ""
         chunked = " @ best chunk" if any(record.chunk_size for record in best.values()) else ""
@@ -352,27 +351,27 @@ def _model_rows(records: Sequence[Record], several: bool) -> dict[tuple[str, str
     elsewhere = (r for r in records if r.model_time_ms is not None and r.accelerator != r.device_accelerator)
     best: dict[tuple[str, str], dict[int, Record]] = {}
     for record in sorted(elsewhere, key=lambda r: r.model_time_ms or 0.0):
-        best.setdefault((record.op, _size(record, batch=several)), {}).setdefault(_place(record), record)
+        best.setdefault((record.op, _size(record, batch=several)), {}).setdefault(_column_of(record), record)
     return {
-        (op, heads): [
+        (op, size): [
             {
                 "operation": op,
                 "implementation": f"(model of {next(iter(lengths.values())).accelerator})",
-                "size": heads,
-                **{_titled(place): _cell_at(each.model_time_ms, each) for place, each in lengths.items()},
+                "size": size,
+                **{_column_title(column): _time_cell(each.model_time_ms, each) for column, each in lengths.items()},
             }
         ]
-        for (op, heads), lengths in best.items()
+        for (op, size), lengths in best.items()
     }
 
 
-def _place(record: Record) -> int:
+def _column_of(record: Record) -> int:
     """Return the column of a row: its context in mode step (0 without one), else its sequence length."""
     return (record.context if record.mode == "step" else record.seq_len) or 0
 
 
-def _titled(place: int) -> str:
-    return short_size(place) if place else "any"
+def _column_title(column: int) -> str:
+    return short_size(column) if column else "any"
 
 
 def _size(sizes: Record, *, batch: bool = False) -> str:
@@ -388,7 +387,7 @@ def _size(sizes: Record, *, batch: bool = False) -> str:
     return f"{sizes.channels} channels{layers}" if sizes.channels else ""
 
 
-def _cell_at(time_ms: float | None, record: Record) -> str:
+def _time_cell(time_ms: float | None, record: Record) -> str:
     return f"{time_ms:.4g}" + (f" @{record.chunk_size}" if record.chunk_size else "")
 
 

@@ -39,8 +39,8 @@ VECTOR_BYTES = 24
 them a tensor in memory, read or written twice."""
 
 STEP_S = 1e-3
-"""A step of the float64 recurrence that the first case with gradients of a problem is checked with on a CPU. On a GPU
-it is too slow to serve often."""
+"""Seconds of a step of the float64 recurrence, with which a problem's first case with gradients is checked on a CPU. On
+a GPU, where it is too slow, it is seldom used."""
 
 COMPILE_S = {"lrbench": 5.0, "others": 13.0, "autotuned": 5.0}
 """What one process takes to compile a case ahead beside an H200: of ours 96, 56, 76 and 262 cases by eight processes;
@@ -77,8 +77,8 @@ def cases_s(planned: Sequence[PlannedCase], environment: Environment) -> list[fl
             took += WORKER_S[kind]
         if kind == "cpu" and case.gradients and problem not in seen:
             took += STEP_S * (case.seq_len or 0)
-        tuned = autotunes(item) and ("tuned", replace(case, batch=None, seq_len=None, mode=""))
-        if kind == "cuda" and tuned and tuned not in seen:
+        tuned = replace(case, batch=None, seq_len=None, mode="")
+        if kind == "cuda" and autotunes(item) and tuned not in seen:
             took += LONG_TUNE_S.get(case.impl, TUNE_S)
         seen |= {worker, problem, tuned}
         calls = STEP_CALLS if case.mode == "train" else CALLS[kind]
@@ -93,11 +93,10 @@ def _call_s(case: Case, device: Accelerator | None) -> float:
     weights each: 6 FLOPs a weight and token, and 2 to compute them again.
     """
     if case.mode == "train":
-        alone = case.of_operation
         width = case.channels or (case.num_heads or 0) * (case.head_dim_v or 0)
         rate = device.peak_flops(case.dtype) if device is not None else None
         products = 96 * width**2 * (case.batch or 0) * (case.seq_len or 0) / rate if rate else 0.0
-        return (case.layers or 0) * (_call_s(alone, device) + products)
+        return (case.layers or 0) * (_call_s(case.of_operation, device) + products)
     count = counts.count_case(case.op, case.impl, case.mode, case.dtype, case.state_dtype, case.sizes)
     if device is None or count is None or (rate := device.peak_flops(case.dtype)) is None:
         return 0.0

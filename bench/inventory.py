@@ -21,7 +21,7 @@ from ..results.schema import Case
 from ..results.select import grouped, short_size
 from .environment import Environment, version_of
 from .plan import named_family
-from .presets import QUICK_ON_GPU, Preset, presets_for
+from .presets import Preset, get_preset, presets_for
 
 Row = dict[str, Any]
 
@@ -94,7 +94,7 @@ def brief_kernel_rows(name: str) -> list[Row]:
     merged = []
     for (impl, devices, what), alike in grouped(rows, itemgetter("impl", "devices", "what")).items():
         ops = [row["op"] for row in alike]
-        operations = ["all"] if ops == own != ops[:1] else ops
+        operations = ["all"] if ops == own and len(own) > 1 else ops
         merged.append({"impl": impl, "devices": devices, "operations": operations, "what": what})
     return merged
 
@@ -123,7 +123,7 @@ def preset_rows(kernel: str | None = None) -> list[Row]:
         operations = [kernels.get_operation(op) for op in kernels.FAMILIES[family]]
         sizes = {size for operation in operations for size in operation.sizes}
         modes = {mode for op in operations for each in op.implementations for mode in op.modes_of(each)}
-        on_gpu = dataclasses.replace(QUICK_ON_GPU[family], name="quick on a GPU")
+        on_gpu = dataclasses.replace(get_preset("quick", family, "cuda"), name="quick on a GPU")
         for preset in (on_gpu, *presets_for(family).values()):
             widths = {
                 "head_dim": preset.head_dims if "head_dim_v" in sizes else (),
@@ -180,7 +180,8 @@ def gpu_rows() -> list[Row]:
     if cpu.recall() is not None:
         here = cpu.local_cpu()
         return [*rows, _gpu_row(here, None, str(cpu.cache_file()))]
-    return [*rows, dict.fromkeys(rows[0]) | {"key": "cpu", "part": "this machine", "source": CPU_UNMEASURED}]
+    unmeasured = "measured when it is first asked for; lrbench calibrate measures it with torch"
+    return [*rows, dict.fromkeys(rows[0]) | {"key": "cpu", "part": "this machine", "source": unmeasured}]
 
 
 def gpu_tables(rows: list[Row]) -> dict[str, list[Row]]:
@@ -208,12 +209,8 @@ def gpu_tables(rows: list[Row]) -> dict[str, list[Row]]:
     return shown
 
 
-CPU_UNMEASURED = "measured when it is first asked for; lrbench calibrate measures it with torch"
-
-
 def _gpu_row(accelerator: Accelerator, measured: Roofs | None, defined_in: str) -> Row:
     a = accelerator
-    reached = measured.matrix_flops.get("bf16") if measured else None
     return {
         "key": a.key,
         "also": ", ".join(alias for alias, key in accelerators.ALIASES.items() if key == a.key) or None,
@@ -225,9 +222,9 @@ def _gpu_row(accelerator: Accelerator, measured: Roofs | None, defined_in: str) 
         "l2_mib": a.l2_bytes / 2**20,
         "smem_kib": a.smem_bytes / 2**10,
         "sms": a.sms,
-        "measured_bf16_tflops": _tera(reached),
-        "measured_bandwidth_tb_s": _tera(measured.bandwidth_bytes_s) if measured else None,
-        "measured": measured.source if measured else None,
+        "measured_bf16_tflops": measured and _tera(measured.matrix_flops.get("bf16")),
+        "measured_bandwidth_tb_s": measured and _tera(measured.bandwidth_bytes_s),
+        "measured": measured and measured.source,
         "source": a.source,
         "defined_in": defined_in,
     }

@@ -75,7 +75,7 @@ SIZE_AXES = {
 """Field of a request -> its option and the size it sets."""
 
 
-def named_family(kernel: str | None, ops: Sequence[str] | None = None) -> tuple[str, tuple[str, ...] | None]:
+def named_family(kernel: str | None, ops: tuple[str, ...] | None = None) -> tuple[str, tuple[str, ...] | None]:
     """Return the family meant and the operations asked for; ``kernel`` may also be the name of one operation.
 
     Without a name it is the first family.
@@ -83,17 +83,15 @@ def named_family(kernel: str | None, ops: Sequence[str] | None = None) -> tuple[
     Raises:
         ValueError: an unknown name, or further operations beside one that is named as ``kernel``.
     """
-    given, operations = None if ops is None else tuple(ops), []
     kernel = kernel or next(iter(kernels.FAMILIES))
     if kernel in kernels.FAMILIES:
-        return kernel, given
+        return kernel, ops
+    operations: list[str] = []
     for family, own in kernels.FAMILIES.items():
         operations += [*own, *(baseline.op for baseline in baselines.baselines_for(family))]
         if kernel in operations:
-            if given is not None and given != (kernel,):
-                raise ValueError(
-                    f"op must be {kernel} or left out for the operation {kernel}, got {', '.join(given)!r}"
-                )
+            if ops is not None and ops != (kernel,):
+                raise ValueError(f"op must be {kernel} or left out for the operation {kernel}, got {', '.join(ops)!r}")
             return family, (kernel,)
     raise unknown("kernel", kernel, kernels.FAMILIES, ", or an operation", also=operations)
 
@@ -147,25 +145,19 @@ def plan(request: Request, *, device_kind: str) -> list[PlannedCase]:
     planned: list[PlannedCase] = []
     for operation in ops:
         for implementation in operation.implementations:
-            if not _wanted(implementation.name, implementation.devices, request.impls, device_kind, preset):
-                continue
-            planned.extend(_plan_ours(operation, implementation, request, preset, kinds))
+            if _wanted(implementation, request, preset, device_kind):
+                planned.extend(_plan_ours(operation, implementation, request, preset, kinds))
     for baseline in baseline_list:
         planned.extend(_plan_baseline(baseline, request, preset, kinds, ops))
-    if request.impls:
-        missing = [name for name in request.impls if all(p.case.impl != name for p in planned)]
-        if missing:
-            names = [
-                i.name for op in kernels.FAMILIES[request.kernel] for i in kernels.get_operation(op).implementations
-            ]
-            names += [baseline.name for baseline in baselines.baselines_for(request.kernel)]
-            known = list(dict.fromkeys(names))
-            meant = nearest(missing[0], known)
-            raise ValueError(
-                f"impl {', '.join(missing)} has no case in this sweep; {meant or 'these have: ' + ', '.join(known)}"
-            )
+    here = {item.case.impl for item in planned}
+    if missing := [name for name in request.impls or () if name not in here]:
+        names = [i.name for op in kernels.FAMILIES[request.kernel] for i in kernels.get_operation(op).implementations]
+        names += [baseline.name for baseline in baselines.baselines_for(request.kernel)]
+        known = list(dict.fromkeys(names))
+        meant = nearest(missing[0], known) or f"these have: {', '.join(known)}"
+        raise ValueError(f"impl {', '.join(missing)} has no case in this sweep; {meant}")
     first, step = request.shard
-    return together(planned)[first - 1 :: step]
+    return in_run_order(planned)[first - 1 :: step]
 
 
 def not_planned(request: Request, device_kind: str) -> list[str]:
@@ -187,9 +179,8 @@ def remarks(request: Request, planned: Sequence[PlannedCase]) -> list[str]:
         missing = [value for value in getattr(request, f"{name}s") or () if value not in here]
         if missing:
             lines.append(f"no case has {name} {', '.join(missing)}: nothing that is measured here does")
-    sequences = [item.case for item in planned if item.case.mode != "step"]
-    others = {(case.seq_len or 0, case.batch or 0) for case in sequences}
-    for seq_len, batch in sorted(others):
+    sequences = (item.case for item in planned if item.case.mode != "step")
+    for seq_len, batch in sorted({(case.seq_len or 0, case.batch or 0) for case in sequences}):
         if request.tokens is not None and batch * seq_len != request.tokens:
             lines.append(f"{batch * seq_len} tokens at seq_len {seq_len} (batch {batch}), not {request.tokens}")
     return lines
@@ -251,36 +242,35 @@ def _select(request: Request, preset: Preset, device_kind: str) -> tuple[list[Op
         preset = dataclasses.replace(preset, impls=None)
     if preset.impls is not None:
         family_baselines = [b for b in family_baselines if b.op in chosen or b.op not in family]
-    selected = [b for b in family_baselines if _wanted(b.name, b.devices, request.impls, device_kind, preset)]
-    return ops, selected
+    return ops, [b for b in family_baselines if _wanted(b, request, preset, device_kind)]
 
 
 def _family_baselines(request: Request, ops: Sequence[Operation]) -> list[Baseline]:
     """The family's baselines; with operations chosen by name, those of these operations and of operations not ours."""
-    everything = list(baselines.baselines_for(request.kernel))
-    if request.baselines is not None and request.baselines != ("none",):
-        known = {b.name for b in everything} | {b.provider for b in everything}
+    if request.baselines == ("none",):
+        return []
+    found = list(baselines.baselines_for(request.kernel))
+    if request.baselines is not None:
+        known = {b.name for b in found} | {b.provider for b in found}
         for name in request.baselines:
             one_of("baseline", name, ("none", *sorted(known)))
-        everything = [b for b in everything if b.name in request.baselines or b.provider in request.baselines]
-    elif request.baselines == ("none",):
-        return []
+        found = [b for b in found if b.name in request.baselines or b.provider in request.baselines]
     if not request.ops:
-        return everything
+        return found
     ours = kernels.FAMILIES[request.kernel]
     named = {op for op in request.ops if op not in ours}
     wanted = {op.name for op in ops}
-    return [b for b in everything if b.op in wanted or (b.op in named if named else b.op not in ours)]
+    return [b for b in found if b.op in wanted or (b.op in named if named else b.op not in ours)]
 
 
-def _wanted(name: str, devices: Sequence[str], impls: Sequence[str] | None, device_kind: str, preset: Preset) -> bool:
+def _wanted(target: Implementation | Baseline, request: Request, preset: Preset, device_kind: str) -> bool:
     """Whether a sweep measures an implementation: if named; else if it runs here, portable code as the preset says."""
-    if impls:
-        return name in impls
-    if preset.impls is not None and name not in preset.impls:
+    if request.impls:
+        return target.name in request.impls
+    if preset.impls is not None and target.name not in preset.impls:
         return False
-    portable = "cpu" in devices and "cuda" in devices
-    return device_kind in devices and (preset.portable_on_gpu or device_kind == "cpu" or not portable)
+    portable = "cpu" in target.devices and "cuda" in target.devices
+    return device_kind in target.devices and (preset.portable_on_gpu or device_kind == "cpu" or not portable)
 
 
 def _problems(request: Request, preset: Preset, operation: Operation, mode: str) -> Iterable[dict[str, int]]:
@@ -344,7 +334,7 @@ def _plan_ours(
     kinds: Sequence[tuple[str, str]],
 ) -> Iterable[PlannedCase]:
     for mode, dtype in kinds:
-        if not _is_timed(request, operation, implementation, mode, dtype):
+        if not _has_case(request, operation, implementation, mode, dtype):
             continue
         for sizes in _problems(request, preset, operation, mode):
             chunks: list[int | None] = [None]
@@ -355,14 +345,10 @@ def _plan_ours(
                     axis = (*axis, chosen)
                 chunks = list(drop_covered(axis, sizes["seq_len"]))
             # A decoding step has one state, kept in fp32: no states between chunks.
-            axis_of_states: Sequence[str | None] = request.state_dtypes or preset.state_dtypes
-            if not request.state_dtypes and mode == "step":
-                axis_of_states = ("fp32",)
-            if not request.state_dtypes and not implementation.state_dtypes:
-                axis_of_states = (None,)
-            for state_dtype, chunk_size in itertools.product(axis_of_states, chunks):
-                if not request.state_dtypes and state_dtype not in (None, *implementation.state_dtypes):
-                    continue
+            usual = ("fp32",) if mode == "step" else preset.state_dtypes
+            own = [each for each in usual if each in implementation.state_dtypes]
+            state_dtypes = request.state_dtypes or (own if implementation.state_dtypes else (None,))
+            for state_dtype, chunk_size in itertools.product(state_dtypes, chunks):
                 columns: dict[str, Any] = {**sizes, "state_dtype": state_dtype, "chunk_size": chunk_size}
                 yield _planned(request, implementation, operation.name, mode, dtype, columns)
 
@@ -376,7 +362,7 @@ def _plan_baseline(
     beside = baseline.op not in {operation.name for operation in ops}
     own = swept or (kernels.FAMILIES[request.kernel][0] if beside else baseline.op)
     for mode, dtype in kinds:
-        if not _is_timed(request, baselines.get_operation(baseline.op), baseline, mode, dtype):
+        if not _has_case(request, baselines.get_operation(baseline.op), baseline, mode, dtype):
             continue
         # With as many channels, a model of another operation is wider than Hawk, whose width is 3/4 of its channels.
         if mode == "train" and own != baseline.op and baselines.get_operation(own).channelwise:
@@ -390,7 +376,7 @@ def _plan_baseline(
                 yield _planned(request, baseline, baseline.op, mode, dtype, {**adapted, "context": context})
 
 
-def _is_timed(request: Request, operation: Operation, target: Implementation | Baseline, mode: str, dtype: str) -> bool:
+def _has_case(request: Request, operation: Operation, target: Implementation | Baseline, mode: str, dtype: str) -> bool:
     """Whether there is a case. An implementation that is named has every one, if only to say why it cannot run, except
     training steps of operations without a model."""
     if mode == "train" and not operation.models:
@@ -421,7 +407,7 @@ def _same_sizes(baseline: Baseline, request: Request) -> bool:
     return bool(request.head_dims) and "head_dim_v" in baselines.get_operation(baseline.op).sizes
 
 
-def together(planned: Iterable[PlannedCase]) -> list[PlannedCase]:
+def in_run_order(planned: Iterable[PlannedCase]) -> list[PlannedCase]:
     """Return cases in the order they are run, each once, also where several families have it.
 
     It is one implementation after the other; within it, cases that share inputs (and so a reference) side by side.

@@ -45,8 +45,6 @@ from .workers import Limits, ask_machine, probe_environment
 
 Row = dict[str, Any]
 WRONG = ("crash", "error", "incorrect")
-INTERRUPTED = 130
-ENVIRONMENT = "the machine: first worker, calibration"
 
 
 def check_folder(output: Path) -> None:
@@ -59,7 +57,7 @@ def check_folder(output: Path) -> None:
 
 
 @contextlib.contextmanager
-def alone(output: Path, devices: int, *, wait: bool) -> Iterator[None]:
+def hold_folder_and_gpus(output: Path, devices: int, *, wait: bool) -> Iterator[None]:
     """Keep other lrbench processes from sweeping into a folder, and from timing on the first GPUs, meanwhile.
 
     Args:
@@ -98,7 +96,7 @@ def run_sweep(
     Args:
         requests: what is swept, as one; each case once.
         gpu: accelerator that the analysis is about; None: the device, or where there is no GPU an H100.
-        wait: see :func:`alone`.
+        wait: see :func:`hold_folder_and_gpus`.
         budget_s: seconds of timing per case; None: the preset's, the longest of several.
         jobs: processes that compile ahead; None: as :func:`.compile_ahead.default_jobs`.
         calibrate: whether the device's roofs are measured first and stored beside the rows; None: on a local GPU.
@@ -115,7 +113,7 @@ def run_sweep(
     _check_names(requests, gpu)
     runs_cases = get_executor(executor, devices=devices)
     check_folder(output)
-    with alone(output, devices if executor == "local" else 0, wait=wait), runs_cases:
+    with hold_folder_and_gpus(output, devices if executor == "local" else 0, wait=wait), runs_cases:
         measured = None
         if isinstance(runs_cases, LocalExecutor) if calibrate is None else calibrate:
             ask = runs_cases.ask if isinstance(runs_cases, LocalExecutor) else ask_machine
@@ -153,7 +151,7 @@ def where_time_went(outcome: Outcome, began: float, environment_s: float, device
         environment_s: what it took to find out what the machine is, and to calibrate it.
     """
     whole = devices * (time.monotonic() - began)
-    parts = {ENVIRONMENT: environment_s * devices, **outcome.seconds}
+    parts = {"the machine: first worker, calibration": environment_s * devices, **outcome.seconds}
     parts["other"] = whole - sum(parts.values())
     lines = [f"{whole / devices:.1f} s" + (f" on each of {devices} devices" if devices > 1 else "") + ", went into"]
     for what, seconds in sorted(parts.items(), key=lambda part: -part[1]):
@@ -224,9 +222,8 @@ def _begin(
         finished = finished_cases(output, environment, is_of, failed=not retry)
         if not retry and (stored := stored_cases(output)):
             versions = baselines.installed_versions()
-            untried = (item for item in planned if item.case.case_id in stored - finished.keys())
-            refused = {item.case.case_id for item in untried if run.refuse(item, environment, versions)}
-            planned = [item for item in planned if item.case.case_id not in refused]
+            untried = stored - finished.keys()
+            planned = [i for i in planned if i.case.case_id not in untried or not run.refuse(i, environment, versions)]
         left = [item for item in planned if item.case.case_id not in finished]
         there = len(planned) - len(left)
         done = f"{there} of {len(planned)} cases were already there, measured by this code on this device"
@@ -255,7 +252,7 @@ def _running_s() -> float:
 def _planned(requests: Sequence[Request], environment: Environment) -> list[PlannedCase]:
     """Return the cases for this device; ValueError says why there are none, of the first request."""
     each = (plan.plan(request, device_kind=environment.device_kind) for request in requests)
-    planned = plan.together(itertools.chain.from_iterable(each))
+    planned = plan.in_run_order(itertools.chain.from_iterable(each))
     if planned:
         return planned
     request = requests[0]
@@ -278,9 +275,9 @@ def introduction(
     """Return the first lines of a sweep: where, for how long, about which accelerator, and what it leaves out."""
     kind = environment.device_kind
     presets = ", ".join(dict.fromkeys(plan.preset_for(request, kind).name for request in requests))
-    where = f"measuring on {environment.device_name}"
-    lines = [f"{where} ({kind}), preset {presets}: {len(planned)} cases, {describe_s(seconds)}"]
-    if accelerator is not None and environment.device_kind == "cpu" and accelerator != "cpu":
+    where = f"measuring on {environment.device_name} ({kind})"
+    lines = [f"{where}, preset {presets}: {len(planned)} cases, {describe_s(seconds)}"]
+    if accelerator is not None and kind == "cpu" and accelerator != "cpu":
         part = accelerators.get_accelerator(accelerator)
         lines.append(
             f"no GPU here: rows are CPU measurements of the portable implementations, "
@@ -332,7 +329,7 @@ def exit_code(outcome: Outcome, *, strict: bool) -> int:
     crashed, failed or was wrong; 130 after an interrupt.
     """
     if outcome.interrupted:
-        return INTERRUPTED
+        return 130
     wrong = strict and any(record.status in WRONG for record in outcome.records)
     return 1 if outcome.remaining or wrong or not _any_timed(outcome) else 0
 
@@ -377,11 +374,10 @@ def interpretable(planned: Sequence[PlannedCase]) -> list[PlannedCase]:
 
     Kernels for one compute capability are written in Gluon, which has no interpreter.
     """
-    kernels = ((item, item.target) for item in planned if isinstance(item.target, Implementation))
     return [
-        dataclasses.replace(item, target=dataclasses.replace(target, devices=("cpu",)))
-        for item, target in kernels
-        if "triton" in target.requires and not target.architectures
+        dataclasses.replace(item, target=dataclasses.replace(ours, devices=("cpu",)))
+        for item in planned
+        if isinstance(ours := item.target, Implementation) and "triton" in ours.requires and not ours.architectures
     ]
 
 

@@ -80,7 +80,7 @@ class Worker:
         return self._clock
 
     def _lap(self, what: str | None = None) -> None:
-        """Add the time since the last lap to the seconds of ``what`` it was spent on; None: to nothing."""
+        """Add the time since the last call to the seconds spent on ``what``; None: the time is not counted."""
         now = time.perf_counter()
         if what is not None:
             self._seconds[what] = self._seconds.get(what, 0.0) + now - self._lapped

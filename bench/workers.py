@@ -188,7 +188,7 @@ class WorkerProcess:
             raise WorkerDiedError(self._describe_end()) from None
         return self._receive(timeout_s, stop)
 
-    def _receive(self, timeout_s: float, stop: threading.Event | None = None) -> dict[str, Any]:
+    def _receive(self, timeout_s: float, stop: threading.Event | None) -> dict[str, Any]:
         deadline = time.monotonic() + timeout_s
         longest = MAX_WAIT_S if stop is None else POLL_S
         while not (stop is not None and stop.is_set()):
@@ -319,10 +319,9 @@ class ReplaceableWorker:
     def run(self, items: Sequence[PlannedCase], limits: Limits) -> list[Reply]:
         """Return the cases' outcomes, in order; if the process does not survive, all of them have that outcome."""
         began = time.monotonic()
-        reply = self._ask(encode_request(items, limits), limits.timeout_s)
-        outcomes = reply["outcomes"] if "outcomes" in reply else [dict(reply) for _ in items]
+        outcomes, waited_s = self._ask(encode_request(items, limits), limits.timeout_s, len(items))
         seconds = outcomes[0].setdefault("seconds", {})
-        seconds[STARTING] = reply["waited_s"]
+        seconds[STARTING] = waited_s
         seconds[ELSEWHERE] = time.monotonic() - began - sum(seconds.values())
         return outcomes
 
@@ -335,13 +334,13 @@ class ReplaceableWorker:
         Raises:
             RuntimeError: it raised an exception, or the process died.
         """
-        reply = self._ask({"function": function, "arguments": arguments}, MAX_WAIT_S)
-        outcome = reply["outcomes"][0] if "outcomes" in reply else reply
+        (outcome,), _ = self._ask({"function": function, "arguments": arguments}, MAX_WAIT_S, 1)
         if outcome["status"] != "ok":
             raise RuntimeError(f"{function.partition(':')[2]} failed: {outcome['reason']}")
         return outcome["columns"]
 
-    def _ask(self, request: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
+    def _ask(self, request: Mapping[str, Any], timeout_s: float, number: int) -> tuple[list[Reply], float]:
+        """Return a request's ``number`` of outcomes, and the seconds that it waited until the worker was up."""
         self.start()
         worker, self._worker = self._worker, None
         assert worker is not None
@@ -350,18 +349,19 @@ class ReplaceableWorker:
             reply = worker.ask(request, timeout_s, stop=self._stop)
         except (WorkerDiedError, WorkerTimeoutError) as error:
             status = "crash" if isinstance(error, WorkerDiedError) else "timeout"
-            reply = not_measured(status, str(error))
+            outcomes = [not_measured(status, str(error)) for _ in range(number)]
         except WorkerStoppedError:
             raise
         except BaseException:
             worker.kill()
             raise
         else:
+            outcomes = reply["outcomes"]
             if reply["usable"]:
                 self._worker = worker
             else:
                 worker.kill()
-        return {**reply, "waited_s": 0.0 if up else worker.waited_s or 0.0}
+        return outcomes, 0.0 if up else worker.waited_s or 0.0
 
 
 def ask_machine(function: str, session: ReplaceableWorker | None = None, **arguments: Any) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import pytest
 
 from lrbench import kernels
 from lrbench.bench import plan
-from lrbench.bench.plan import Request, together
+from lrbench.bench.plan import Request, in_run_order
 from lrbench.bench.presets import get_preset, presets_for
 from lrbench.bench.session import cases_to_verify
 from lrbench.kernels import FAMILIES
@@ -82,7 +82,7 @@ def test_no_case_twice_and_every_target_runs_here(kernel: str, preset: str, devi
 def test_a_case_that_two_families_have_is_run_once() -> None:
     attention = {"impls": ("torch.sdpa_flash",), "seq_lens": (1024,), "modes": ("fw",)}
     each = [cases("cuda", kernel=kernel, preset="default", **attention) for kernel in ("tfla", "lightning")]
-    (item,) = together([*each[0], *each[1]])
+    (item,) = in_run_order([*each[0], *each[1]])
     assert item.case.kernel == "tfla"
 
 

@@ -104,7 +104,7 @@ def test_on_a_gpu_the_next_process_starts_before_the_first_case_of_each(monkeypa
 
         def ask(self, *_: object, stop: object) -> dict[str, object]:
             asked.append((started.index(self), len(started)))
-            return {"status": "ok", "usable": True}
+            return {"outcomes": [{"status": "ok"}], "usable": True}
 
         def close(self) -> None: ...
 
