@@ -467,7 +467,8 @@ def test_predict_validates_itself(run: Run) -> None:
     assert {line.split()[0] for line in printed[4:]} == {"gated_mlp", "projections"}
     rows = run.json("predict", "wkv4", "--validate", "--impl", "scan")
     assert {(row["impl"], row["mode"], row["dtype"]) for row in rows} == {
-        ("scan", mode, dtype) for mode in ("fw", "fwbw") for dtype in ("bf16", "fp32")
+        *(("scan", mode, dtype) for mode in ("fw", "fwbw") for dtype in ("bf16", "fp32")),
+        ("scan", "step", "bf16"),
     }
 
 
