@@ -99,7 +99,10 @@ def _by_family(rows: Iterable[Row]) -> dict[str, list[Row]]:
     older: list[Row] = []
     kept = (row for row in rows if was_tried(row) or row["status"] != "unavailable")
     for (kernel, *_), group in grouped(kept, itemgetter("kernel", "case_id", "device_name")).items():
-        *others, last = sorted(group, key=lambda row: (was_tried(row), row["measured_at"]))
+        # A package that fails to import hides no time that was measured when it did import.
+        *others, last = sorted(
+            group, key=lambda row: (was_tried(row), row["status"] != "unavailable", row["measured_at"])
+        )
         newest.setdefault(kernel, []).append(last)
         older += filter(was_tried, others)
     parts = {**newest, HISTORY: older}

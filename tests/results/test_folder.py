@@ -61,6 +61,16 @@ def test_the_newest_row_of_a_case_takes_the_place_of_the_older_one(tmp_path: Pat
     assert merge(tmp_path / "alone") == ["merged the result rows of sweep.parquet: none was measured"]
 
 
+def test_a_failed_import_takes_the_place_of_no_time(tmp_path: Path) -> None:
+    broken = {"status": "unavailable", "reason": "import failed: No module named 'triton'"}
+    made.write([row(1), row(2, **broken), row(2, impl="whole_state", **broken)], tmp_path / "sweep-a.parquet")
+    merge(tmp_path)
+    assert held(tmp_path) == {
+        "history.parquet": [("fused_chunk", 2)],
+        "tfla.parquet": [("fused_chunk", 1), ("whole_state", 2)],
+    }
+
+
 @pytest.mark.parametrize("after", range(3))
 def test_a_merge_that_was_killed_is_ended_by_the_next(
     after: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
