@@ -82,7 +82,7 @@ def run_complete(folder: Path | None, *, timeout_s: float, time_limit_s: float |
             left = bool(unfinished(families, folder, environment))
     finally:
         note(*merge(folder))
-    note(f"{folder}: {'some is left: the same command goes on' if left else 'everything is there'}")
+    note(f"{folder}: {'some is left: the same command goes on' if left else 'all that can be measured here is there'}")
     return folder, left
 
 

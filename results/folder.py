@@ -55,9 +55,9 @@ def merge(folder: Path) -> list[str]:
     """Put the rows of a folder's runs into one file for each family and ``history.parquet``, and remove the others.
 
     A family's file has the newest row of every case on every device, ``history.parquet`` all others that were measured.
-    Rows which only say that a package was not there are left out. Calibrations, copies, profiles and errors go to a
-    file of each kind. Subfolders are left as they are. Killed in between, it leaves every row in a file; the next call
-    ends what was begun.
+    Rows which only say that a package was not there, or did not import, are left out. Calibrations, copies, profiles
+    and errors go to a file of each kind. Subfolders are left as they are. Killed in between, it leaves every row in a
+    file; the next call ends what was begun.
 
     Returns:
         what to say of it.
@@ -97,12 +97,9 @@ def _by_family(rows: Iterable[Row]) -> dict[str, list[Row]]:
     """Return file name -> rows: of each family the newest of every case, and the older ones."""
     newest: dict[str, list[Row]] = {}
     older: list[Row] = []
-    kept = (row for row in rows if was_tried(row) or row["status"] != "unavailable")
+    kept = (row for row in rows if row["status"] != "unavailable")
     for (kernel, *_), group in grouped(kept, itemgetter("kernel", "case_id", "device_name")).items():
-        # A package that fails to import hides no time that was measured when it did import.
-        *others, last = sorted(
-            group, key=lambda row: (was_tried(row), row["status"] != "unavailable", row["measured_at"])
-        )
+        *others, last = sorted(group, key=lambda row: (was_tried(row), row["measured_at"]))
         newest.setdefault(kernel, []).append(last)
         older += filter(was_tried, others)
     parts = {**newest, HISTORY: older}
