@@ -224,6 +224,8 @@ def _begin(
             versions = baselines.installed_versions()
             untried = stored - finished.keys()
             planned = [i for i in planned if i.case.case_id not in untried or not run.refuse(i, environment, versions)]
+            # What has no row at all comes before what has one of older code.
+            planned.sort(key=lambda item: item.case.case_id in stored)
         left = [item for item in planned if item.case.case_id not in finished]
         there = len(planned) - len(left)
         done = f"{there} of {len(planned)} cases were already there, measured by this code on this device"

@@ -98,6 +98,13 @@ def test_calls_go_on_where_the_last_one_ended(
         case: at for rows in whole.values() for case, at in rows.items() if case[1] == "torch"
     }
     assert {row["git_commit"] for row in load_rows(folder / "wkv.parquet")} == {"b" * 40}
+    # What has no row at all is measured before what has one of another commit.
+    for name in ("wkv", "history"):
+        (folder / f"{name}.parquet").unlink()
+    monkeypatch.setenv("LRBENCH_GIT_COMMIT", "c" * 40)
+    assert lrbench(*command, "--time-limit", "0")[0] == 1
+    (newest,) = (row for row in load_rows(sorted(folder.iterdir())) if row["git_commit"] == "c" * 40)
+    assert newest["op"] == "wkv4"
 
 
 def test_the_committed_sweeps_have_cases_and_hold_what_the_default_sweep_of_every_family_measures() -> None:
