@@ -718,7 +718,7 @@ def chunk_size(
     kernel: Kernel = None,
     gpu: Gpu = None,
     causal_factor: CausalFactor = None,
-    impl: Annotated[str | None, option("Implementation [the operation's first with a chunk length].")] = None,
+    impl: Annotated[str | None, option("Implementation [ours that `lrbench best` ranks first].")] = None,
     results: Fitted = None,
     roofs: RoofChoice = "spec",
     every: Every = False,
@@ -752,7 +752,7 @@ def chunk_size(
 def predict(
     problem: Problem,
     kernel: Kernel = None,
-    impl: Annotated[str | None, option("Implementation [the operation's first].")] = None,
+    impl: Annotated[str | None, option("Implementation [ours that `lrbench best` ranks first].")] = None,
     gpu: Gpu = None,
     chunk_size: Annotated[str | None, option("Chunk length [as chunk-size answers].")] = None,
     results: Fitted = None,
