@@ -26,10 +26,10 @@ FILE_COLUMNS = ("case_id", "run_id", "measured_at", "device_name", "driver_versi
 INTRODUCTION = """\
 # Committed results
 
-A folder for each accelerator, keyed as in `lrbench gpus`. A family of kernels and its peers have one file with the
-newest row of every case; `history.parquet` holds older rows of a few runs. [docs/results.md](../docs/results.md)
-explains the columns, [docs/findings.md](../docs/findings.md) tells what the rows show, and `thresholds.toml` is what
-`lrbench check` tolerates. `lrbench results --format markdown` writes this page.
+Each folder holds what was measured on one accelerator, by its name in `lrbench gpus`. A file for each family of kernels
+(ours and the outside packages' beside them) has the newest row of every case; `history.parquet` has older rows.
+[docs/results.md](../docs/results.md) explains the columns, [docs/findings.md](../docs/findings.md) says what stands
+out. `lrbench results --format markdown` writes this page.
 """
 
 
@@ -192,7 +192,8 @@ def as_markdown(files: Sequence[Mapping[str, Any]], implementations: Sequence[Ma
             *_table(files),
             "## Implementations",
             "",
-            "`ok`: cases that are right and timed. `commits`: of this repository, of the newest rows.",
+            "`ok`: cases that are right and timed; `not_ok`: the others, by status. `older_rows`: superseded rows of",
+            "these cases. `commits`: of this repository, that measured the newest rows.",
             "",
             *_table(there),
         ]

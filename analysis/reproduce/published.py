@@ -92,12 +92,13 @@ def in_words(found: Sequence[Found]) -> str:
         return ""
     ratio = median(each.ratio for each in times)
     text = (
-        f"Times on other accelerators: {sum(each.is_held(OTHER_SOFTWARE) for each in times)} of the {len(times)} that "
-        f"documents state lie in the model's 90 % intervals; in the median they are {ratio:.2f} times what it says. "
-        f"Without the factor of up to {OTHER_SOFTWARE} for other software it would be "
-        f"{sum(each.is_held(1.0) for each in times)}, and {ratio * OTHER_SOFTWARE**0.5:.2f} times"
+        f"Times on other accelerators: of the {len(times)} that documents state, "
+        f"{sum(each.is_held(OTHER_SOFTWARE) for each in times)} lie in the model's 90 % intervals; in the median, a "
+        f"stated time is {ratio:.2f} times the model's. The intervals allow other software to take up to "
+        f"{OTHER_SOFTWARE} times as long; without that, {sum(each.is_held(1.0) for each in times)} would lie in them, "
+        f"and the median would be {ratio * OTHER_SOFTWARE**0.5:.2f}"
     )
     # Without one implementation two have to be left.
     if len(excess(times)) > 2:
-        text += f"; with a factor from all implementations but the one in question, {held_left_out(times)}"
+        text += f". If that factor is estimated without the implementation in question, {held_left_out(times)} do"
     return text + "."

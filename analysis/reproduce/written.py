@@ -13,17 +13,18 @@ from .verdicts import HOLDS, NOT, PARTLY, UNMEASURED, VERDICTS, Found, Line, sho
 
 HEAD = """# Reproductions
 
-Is it true on this GPU? Every claim of the documents that lrbench implements, with the document's number, ours from the
-committed rows or the counts, and a verdict. To see a claim's points, run its command; with `--run` it sweeps what is
-missing.
+Are the claims of papers and pages true on this GPU? Below is every claim of the documents whose kernels lrbench has,
+with the number that the document states, ours, and a verdict. A number is what the claim is about, such as a ratio of
+times; a range covers the claim's points (sequence lengths, modes and so on). Ours are from the committed rows, or
+counted. To see the points of a claim, run its command; with `--run` it sweeps what is missing.
 
 - *Holds in part*: at some of the points, or at all that have a row; the rest is named.
 - *Not testable here*: needs other hardware or trained weights. *Not measured*: has no row yet.
-- A time on another accelerator *holds* if it lies in the 90 % interval of ours as the model translates it there
-  ([how](choosing.md#another-accelerator)).
+- A time that a document states for another accelerator *holds* if it lies in the 90 % interval that the model gives for
+  it ([how](choosing.md#another-accelerator)).
 
-The claims are data, a file a document in `analysis/reproduce/` (`entries.py` says how to write one); `lrbench reproduce
---format markdown` writes this page.
+The claims are data in `analysis/reproduce/`, a file for each document; `entries.py` says how to write one. `lrbench
+reproduce --format markdown` writes this page.
 """
 
 MAX_VALUES = 12
