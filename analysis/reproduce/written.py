@@ -23,8 +23,8 @@ counted. To see the points of a claim, run its command; with `--run` it sweeps w
 - A time that a document states for another accelerator *holds* if it lies in the 90 % interval that the model gives for
   it ([how](choosing.md#another-accelerator)).
 
-The claims are data in `analysis/reproduce/`, a file for each document; `entries.py` says how to write one. `lrbench
-reproduce --format markdown` writes this page.
+The claims are data in `analysis/reproduce/`, a file for each document; `entries.py` says how to write one.
+`lrbench reproduce --format markdown` writes this page.
 """
 
 MAX_VALUES = 12
