@@ -56,9 +56,9 @@ class Line:
     hollow: Sequence[int] = ()
 
 
-def measured_line(rows: pd.DataFrame, x: str, y: pd.Series, style: SeriesStyle, doubts: str = "suspect") -> Line:
-    """Return a line of rows in order over the column ``x``, ringed with a text in ``doubts``, hollow if noisy."""
-    ringed, hollow = (rows[name].notna().to_numpy().nonzero()[0].tolist() for name in (doubts, "noise"))
+def measured_line(rows: pd.DataFrame, x: str, y: pd.Series, style: SeriesStyle) -> Line:
+    """Return a line of rows in order over the column ``x``, ringed if suspect, hollow if noisy."""
+    ringed, hollow = (rows[name].notna().to_numpy().nonzero()[0].tolist() for name in ("suspect", "noise"))
     return Line(x=rows[x].tolist(), y=y.tolist(), style=style, ringed=ringed, hollow=hollow)
 
 

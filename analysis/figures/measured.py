@@ -28,6 +28,7 @@ from .selection import (
     lowered_runs,
     modes_of,
     other_head_dims,
+    suspect_notes,
     unmeasured,
     without_lone_chunks,
 )
@@ -140,10 +141,7 @@ def _notes(chosen: Chosen, x: str, shown: pd.DataFrame, *, timed: bool = True) -
     Args:
         timed: whether times are shown, which clocks change.
     """
-    doubts = [
-        f"Ringed, suspect: {row.impl} {row.mode}: {row.suspect}."
-        for row in shown.loc[shown["suspect"].notna(), ["impl", "mode", "suspect"]].itertuples()
-    ]
+    doubts = suspect_notes(shown)
     if timed and (runs := lowered_runs(shown)):
         doubts.append(
             f"Times of {runs} runs, most with lowered clocks: what a kernel takes then depends on what ran before it. "

@@ -12,7 +12,7 @@ from ...kernels.baselines import get_implementation
 from ...results.arguments import unknown
 from ...results.select import failed_rows, is_ok, latest_rows, of_family, ok_rows, single
 from ..derive import derive_anew, of_today
-from .style import operation_label, series_label, sizes_in_words
+from .style import binary, operation_label, series_label, sizes_in_words
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -513,6 +513,15 @@ def other_head_dims(chosen: Chosen) -> str:
     ]
     shown = f"Shown at the value head dim they were measured at: {'; '.join(at)}." if at else ""
     return " ".join(filter(None, [shown, left]))
+
+
+def suspect_notes(rows: pd.DataFrame) -> list[str]:
+    """Return what is wrong with each suspect row, which figures ring."""
+    notes = []
+    for row in rows[rows["suspect"].notna()].itertuples():
+        chunk = "" if row.chunk_size != row.chunk_size else f" L = {binary(row.chunk_size)}"
+        notes.append(f"Ringed, suspect: {row.impl} {row.mode}{chunk}: {row.suspect}.")
+    return notes
 
 
 def busy_note(rows: pd.DataFrame) -> str:

@@ -201,8 +201,8 @@ def test_rate_work_and_time_belong_together() -> None:
 def test_suspect_points_are_ringed_and_explained() -> None:
     impossible = made.frame([made.row(made.case("mlstm_sig", "fused_chunk", chunk_size=256), time_ms=0.2)])
     figure = plot("runtime", impossible)
-    assert "Ringed, suspect: fused_chunk fw: " in text(figure)
-    assert "Ringed, suspect: fused_chunk fw L = 256: " in text(roofline(impossible, "h200"))
+    for each in (figure, roofline(impossible, "h200")):
+        assert "Ringed, suspect: fused_chunk fw L = 256: " in text(each)
     rings = [line for line in figure.axes[0].lines if line.get_linestyle() == "None"]
     assert [(ring.get_xdata()[0], ring.get_ydata()[0]) for ring in rings] == [(8192, 0.2)]
     assert "Ringed" not in text(plot("runtime", sweep()))
