@@ -354,6 +354,16 @@ def load_results(paths: str | Path | Iterable[str | Path], *, samples: bool = Fa
     return with_totals(read_results(paths, columns).to_pandas(split_blocks=True, self_destruct=True))
 
 
+def records(frame: pd.DataFrame, columns: Iterable[str] = RECORD_COLUMNS) -> list[dict[str, Any]]:
+    """Return the rows of a frame as :func:`load_rows` has them: None for null, and sizes as integers."""
+    values: dict[str, list[Any]] = {}
+    for name in columns:
+        values[name] = [None if value != value else value for value in frame[name].tolist()]
+        if name in SIZE_COLUMNS:
+            values[name] = [value and int(value) for value in values[name]]
+    return [dict(zip(values, row, strict=True)) for row in zip(*values.values(), strict=True)]
+
+
 def with_totals(frame: pd.DataFrame) -> pd.DataFrame:
     """Add ``tokens`` and ``embedding_dim``."""
     frame["tokens"] = frame["batch"] * frame["seq_len"]

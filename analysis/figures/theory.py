@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 from ...kernels.baselines import get_operation
 from ...kernels.scalar_decay.declare import FUSED_CHUNK
 from ...results.arguments import one_of, unknown
-from ...results.select import best_rows, grouped, latest_rows, ok_rows
+from ...results.select import best_rows, grouped, latest_rows, ok_rows, records
 from ..accelerators.known import Accelerator, get_accelerator
 from ..counts import FORMULATIONS, Count, count, kv_savings
 from ..counts.formulations import is_counted
 from ..counts.model import DTYPE_BYTES
 from ..model.chunk_size import Coefficients, check_chunkwise, coefficients, feasible_chunks
-from ..model.fit import fit_rows
+from ..model.fit import ROW_COLUMNS, fit_rows
 from ..model.runtime_model import runtime_model
 from ..model.terms import LAUNCHES
 from ..transfer import HEAD_DIM, NORMALISERS, SEQ_LEN, gains
@@ -475,8 +475,7 @@ def _launch_times(
     rows = ok_rows(frame)
     rows = rows[(rows["impl"] == FUSED_CHUNK) & (rows["mode"] == theory.mode) & (rows["dtype"] == theory.dtype)]
     rows = rows[rows["device_accelerator"] == accelerator.key]
-    records = rows.to_dict("records")
-    fit = fit_rows(records, theory.op, FUSED_CHUNK, theory.mode, theory.dtype, models=(LAUNCHES,))
+    fit = fit_rows(records(rows, ROW_COLUMNS), theory.op, FUSED_CHUNK, theory.mode, theory.dtype, models=(LAUNCHES,))
     if fit is None:
         return None
     cases = [

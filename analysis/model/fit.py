@@ -208,7 +208,7 @@ def fit_rows(
         roofs: spec, measured or a path, see :func:`.roofs.with_roofs`.
         models: to take the first of that there are rows for.
     """
-    newest = newest_cases(row for row in rows if not is_set(row["noise"]))
+    newest = newest_cases(row for row in rows if not row["noise"])
     fits = (_fit(newest, model, (op, impl, mode, dtype), device, roofs) for model in models)
     return next((fit for fit in fits if fit is not None), None)
 
@@ -266,15 +266,15 @@ def _fit(
     )
 
 
-def _problem(row: Row) -> tuple[str, ...]:
-    """Return a row's sizes but for the chunk length; as text, in which what is not a number equals itself."""
-    return tuple(str(row[name]) for name in PROBLEM_SIZES)
+def _problem(row: Row) -> tuple[int | None, ...]:
+    """Return a row's sizes but for the chunk length."""
+    return tuple(row[name] for name in PROBLEM_SIZES)
 
 
 def _spills(row: Row, others: Sequence[Row]) -> bool:
     """Whether a row takes :data:`SPILLS` times longer than a shorter chunk of the problem explains."""
     chunk = row["chunk_size"]
-    if not is_set(chunk):
+    if chunk is None:
         return False
     per_step = [each["time_ms"] / each["chunk_size"] for each in others if each["chunk_size"] < chunk]
     return bool(per_step) and row["time_ms"] / chunk > SPILLS * min(per_step)
@@ -283,8 +283,8 @@ def _spills(row: Row, others: Sequence[Row]) -> bool:
 def _extent(sizes: Row) -> dict[str, int]:
     """Return the sizes that a fit is extrapolated in."""
     names = ("seq_len", "context", "head_dim_qk", "head_dim_v", "channels", "d_model", "d_ff")
-    found = {name: int(sizes[name]) for name in names if is_set(sizes.get(name))}
-    return found | {"tokens": int(sizes["batch"]) * found["seq_len"]}
+    found = {name: sizes[name] for name in names if sizes.get(name) is not None}
+    return found | {"tokens": sizes["batch"] * sizes["seq_len"]}
 
 
 def _sample(rows: Sequence[Row], model: Model, mode: str, dtype: str, key: str, roofs: str) -> _Sample:
@@ -293,7 +293,7 @@ def _sample(rows: Sequence[Row], model: Model, mode: str, dtype: str, key: str, 
 
     same = grouped(rows, _problem)
     rows = [row for row in rows if not _spills(row, same[_problem(row)])]
-    cases = [case_of(row, row["impl"], mode, dtype) for row in rows]
+    cases = [case_of(row, mode, dtype) for row in rows]
     terms = [_terms_of_row(model, case[:5], tuple(case[5].items()), key, roofs) for case in cases]
     counted = [(found, row) for found, row in zip(terms, rows, strict=True) if found is not None]
     problems = [_problem(row) for _, row in counted]
@@ -356,22 +356,16 @@ def _common(samples: Sequence[_Sample]) -> np.ndarray:
     return np.asarray(constants * math.exp(np.mean(apart)))
 
 
-def case_of(row: Row, impl: str, mode: str, dtype: str) -> Case:
-    """Return the case of a row of an implementation, mode and dtype; NaN of a frame is a size that does not apply."""
-    sizes = {name: int(row[name]) for name in SIZE_COLUMNS if is_set(row.get(name))}
-    state_dtype = row["state_dtype"] if isinstance(row["state_dtype"], str) else None
-    return row["op"], impl, mode, dtype, state_dtype, sizes
+def case_of(row: Row, mode: str, dtype: str) -> Case:
+    """Return the case of a row of a mode and dtype."""
+    sizes = {name: row[name] for name in SIZE_COLUMNS if row[name] is not None}
+    return row["op"], row["impl"], mode, dtype, row["state_dtype"], sizes
 
 
 @functools.cache
 def accelerator_of(key: str, roofs: str) -> Accelerator:
     """Return an accelerator with its roofs, which are read once."""
     return with_roofs(get_accelerator(key), roofs)
-
-
-def is_set(value: Any) -> bool:
-    """Whether a value of a row is there: neither None nor, in rows of a frame, not a number."""
-    return value is not None and value == value
 
 
 def of_device(rows: Sequence[Row], device: str | None, least: int) -> list[Row]:
@@ -389,7 +383,7 @@ def errors_of(ratios: Sequence[float]) -> tuple[float, float]:
 
 def newest_cases(rows: Iterable[Row]) -> list[Row]:
     """Return the newest row of every case on every known accelerator, without suspect ones."""
-    known = (row for row in rows if is_set(row["device_accelerator"]) and not is_set(row["suspect"]))
+    known = (row for row in rows if row["device_accelerator"] and not row["suspect"])
     ordered = sorted(known, key=lambda row: row["measured_at"])
     return list({(row["case_id"], row["device_name"]): row for row in ordered}.values())
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ...kernels.scalar_decay.declare import FUSED_CHUNK
-from ...results.select import PROBLEM_COLUMNS, best_rows
+from ...results.select import PROBLEM_COLUMNS, best_rows, records
 from ..model.answers import Question
 from ..model.chunk_size import CHUNKWISE_OPERATIONS, chunk_size_report
 from ..model.fit import ROW_COLUMNS, Fit, fit_rows
@@ -83,10 +83,10 @@ def _fits(subject: Subject, rows: pd.DataFrame) -> Fits:
     """Fit the launches of every operation, mode and dtype that the rows of fused_chunk hold, to these rows."""
     fits: Fits = {}
     for (mode, dtype), group in rows[rows["impl"] == FUSED_CHUNK].groupby(["mode", "dtype"]):
-        records = group[[*ROW_COLUMNS]].to_dict("records")
+        measured = records(group, ROW_COLUMNS)
         for op in group["op"].unique():
             case = (op, FUSED_CHUNK, mode, dtype)
-            if fit := fit_rows(records, *case, device=subject.accelerator.key, models=(LAUNCHES,)):
+            if fit := fit_rows(measured, *case, device=subject.accelerator.key, models=(LAUNCHES,)):
                 fits[case] = fit
     return fits
 

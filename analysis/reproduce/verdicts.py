@@ -189,7 +189,7 @@ def _metric(asked: Asked, terms: dict[str, Any], store: Store) -> float | str:
         return UNMEASURED if row["peak_memory_bytes"] is None else row["peak_memory_bytes"] - row["input_bytes"]
     if metric == "tokens_per_s":
         return 1e3 * row["batch"] * row["seq_len"] / row["time_ms"]
-    counted = count_case(*case_of(row, row["impl"], row["mode"], row["dtype"]))
+    counted = count_case(*case_of(row, row["mode"], row["dtype"]))
     if counted is None:
         return "not counted"
     if metric == "tflops":

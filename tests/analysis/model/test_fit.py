@@ -16,6 +16,7 @@ from lrbench.analysis.model.fit import OTHER_SOFTWARE, Fit, case_of, fit_rows, l
 from lrbench.analysis.model.prediction import predict_case, stored_rows
 from lrbench.analysis.model.runtime_model import runtime_model
 from lrbench.analysis.model.terms import FORMULATION, sequential_steps
+from lrbench.results.select import records
 from lrbench.results.store import committed_results
 
 from .. import rows as made
@@ -50,7 +51,7 @@ def measured(noise: float, *, step_ms: float = 0.002) -> pd.DataFrame:
 
 
 def fit_of(frame: pd.DataFrame, op: str = "mlstm_sig", **options: str) -> Fit:
-    fit = fit_rows(frame.to_dict("records"), op, "fused_chunk", "fw", "bf16", models=(FORMULATION,), **options)
+    fit = fit_rows(records(frame), op, "fused_chunk", "fw", "bf16", models=(FORMULATION,), **options)
     assert fit is not None
     return fit
 
@@ -86,8 +87,8 @@ def test_an_interval_covers_what_was_measured() -> None:
     frame = measured(0.1)
     fit = fit_of(frame)
     inside = 0
-    for row in frame.to_dict("records"):
-        case = case_of(row, "fused_chunk", "fw", "bf16")
+    for row in records(frame):
+        case = case_of(row, "fw", "bf16")
         prediction = predict_case(case, H200, fit)
         assert prediction.low_ms < prediction.time_ms < prediction.high_ms
         inside += prediction.low_ms <= row["time_ms"] <= prediction.high_ms
@@ -143,7 +144,7 @@ def test_few_rows_are_fitted_with_those_of_their_kind() -> None:
     fit = functools.partial(
         fit_rows, op="mlstm_sig", impl="fused_chunk", mode="fw", dtype="bf16", models=(FORMULATION,)
     )
-    rows = measured(0.05).to_dict("records")
+    rows = records(measured(0.05))
     kind = [
         {**row, "op": op, "case_id": f"{op} {row['case_id']}", "time_ms": factor * row["time_ms"]}
         for op, factor in (("retention", 0.5), ("simple_gla", 0.7), ("lightning", 0.9))
@@ -156,7 +157,7 @@ def test_few_rows_are_fitted_with_those_of_their_kind() -> None:
     assert widths[0] > 2 > 1.5 > widths[-1]
     inside = []
     for row in rows[4:]:
-        case = case_of(row, "fused_chunk", "fw", "bf16")
+        case = case_of(row, "fw", "bf16")
         found = predict_case(case, H200, fits[-1])
         inside.append(found.low_ms < row["time_ms"] < found.high_ms)
     assert np.mean(inside) > 0.85
