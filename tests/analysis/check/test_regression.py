@@ -433,7 +433,7 @@ def test_missing_thresholds(tmp_path: Path) -> None:
 
 def test_committed_thresholds_say_why() -> None:
     assert COMMITTED.rules
-    assert all(rule.why for rule in COMMITTED.rules)
+    assert all(rule["why"] for rule in COMMITTED.rules)
     rows = load_rows(H200)
     fused_chunk = next(row for row in rows if row["impl"] == "fused_chunk" and row["mode"] == "fw")
     assert COMMITTED.limits(fused_chunk) == COMMITTED.defaults
