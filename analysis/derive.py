@@ -28,7 +28,7 @@ ONCE_SINCE = "2026-11-21T15:00"
 """From when on the memory of a forward and backward call holds the gradient of the output once."""
 
 
-def of_today(frame: pd.DataFrame) -> pd.DataFrame:
+def without_removed(frame: pd.DataFrame) -> pd.DataFrame:
     """Leave out the rows of implementations of ours that are gone: they are for comparisons and histories.
 
     What is of no operation known here is kept.
