@@ -23,7 +23,7 @@ from ..counts.model import DTYPE_BYTES
 from ..model.chunk_size import Coefficients, check_chunkwise, coefficients, feasible_chunks
 from ..model.fit import ROW_COLUMNS, fit_rows
 from ..model.runtime_model import runtime_model
-from ..model.terms import LAUNCHES
+from ..model.terms import LAUNCHES, Case
 from ..transfer import HEAD_DIM, NORMALISERS, SEQ_LEN, gains
 from .layout import Drawing, Line, Panel, measured_line, same_limits, write
 from .selection import MODE_TITLES, busy_note
@@ -479,7 +479,7 @@ def _launch_times(
     if fit is None:
         return None
     cases = [
-        (theory.op, FUSED_CHUNK, theory.mode, theory.dtype, theory.state_dtype, {**theory.sizes, "chunk_size": c})
+        Case(theory.op, FUSED_CHUNK, theory.mode, theory.dtype, theory.state_dtype, {**theory.sizes, "chunk_size": c})
         for c in chunks
     ]
     return [fit.time_ms(case, accelerator) for case in cases]

@@ -120,7 +120,8 @@ class Fit:
             return latency_ms + rates_ms, latency_ms + rates_ms, ""
         measured, count = accelerator_of(self.accelerator, self.roofs), count_case(*case)
         assert count is not None, "its terms are known"
-        rates = [(flop_rate(count, a, case[3]), a.vector_flops, a.bandwidth_bytes_s) for a in (accelerator, measured)]
+        sides = accelerator, measured
+        rates = [(flop_rate(count, each, case.dtype), each.vector_flops, each.bandwidth_bytes_s) for each in sides]
         share = measured.sms / accelerator.sms if self.model is LAUNCHES else 1.0
         gains = [here / there * share for here, there in zip(*rates, strict=True)]
         if self.model is LAUNCHES:
@@ -135,7 +136,7 @@ class Fit:
 
     def ratios(self, case: Case) -> tuple[float, float]:
         """Return between which the measured over the predicted time of a case lies, wider beyond what was measured."""
-        spans = [(value, *self.measured.get(name, (value, value))) for name, value in _extent(case[-1]).items()]
+        spans = [(value, *self.measured.get(name, (value, value))) for name, value in _extent(case.sizes).items()]
         beyond = math.prod(max(value / most, least / value, 1.0) for value, least, most in spans) ** EXTRAPOLATION
         return self.low_ratio / beyond, self.high_ratio * beyond
 
@@ -293,8 +294,8 @@ def _sample(rows: Sequence[Row], model: Model, mode: str, dtype: str, key: str, 
 
     same = grouped(rows, _problem)
     rows = [row for row in rows if not _spills(row, same[_problem(row)])]
-    cases = [case_of(row, mode, dtype) for row in rows]
-    terms = [_terms_of_row(model, case[:5], tuple(case[5].items()), key, roofs) for case in cases]
+    cases: list[Any] = [case_of(row, mode, dtype) for row in rows]
+    terms = [_terms_of_row(model, case._replace(sizes=tuple(case.sizes.items())), key, roofs) for case in cases]
     counted = [(found, row) for found, row in zip(terms, rows, strict=True) if found is not None]
     problems = [_problem(row) for _, row in counted]
     times = np.array([float(row["time_ms"]) for _, row in counted])
@@ -303,9 +304,9 @@ def _sample(rows: Sequence[Row], model: Model, mode: str, dtype: str, key: str, 
 
 
 @functools.cache
-def _terms_of_row(model: Model, names: Any, sizes: Any, key: str, roofs: str) -> tuple[float, ...] | None:
-    """Return the terms of a measured case, which are asked for again by every fit."""
-    return model.terms((*names, dict(sizes)), accelerator_of(key, roofs))
+def _terms_of_row(model: Model, case: Any, key: str, roofs: str) -> tuple[float, ...] | None:
+    """Return the terms of a measured case, its sizes in a tuple: every fit asks for them again."""
+    return model.terms(case._replace(sizes=dict(case.sizes)), accelerator_of(key, roofs))
 
 
 def _pooled(own: _Sample, others: Sequence[_Sample], few: int) -> tuple[np.ndarray, float, list[float]]:
@@ -359,7 +360,7 @@ def _common(samples: Sequence[_Sample]) -> np.ndarray:
 def case_of(row: Row, mode: str, dtype: str) -> Case:
     """Return the case of a row of a mode and dtype."""
     sizes = {name: row[name] for name in SIZE_COLUMNS if row[name] is not None}
-    return row["op"], row["impl"], mode, dtype, row["state_dtype"], sizes
+    return Case(row["op"], row["impl"], mode, dtype, row["state_dtype"], sizes)
 
 
 @functools.cache
