@@ -29,9 +29,9 @@ ONCE_SINCE = "2026-11-21T15:00"
 
 
 def without_removed(frame: pd.DataFrame) -> pd.DataFrame:
-    """Leave out the rows of implementations of ours that are gone: they are for comparisons and histories.
+    """Leave out the rows of our implementations that the code no longer has: only comparisons and histories use them.
 
-    What is of no operation known here is kept.
+    Rows of operations that are not known here are kept.
     """
     pairs = frame[["op", "impl", "provider"]].drop_duplicates()
     gone = {(op, impl) for op, impl, provider in pairs.itertuples(index=False) if _is_gone(op, impl, provider)}
@@ -82,7 +82,7 @@ def derive(
 def derive_anew(frame: pd.DataFrame) -> pd.DataFrame:
     """Return the rows with the derived columns that they have, as they are counted today.
 
-    A CPU's roof is known to the machine that measured it alone: what hangs on it stays as stored.
+    Only the machine that measured a CPU knows its roof, so what depends on that roof stays as stored.
     """
     named = {*frame["accelerator"].dropna(), *frame["device_accelerator"].dropna()} & {*known_accelerators()} - {"cpu"}
     known = {key: get_accelerator(key) for key in named}

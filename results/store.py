@@ -116,7 +116,7 @@ class RunWriter:
     def _open(self) -> IO[bytes]:
         """Create the journal and lock it until the run ends."""
         self.journal.parent.mkdir(parents=True, exist_ok=True)
-        # A journal has its name only once it is locked: recover would take it for a dead run's in between.
+        # Renamed only when it is locked: recover would take an unlocked journal for that of a dead run.
         unlocked = self.journal.with_name(f".{self.journal.name}.{os.getpid()}")
         file = open(unlocked, "xb")  # noqa: SIM115, held open for the lock
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -9,17 +9,18 @@ gradients are one form with four roles, X [T, DX], Y [T, DX], Z [T, DZ] and a st
 
     h: q k v        dq: dh v k        dk: v dh q        dv: k q dh
 
-Per tile of the output's BLOCK_Z columns run X S, X Y^T, (.) Z and, walking, Y^T Z. So
+For a tile of BLOCK_Z columns of the output a program computes X S, X Y^T and (.) Z, and in a walk Y^T Z as well. Beyond
+the counted work,
 
-- every column block makes X Y^T again, and so does every role for which another has made it;
-- walking, contractions above BLOCK_X take one launch a block, each of which multiplies its partial scores with Z and
-  hands a partial result on; and every role carries its own state;
-- several chunks take a pass for their states first, and mLSTMexp, walking, one for its denominators.
+- X Y^T is computed again for every further block of columns, and by every further role that needs it;
+- a walk takes one launch for each BLOCK_X of the contraction: each multiplies its partial scores with Z and passes a
+  partial result to the next; and every role computes its state anew;
+- several chunks need a pass for their states first, and mLSTMexp, in a walk, one for its denominators.
 
-All of that is in parts named ``recomputed_...``; ``padding`` is what tiles do beyond the head dims and the sequence.
-The rest adds up to the counted matrix work, but that sweeping a single chunk needs no states. Tile sizes are those that
-the kernels' configurations select on compute capability 9.0. Products of fewer than 64 rows or columns may be repeated
-by a block's warps, which is not counted: it takes chunks or head dims below 64.
+Parts named ``recomputed_...`` hold these repeats; ``padding`` is what tiles compute beyond the head dims and the
+sequence. The other parts add up to the counted matrix work, except that a sweep of a single chunk needs no states. Tile
+sizes are those that the kernels' configurations select on compute capability 9.0. A block's warps may repeat products
+of fewer than 64 rows or columns, in chunks or head dims below 64; that is not counted.
 
 The Lightning kernels are the two schemes at their simplest, a launch for each of the four roles: ``lightning2`` walks
 the whole sequence, ``lightning1`` sweeps it, both as one chunk and over whole contractions. A head's decays follow from
@@ -482,7 +483,7 @@ def _role_traffic(run: Run, role: Role, total: Executed) -> None:
 
     X, Y and the output once in all; Z and the gate vectors once a launch; between launches a partial result, stored and
     loaded; states once a chunk. For the gates' gradients one more tensor like Z, row sums for each column block and,
-    walking, states at anchors in between (stored by dq, loaded by dk). Whatever else programs load is read again.
+    walking, states at anchors in between (stored by dq, loaded by dk). Every further load of the same data is a reread.
     """
     dx, dz, block_x, _, blocks, _ = blocks_of(run, role)
     launches = blocks if run.walks else 1

@@ -1,4 +1,4 @@
-"""What a figure of results says: which of its lines make one statement, and the statement, from their rows."""
+"""The statement that a figure of results makes, and the lines that it is about."""
 
 from __future__ import annotations
 

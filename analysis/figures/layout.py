@@ -140,7 +140,7 @@ def same_limits(panels: Sequence[Panel], below: float = 0.8, above: float = 1.25
 
 
 def _compose(drawing: Drawing, width: float | None) -> Figure:
-    """Draw a figure: sizes in inches first, then the panels, then what stands in inches from them."""
+    """Draw a figure: choose sizes in inches, draw the panels, then place labels and texts in inches from them."""
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
     panels = [panel for row in drawing.grid for panel in row]

@@ -388,7 +388,7 @@ def failure_note(failures: pd.DataFrame) -> str:
 
 
 def describe(chosen: Chosen, *extra: str) -> str:
-    """Return the setting that a figure holds constant: device, dtype, tokens, widths; and ``extra``, what is not ""."""
+    """Return the setting that a figure holds constant: device, dtype, tokens, widths, ``extra`` if not empty."""
     rows = ok_rows(chosen.rows)
     device = " / ".join(sorted(set(rows["device_name"].dropna())))
     parts = [device, chosen.dtype]

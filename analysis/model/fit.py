@@ -43,8 +43,8 @@ USELESS = 100.0
 """An interval whose high end is more than this many times its low end says nothing, so there is no fit."""
 
 BETWEEN, LEAST_BETWEEN = 0.25, 0.01
-"""How far apart the implementations of a kind are, as the variance of the logarithms of their factors: what is assumed
-where only one other is known, and the least that is taken."""
+"""Variance of the logarithms of the factors of a kind's implementations: what is assumed where only one other is known,
+and the least that is taken."""
 
 EXTRAPOLATION = 0.1
 """By how much, in logarithms, an interval is wider on either side for each factor of e beyond the sizes measured."""
@@ -109,11 +109,11 @@ class Fit:
         return sum(self._parts(case, accelerator))
 
     def carried_ms(self, case: Case, accelerator: Accelerator) -> tuple[float, float, str]:
-        """Return between which times the fitted one lies on an accelerator, and why, in words.
+        """Return the least and the greatest time to expect on an accelerator, and why they differ, in words.
 
-        On the one that was measured it is one time. Elsewhere latencies of launches stay, or shrink or grow as the
-        rates of one multiprocessor do (matrix, vector, bandwidth); by the formulation, all but latencies gain as little
-        as the rate that gains least, or as much as the one that gains most.
+        On the one that was measured both are the fitted time. Elsewhere it is not known which rate counts (matrix,
+        vector, bandwidth). By launches, latencies stay as they are or change as any rate of one multiprocessor does; by
+        the formulation, all but latencies changes as the rate that gains least or as the one that gains most.
         """
         latency_ms, rates_ms = self._parts(case, accelerator)
         if self.accelerator == accelerator.key:
@@ -310,12 +310,12 @@ def _terms_of_row(model: Model, case: Any, key: str, roofs: str) -> tuple[float,
 
 
 def _pooled(own: _Sample, others: Sequence[_Sample], few: int) -> tuple[np.ndarray, float, list[float]]:
-    """Return the constants of an implementation with few rows, the half width of its interval, and by how much rows
-    are off from what the others say of them, beyond the factor of their implementation.
+    """Return the constants of an implementation with few rows, the half width of its interval in logarithms, and the
+    measured over the predicted times of rows by a fit to the other implementations, their own factor taken out.
 
-    Implementations of a kind follow one model, each as many times as slow as it is itself. How these factors differ,
-    and how well the model of all others fits each, says what is to be expected of this one; its own rows, and how they
-    scatter, count against that as their number tells (James and Stein). Widths are in logarithms.
+    Implementations of a kind follow one model, each slower by a factor of its own. How far these factors lie apart, and
+    how well the model of all others fits each, says what to expect of this one. Its own rows, and their scatter, are
+    weighed against that by their number (James and Stein).
     """
     import numpy as np
 

@@ -222,10 +222,10 @@ class Answer:
         return f"does not fit in {capacity / 1e9:.4g} GB (needs {self.memory_bytes / 1e9:.3g} at least)"
 
     def order(self) -> tuple[bool, bool, float]:
-        """Return by what implementations are ranked: the time as measured, else the most that they are likely to take;
-        behind are bounds, and last what does not fit in memory.
+        """Return the key that ranks implementations: those with a time, then those with bounds alone, last those that
+        do not fit in memory; each by the measured time, else by the upper end of its interval.
 
-        So one of which little is known is not preferred to one that was measured.
+        By the upper end, so that an uncertain prediction is not preferred to a measurement.
         """
         most_ms = self.measured["time_ms"] if self.measured else self.interval_ms[1]
         return self.does_not_fit is not None, self.basis == "bound", most_ms

@@ -45,7 +45,7 @@ class Case(NamedTuple):
 
 
 Kind = tuple[object, ...]
-"""What implementations have in common that follow a model with the same constants, each times a factor of its own."""
+"""What implementations share that follow a model with the same constants, each with a factor of its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +99,7 @@ def _formulation_terms(case: Case, accelerator: Accelerator) -> tuple[float, ...
     if count is None:
         return None
     model, steps = runtime_model(count, accelerator, case.dtype), sequential_steps(case)
-    # The one step of what has no chunks is no different from a launch.
+    # Without chunks the only step cannot be told from a launch.
     steps = steps if steps != 1 or "chunk_size" in case.sizes else 0.0
     return launch_count(count), steps, model.flops_ms, model.bytes_ms
 

@@ -67,7 +67,7 @@ def execute(notebook: NotebookNode, *, begins: Callable[[int], None] = lambda _:
             km=manager,
             timeout=TIMEOUT_S,
             on_cell_start=lambda cell, cell_index: begins(cell_index),
-            # It has nothing to put in order, and asked to end it may take seconds.
+            # The kernel has nothing to clean up, and a polite shutdown may take seconds.
             shutdown_kernel="immediate",
             extra_arguments=["--InteractiveShellApp.ignore_cwd=True", "--HistoryManager.enabled=False"],
         )

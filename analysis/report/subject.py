@@ -90,7 +90,7 @@ class Subject:
         return best_rows(latest_rows(self.repeated[self.repeated["run_id"].isin(set(runs))]))
 
     def beside_committed(self, best: pd.DataFrame) -> pd.DataFrame:
-        """Return rows and the committed ones of the same problems, whose places they took: ``whose`` says which."""
+        """Return rows, and the committed ones that some of them replaced; the column ``whose`` tells them apart."""
         import pandas as pd
 
         own = ~best["run_id"].isin(set(self.committed["run_id"]))
