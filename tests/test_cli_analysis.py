@@ -628,6 +628,8 @@ def test_figures_are_written(tmp_path: Path, run: Run) -> None:
         ("plot intensity --state-dtype int8", "state_dtype must be one of "),
         ("plot flops --op attention", "to have a modelled chunk size, got 'attention'"),
         ("plot flops --mode step", "mode must be one of fw, bw, fwbw for a chunk size, got 'step'"),
+        ("plot intensity --seq-len 8", "seq_len must be >= 16 to have a feasible chunk size, got 8"),
+        ("plot model --seq-len 8", "seq_len must be >= 16 to have a feasible chunk size, got 8"),
         ("plot model --gpu ,", "gpu must have at least one name, got ','"),
         ("plot flop-optimal --dtype int8", "dtype must be one of fp64, fp32, fp16, bf16, got 'int8'"),
         ("plot model --width 1", "width must be at least 2.5 inches, got 1"),

@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from ...results.select import best_rows, ok_rows
+from ...results.select import best_rows, of_family, ok_rows
 from ..derive import gradient_twice
 from .findings import OURS, beside_others, best_chunk, in_lines, main_lines
 from .layout import Drawing, Panel, measured_line
@@ -198,7 +198,8 @@ def decoding_over_context(frame: pd.DataFrame, selection: Selection) -> Drawing:
     """
     import pandas as pd
 
-    steps = frame[frame["mode"] == "step"]
+    steps = frame if selection.kernel is None else of_family(frame, selection.kernel)
+    steps = steps[steps["mode"] == "step"]
     cached = steps[steps["context"].notna()]
     for column, wanted in (("op", selection.ops), ("impl", selection.impls)):
         cached = cached if wanted is None else cached[cached[column].isin(wanted)]

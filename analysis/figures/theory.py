@@ -102,6 +102,11 @@ class Theory:
             "head_dim_v": self.head_dim,
         }
 
+    def chunks(self) -> tuple[int, ...]:
+        """Return the chunk lengths that kernels run; ValueError for a sequence shorter than the least."""
+        check_chunkwise(self.op, self.mode, self.seq_len)
+        return feasible_chunks(self.seq_len)
+
     def accelerators(self) -> list[Accelerator]:
         """Return the accelerators named; ValueError for an unknown one."""
         return [get_accelerator(name) for name in dict.fromkeys(self.gpus)]
@@ -275,7 +280,7 @@ def runtime_optimal_over_intensity(theory: Theory) -> Drawing:
 
 def intensity_over_chunk_size(theory: Theory) -> Drawing:
     """Arithmetic intensity over chunk size by head dim, beside the accelerators' own (TFLA, figure 21)."""
-    known, chunks, panels = _intensities(theory), feasible_chunks(theory.seq_len), []
+    known, chunks, panels = _intensities(theory), theory.chunks(), []
     for states in ("fp32", "bf16"):
         each = dataclasses.replace(theory, state_dtype=states)
         lines = []
@@ -409,7 +414,7 @@ def runtime_over_chunk_size(theory: Theory, frame: pd.DataFrame | None) -> Drawi
     measured = None if frame is None else _same_problem(frame, theory)
     devices = [] if measured is None else [get_accelerator(key) for key in measured["device_accelerator"].unique()]
     accelerators = {each.key: each for each in (*theory.accelerators(), *devices)}
-    chunks, sizes = feasible_chunks(theory.seq_len), theory.sizes
+    chunks, sizes = theory.chunks(), theory.sizes
     whole: dict[str, Any] = {name: sizes[name] for name in ("batch", "num_heads")}
     counted = [_counted(theory, theory.head_dim, chunk, **whole) for chunk in chunks]
     lines, launched, best, busy = [], False, {}, []

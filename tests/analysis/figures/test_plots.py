@@ -82,7 +82,10 @@ def test_decoding_steps_are_no_points_over_lengths_or_chunks() -> None:
     assert words(drawing("runtime", both)) == words(drawing("runtime", sweep()))
     # Elsewhere attention is shown at the longest context that ran.
     assert "context 131,072" in words(drawing("runtime", decoding(), Selection(batch=16)))
-    for frame, selection in ((sweep(), Selection()), (decoding(), Selection(ops=("mlstm_sig",)))):
+    wkv = decoding().assign(kernel="wkv", op="wkv4", provider="lrbench", context=None)
+    beside = pd.concat([decoding(), wkv], ignore_index=True)
+    without = ((sweep(), Selection()), (decoding(), Selection(ops=("mlstm_sig",))), (beside, Selection(kernel="wkv")))
+    for frame, selection in without:
         with pytest.raises(
             ValueError, match="results must hold decoding steps of attention, which have a context, got none"
         ):
