@@ -151,6 +151,7 @@ def browser_command(browser: str, profile: str | Path, *arguments: str, proxy: s
         "--disable-features=NetworkTimeServiceQuerying,OptimizationHints,PreconnectToSearch,"
         "AimServerRequestOnStartupEnabled",
         "--component-updater=url-source=file:///dev/null",
+        "--gcm-checkin-url=file:///dev/null",
     ]
     quiet += [f"--proxy-server=http://{proxy}", "--proxy-bypass-list=<-loopback>", f"--user-data-dir={profile}"]
     # Chromium refuses its sandbox to root, as whom containers run.
