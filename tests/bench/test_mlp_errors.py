@@ -88,7 +88,7 @@ def test_command(lrbench: Lrbench, tmp_path: Path) -> None:
     found = json.loads(out)
     assert (code, [row["draws"] for row in found]) == (0, [2, 2])
     (path,) = tmp_path.iterdir()
-    kept = store.read_file(path, ErrorsRow, what="errors").to_pylist()
+    kept = store.read_file(path, ErrorsRow).to_pylist()
     assert [(row["d_ff"], row["against"]) for row in kept] == [(32, "eager"), (32, "exact")]
     assert [row["relative_mean"] for row in kept] == [row["relative_mean"] for row in found]
     for arguments, match in (

@@ -370,6 +370,13 @@ def test_a_folder_is_read_without_calibrations_and_profiles(tmp_path: Path) -> N
     assert store.holds_results(tmp_path / "profile-of-roofs.parquet")
 
 
+@pytest.mark.parametrize("row", store.ROW_NAMES)
+def test_every_row_set_has_a_name_in_messages(row: type, tmp_path: Path) -> None:
+    (tmp_path / "bad.parquet").write_text("no parquet")
+    with pytest.raises(ValueError, match=f"^{store.ROW_NAMES[row]}s must be parquet files, got .*bad.parquet"):
+        store.read_file(tmp_path / "bad.parquet", row)
+
+
 def test_what_counts_as_finished(tmp_path: Path) -> None:
     columns = {name: getattr(RECORD, name) for name in ENVIRONMENT_COLUMNS}
     here = Environment(**columns, device_count=1, memory_bytes=0)

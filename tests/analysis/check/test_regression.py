@@ -13,7 +13,7 @@ import pytest
 
 from lrbench.analysis.check.compare import compare
 from lrbench.analysis.check.findings import as_dict, junit_xml, markdown, noteworthy, table_rows
-from lrbench.analysis.check.regression import BROKEN, CheckResult, check, replace_rows, summary, worth_measuring_again
+from lrbench.analysis.check.regression import BROKEN, CheckResult, check, check_twice, summary, worth_measuring_again
 from lrbench.analysis.check.thresholds import Limits, Thresholds, load_thresholds
 from lrbench.results.select import load_rows, select
 
@@ -215,12 +215,13 @@ def test_a_second_measurement_settles_a_case() -> None:
     ]
     found = check(new, old, COMMITTED)
     assert found.counts == {"failed": 1, "regression": 2, "unclear": 1}
-    again = worth_measuring_again(found)
-    assert {row["mode"] for row in again} == {"fw", "fwbw"}
     times = samples(2.0, noise=0.002, seed=5)
-    replaced = replace_rows(new, {row["case_id"]: with_times(row, times) for row in again})
-    assert len(replaced) == 4
-    settled = check(replaced, old, COMMITTED, measured_again=[row["case_id"] for row in again])
+
+    def measure(again: list[Row]) -> dict[str, Row]:
+        assert {row["mode"] for row in again} == {"fw", "fwbw"}
+        return {row["case_id"]: with_times(row, times) for row in again}
+
+    settled = check_twice(new, old, COMMITTED, measure=measure)
     assert settled.counts == {"failed": 1, "regression": 1, "ok": 2}
     assert [case.measured_again for case in settled.cases if case.verdict == "ok"] == [True, True]
 
@@ -433,7 +434,7 @@ def test_missing_thresholds(tmp_path: Path) -> None:
 
 def test_committed_thresholds_say_why() -> None:
     assert COMMITTED.rules
-    assert all(rule.why for rule in COMMITTED.rules)
+    assert all(rule["why"] for rule in COMMITTED.rules)
     rows = load_rows(H200)
     fused_chunk = next(row for row in rows if row["impl"] == "fused_chunk" and row["mode"] == "fw")
     assert COMMITTED.limits(fused_chunk) == COMMITTED.defaults

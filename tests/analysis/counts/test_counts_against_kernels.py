@@ -16,7 +16,6 @@ import pytest
 import torch
 
 from lrbench.analysis.counts import Count, count, count_case
-from lrbench.analysis.counts.executed import parse_tiles
 from lrbench.analysis.counts.executed_mlp import GATED_MLP
 from lrbench.kernels import get_operation, resolve
 from lrbench.kernels.scalar_decay.autograd import backward_problem
@@ -272,18 +271,6 @@ def test_whole_tiles_and_one_column_block_leave_nothing_to_recompute_forward() -
     assert wider.executed_parts["h: recomputed_scores"] == 3 * wider.executed_parts["h: scores"]
     deeper = count("mlstm_sig", formulation="walk", **sizes | {"head_dim_qk": 384})
     assert deeper.executed_parts["h: recomputed_intra"] == 2 * deeper.executed_parts["h: intra"]
-
-
-def test_tiles_of_other_architectures() -> None:
-    sizes = {"seq_len": 512, "head_dim_qk": 128, "head_dim_v": 64, "chunk_size": 512, "formulation": "walk"}
-    older = parse_tiles(["block_t=32", "block_x=64"])
-    assert older == {"block_t": 32, "block_x": 64}
-    assert count("mlstm_sig", tiles=older, **sizes).executed_parts["h: recomputed_intra"] > 0
-    for setting, message in (("block_t=48", "power of two >= 16, got '48'"), ("block_q=32", "tile must be one of")):
-        with pytest.raises(ValueError, match=message):
-            parse_tiles([setting])
-    with pytest.raises(ValueError, match="tiles must be left out for the formulation chunkwise"):
-        count("mlstm_sig", tiles=older, **sizes | {"formulation": "chunkwise"})
 
 
 @pytest.mark.compile

@@ -82,7 +82,10 @@ def test_decoding_steps_are_no_points_over_lengths_or_chunks() -> None:
     assert words(drawing("runtime", both)) == words(drawing("runtime", sweep()))
     # Elsewhere attention is shown at the longest context that ran.
     assert "context 131,072" in words(drawing("runtime", decoding(), Selection(batch=16)))
-    for frame, selection in ((sweep(), Selection()), (decoding(), Selection(ops=("mlstm_sig",)))):
+    wkv = decoding().assign(kernel="wkv", op="wkv4", provider="lrbench", context=None)
+    beside = pd.concat([decoding(), wkv], ignore_index=True)
+    without = ((sweep(), Selection()), (decoding(), Selection(ops=("mlstm_sig",))), (beside, Selection(kernel="wkv")))
+    for frame, selection in without:
         with pytest.raises(
             ValueError, match="results must hold decoding steps of attention, which have a context, got none"
         ):
@@ -201,8 +204,8 @@ def test_rate_work_and_time_belong_together() -> None:
 def test_suspect_points_are_ringed_and_explained() -> None:
     impossible = made.frame([made.row(made.case("mlstm_sig", "fused_chunk", chunk_size=256), time_ms=0.2)])
     figure = plot("runtime", impossible)
-    assert "Ringed, suspect: fused_chunk fw: " in text(figure)
-    assert "Ringed, suspect: fused_chunk fw L = 256: " in text(roofline(impossible, "h200"))
+    for each in (figure, roofline(impossible, "h200")):
+        assert "Ringed, suspect: fused_chunk fw L = 256: " in text(each)
     rings = [line for line in figure.axes[0].lines if line.get_linestyle() == "None"]
     assert [(ring.get_xdata()[0], ring.get_ydata()[0]) for ring in rings] == [(8192, 0.2)]
     assert "Ringed" not in text(plot("runtime", sweep()))

@@ -18,7 +18,7 @@ from lrbench.analysis.model.fit import ROW_COLUMNS, Fit, fit_rows, left_out_rati
 from lrbench.analysis.model.prediction import predict_case, stored_rows
 from lrbench.analysis.model.runtime_model import floor_ms
 from lrbench.analysis.model.schedule import Launch, launches_of
-from lrbench.analysis.model.terms import FORMULATION, LAUNCHES, terms_of_launches
+from lrbench.analysis.model.terms import FORMULATION, LAUNCHES, Case, terms_of_launches
 from lrbench.results.schema import SIZE_COLUMNS
 from lrbench.results.select import load_rows
 
@@ -27,7 +27,7 @@ from .. import rows as made
 H200, H100, B200 = (get_accelerator(key) for key in ("h200", "h100", "b200"))
 STORED = (Path(__file__).parents[3] / "results/h200_sxm",)
 SIZES = {"batch": 8, "seq_len": 8192, "num_heads": 16, "head_dim_qk": 128, "head_dim_v": 256, "chunk_size": 512}
-CASE = ("mlstm_sig", "fused_chunk", "fw", "bf16", "fp32", SIZES)
+CASE = Case("mlstm_sig", "fused_chunk", "fw", "bf16", "fp32", SIZES)
 CONSTANTS = LAUNCHES.constants
 fit_launches = functools.partial(fit_rows, models=(LAUNCHES,))
 FITTED = [(op, mode) for op in ("mlstm_sig", "mlstm_exp") for mode in ("fw", "fwbw")]
@@ -60,7 +60,7 @@ def made_rows(op: str, constants: Iterable[float], *, times: float = 1.0, **chan
                 case = made.case(
                     op, "fused_chunk", seq_len=seq_len, batch=max(1, 16384 // seq_len), chunk_size=chunk, **dims
                 )
-                found = LAUNCHES.terms((op, "fused_chunk", "fw", "bf16", "fp32", case.sizes), H200)
+                found = LAUNCHES.terms(Case(op, "fused_chunk", "fw", "bf16", "fp32", case.sizes), H200)
                 time_ms = times * sum(x * y for x, y in zip(constants, found, strict=True))
                 row = made.row(case, time_ms=time_ms, suspect=None, measured_at="2026-12-01T00:00:00+00:00")
                 rows.append({**row, **changes})
@@ -123,7 +123,7 @@ def test_one_chunk_needs_no_states_and_few_programs_merge_theirs() -> None:
     ],
 )
 def test_unknown_launches_are_none(impl: str, mode: str, dtype: str, chunk: int) -> None:
-    case = ("mlstm_sig", impl, mode, dtype, "fp32", {**SIZES, "chunk_size": chunk})
+    case = Case("mlstm_sig", impl, mode, dtype, "fp32", {**SIZES, "chunk_size": chunk})
     assert launches_of(*case) is None
 
 
@@ -210,7 +210,7 @@ def test_regret_over_the_stored_sweep(op: str, mode: str) -> None:
 
 
 def test_predictions_elsewhere_are_intervals(fits: dict[tuple[str, str], Fit]) -> None:
-    case = ("mlstm_sig", "fused_chunk", "fwbw", "bf16", "fp32", SIZES)
+    case = Case("mlstm_sig", "fused_chunk", "fwbw", "bf16", "fp32", SIZES)
     fit = fits["mlstm_sig", "fwbw"]
     here, there = (predict_case(case, each, fit) for each in (H200, B200))
     for each in (here, there):
