@@ -234,7 +234,8 @@ def test_memory_that_was_measured_of_other_sizes_is_what_is_modelled(run: Run) -
 def test_times_of_a_busy_machine_are_told_and_not_fitted(run: Run, tmp_path: Path) -> None:
     problem = ("--gpu", "h200", "--seq-len", "8k", "--results", tmp_path)
     rows = load_rows(store.HERE / "h200_sxm" / "tfla.parquet")
-    busy = [row | {"noise": "busy CPU: load 9", "time_ms": 50 * row["time_ms"]} for row in rows if row["time_ms"]]
+    changes = {"noise": "busy CPU: load 9", "time_ci_low_ms": None, "time_ci_high_ms": None}
+    busy = [row | changes | {"time_ms": 50 * row["time_ms"]} for row in rows if row["time_ms"]]
     store.write_parquet(busy, tmp_path / "busy.parquet")
     for command in ("best", "predict", "chunk-size"):
         assert " on h200_sxm while it was busy" in run(command, *problem).splitlines()[0]

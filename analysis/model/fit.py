@@ -57,7 +57,7 @@ explains, with 95 % chance; estimated from what was published of an H100, see
 KIND_COUNTS = 2
 """The scatter of the other implementations of a kind weighs as much as that of so many own rows."""
 
-FAR_APART, WORSE = 10.0, 1.5
+FAR_APART, WORSE = 10.0, 1.2
 """The time of a launch is fitted only where the longest time is FAR_APART times the shortest, and the usual time of a
 launch makes the error WORSE times as large as a fitted one: other rows do not tell a launch from its work."""
 
