@@ -241,30 +241,23 @@ def test_single_rows_of_one_group_are_left_out() -> None:
 
 @pytest.mark.compile
 @pytest.mark.parametrize("op", ["mlstm_sig", "mlstm_exp"])
-def test_multiprocessors_hold_as_many_programs_as_compiled_kernels_leave_room_for(
-    op: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_multiprocessors_hold_as_many_programs_as_compiled_kernels_leave_room_for(op: str) -> None:
     import torch
 
     from lrbench.analysis.model.schedule import RESIDENT
-    from lrbench.kernels import get_operation
-    from lrbench.kernels.scalar_decay import engine, launch
-    from lrbench.tests.kernels.offline import compile_launch, record_launches
+    from lrbench.tests.kernels.compiling import record
+    from lrbench.tests.kernels.laws import Case
+    from lrbench.tests.kernels.offline import compile_launch
 
-    monkeypatch.setattr(engine, "check_kernel_support", lambda *_, **__: None)
-    monkeypatch.setattr(launch, "capability", lambda device: (9, 0))
-    operation = get_operation(op)
     sizes = {"batch": 1, "seq_len": 128, "num_heads": 1, "head_dim_qk": 128, "head_dim_v": 256}
-    tensors = operation.make_inputs(sizes, dtype=torch.bfloat16)
-    with torch.no_grad(), record_launches(launch) as recorded:
-        operation.function("fused_chunk")(*tensors.values(), chunk_size=64)
+    case = Case(op=op, impl="fused_chunk", dtype=torch.bfloat16, sizes=sizes, kwargs={"chunk_size": 64})
     kinds = {
         "fused_chunk_kernel": "walk",
         "chunk_h_kernel": "states",
         "normaliser_kernel": "normaliser",
         "chunk_h_merge_kernel": "merge",
     }
-    for item in recorded:
+    for item in record(case, training=False, carry=False):
         kind = kinds.get(item.kernel.__name__)
         if kind is not None:
             used = compile_launch(item, 90)
