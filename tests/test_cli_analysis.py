@@ -647,6 +647,7 @@ def test_figures_are_written(tmp_path: Path, run: Run) -> None:
         ("plot runtime nowhere", "got nowhere (does not exist)"),
         ("roofline nowhere --gpu ,", "gpu must have at least one name, got ','"),
         ("roofline nowhere --gpu h900", "accelerator must be one of "),
+        ("kv-savings --d-model 64", "missing: --d-ff, --layers, --kv-heads, --head-dim"),
     ],
 )
 def test_bad_input_is_one_clear_line_and_exit_2(command: str, message: str, lrbench: Lrbench) -> None:

@@ -10,13 +10,12 @@ from xml.etree import ElementTree
 import pandas as pd
 import pytest
 from PIL import Image
-from typer.testing import CliRunner
 
 from lrbench.analysis.figures.plots import RESULT_KINDS, drawing
 from lrbench.analysis.figures.selection import Selection, failure_note
 from lrbench.analysis.figures.style import FORMATS, save_figure, series_label
 from lrbench.analysis.figures.theory import Theory
-from lrbench.cli import app
+from lrbench.tests.command_line import Lrbench, Run, one_line
 
 from .. import rows as made
 from .drawing import decoding, lines, plot, roofline, sweep, text, words
@@ -255,16 +254,15 @@ def test_what_was_not_measured_is_refused_with_what_was(selection: dict[str, Any
             plot(kind, sweep(), Selection(**selection))
 
 
-def test_one_family_is_drawn_unless_operations_are_named(tmp_path: Path) -> None:
+def test_one_family_is_drawn_unless_operations_are_named(run: Run, lrbench: Lrbench, tmp_path: Path) -> None:
     """The one with most rows, which a line says, or the one named with --kernel."""
     cases = [made.case("mlstm_sig", "fused_chunk", seq_len=n) for n in (1024, 8192)]
     other = dataclasses.replace(made.case("lightning", "fused_chunk"), kernel="lightning")
     made.write([made.row(each) for each in (*cases, other)], tmp_path / "rows.parquet")
 
     def drawn(*options: str) -> tuple[str, str]:
-        given = ["plot", "runtime", str(tmp_path), "-o", str(tmp_path / "f.svg"), *options]
-        done = CliRunner().invoke(app, given, catch_exceptions=False)
-        return (tmp_path / "f.svg").read_text(encoding="utf-8"), done.stderr
+        run("plot", "runtime", tmp_path, "-o", tmp_path / "f.svg", *options)
+        return (tmp_path / "f.svg").read_text(encoding="utf-8"), run.err
 
     text, said = drawn()
     assert "mLSTMsig" in text and "Lightning" not in text
@@ -275,5 +273,5 @@ def test_one_family_is_drawn_unless_operations_are_named(tmp_path: Path) -> None
     assert "mLSTMsig" in text and "Lightning" not in text and not said
     text, said = drawn("--op", "mlstm_sig,lightning")
     assert "mLSTMsig" in text and "Lightning" in text and not said
-    with pytest.raises(ValueError, match="kernel must be one of tfla, lightning in these results, got 'wkv'"):
-        drawn("--kernel", "wkv")
+    err = lrbench("plot", "runtime", tmp_path, "--kernel", "wkv")[2]
+    assert "kernel must be one of tfla, lightning in these results, got 'wkv'" in one_line(err)
