@@ -23,6 +23,7 @@ from lrbench.bench.run import Outcome
 from lrbench.bench.session import conclusion, exit_code
 from lrbench.results import store
 from lrbench.results.schema import RECORD_COLUMNS
+from lrbench.tests import ROOT
 from lrbench.tests.command_line import CALL, ENVIRON, Lrbench, Run, reader_leaves
 from lrbench.tests.results.test_store import RECORD
 
@@ -382,7 +383,7 @@ LISTINGS = ("kernels tfla", "kernels lightning", "gpus --all", "sweep --kernel t
 )
 def test_answers_fit_a_terminal(command: str, width: int, monkeypatch: pytest.MonkeyPatch, lrbench: Lrbench) -> None:
     """As tables, no row broken into names and values, about a screen long; sentences wrap as the terminal does."""
-    monkeypatch.chdir(Path(__file__).resolve().parents[1])
+    monkeypatch.chdir(ROOT)
     monkeypatch.setenv("COLUMNS", str(width))
     monkeypatch.setenv("FORCE_COLOR", "1")
     out = re.sub(r"\x1b\[[0-9;]*m", "", lrbench(*command.split())[1])

@@ -16,6 +16,7 @@ from lrbench.analysis.model.runtime_model import LAUNCH_MS
 from lrbench.results import store
 from lrbench.results.schema import Case
 from lrbench.results.select import load_rows
+from lrbench.tests import ROOT
 from lrbench.tests.command_line import Lrbench, Run, one_line
 
 from .analysis import rows as made
@@ -89,7 +90,7 @@ def test_count_says_what_the_kernels_run(run: Run) -> None:
 
 
 def test_the_page_names_every_operation_and_formulation() -> None:
-    page = (Path(__file__).resolve().parents[1] / "docs" / "counts.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "counts.md").read_text(encoding="utf-8")
     missing = {name for op, known in FORMULATIONS.items() for name in (op, *known) if f"`{name}`" not in page}
     assert not missing
 

@@ -21,6 +21,7 @@ from lrbench.bench.derived import Run, build_record
 from lrbench.bench.plan import PlannedCase
 from lrbench.results import store
 from lrbench.results.schema import Record
+from lrbench.tests import ROOT
 from lrbench.tests.command_line import CALL, Lrbench, one_line, reader_leaves, script
 
 from .analysis.measured import failed, measured, run_of
@@ -315,7 +316,7 @@ def test_baseline_update_and_history(lrbench: Lrbench, runs: dict[str, Path], tm
 )
 def test_composite_action(tmp_path: Path, inputs: dict[str, str], options: tuple[str, ...]) -> None:
     """The action's script asks for what its inputs say, with paths that hold blanks, and ends as the command does."""
-    text = (Path(__file__).resolve().parents[1] / ".github/actions/check/action.yml").read_text(encoding="utf-8")
+    text = (ROOT / ".github/actions/check/action.yml").read_text(encoding="utf-8")
     step = textwrap.dedent(text.partition("run: |\n")[2])
     named = set(re.findall(r"^ +([A-Z_]+): \$\{\{ inputs\.[a-z-]+ \}\}$", text, re.MULTILINE))
     assert named == set(re.findall(r"\$([A-Z_]+)", step))

@@ -15,6 +15,7 @@ from lrbench.analysis.check.history import history_rows
 from lrbench.analysis.check.regression import check, summary, worth_measuring_again
 from lrbench.analysis.check.thresholds import load_thresholds
 from lrbench.results.select import load_rows, with_slowness
+from lrbench.tests import ROOT
 from lrbench.tests.command_line import Lrbench
 
 from ..measured import failed, measured, samples
@@ -22,7 +23,7 @@ from ..rows import write
 
 Row = dict[str, Any]
 
-COMMITTED = load_thresholds(Path(__file__).resolve().parents[3] / "results" / "thresholds.toml")
+COMMITTED = load_thresholds(ROOT / "results" / "thresholds.toml")
 BUSY = "busy CPU: waited 1.31 s per s for a core, load 3.1 on 2 cores"
 NOISY = "unclear: noisy"
 

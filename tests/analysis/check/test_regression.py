@@ -16,12 +16,12 @@ from lrbench.analysis.check.findings import as_dict, junit_xml, markdown, notewo
 from lrbench.analysis.check.regression import BROKEN, CheckResult, check, replace_rows, summary, worth_measuring_again
 from lrbench.analysis.check.thresholds import Limits, Thresholds, load_thresholds
 from lrbench.results.select import load_rows, select
+from lrbench.tests import ROOT
 
 from ..measured import BASE_MS, failed, measured, run_of, samples
 
 Row = dict[str, Any]
 
-ROOT = Path(__file__).resolve().parents[3]
 H200 = ROOT / "results" / "h200_sxm"
 COMMITTED = load_thresholds(ROOT / "results" / "thresholds.toml")
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,11 +20,12 @@ from lrbench.analysis.model.schedule import Launch, launches_of
 from lrbench.analysis.model.terms import FORMULATION, LAUNCHES, terms_of_launches
 from lrbench.results.schema import SIZE_COLUMNS
 from lrbench.results.select import load_rows
+from lrbench.results.store import committed_results
 
 from .. import rows as made
 
 H200, H100, B200 = (get_accelerator(key) for key in ("h200", "h100", "b200"))
-STORED = (Path(__file__).parents[3] / "results/h200_sxm",)
+STORED = committed_results("h200_sxm")
 SIZES = {"batch": 8, "seq_len": 8192, "num_heads": 16, "head_dim_qk": 128, "head_dim_v": 256, "chunk_size": 512}
 CASE = ("mlstm_sig", "fused_chunk", "fw", "bf16", "fp32", SIZES)
 CONSTANTS = LAUNCHES.constants

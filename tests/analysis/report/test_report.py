@@ -19,11 +19,11 @@ from lrbench.analysis.report.contents import Report
 from lrbench.analysis.report.speedups import TIMES, speedups
 from lrbench.results.schema import CASE_COLUMNS, Case
 from lrbench.results.select import latest_rows, load_results, load_rows, ok_rows
+from lrbench.tests import ROOT
 from lrbench.tests.command_line import Lrbench, one_line
 
 from .. import rows as made
 
-ROOT = Path(__file__).resolve().parents[3]
 COMMITTED = ROOT / "results" / "h200_sxm"
 SECTIONS = (
     "title", "opening", "peers", "results", "figures", "optimal_chunks", "speedups", "failures", "elsewhere",

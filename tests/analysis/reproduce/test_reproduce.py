@@ -18,11 +18,11 @@ from lrbench.analysis.reproduce.entries import Asked
 from lrbench.bench import mlp_errors, plan, reproduce, session
 from lrbench.bench.run import Outcome
 from lrbench.results.store import committed_results
+from lrbench.tests import ROOT
 
 from ...command_line import Lrbench, one_line
 from ..rows import case, row, stored, write
 
-ROOT = Path(__file__).resolve().parents[3]
 DIMS = "num_heads = 16, head_dim_qk = 128, head_dim_v = 256"
 HEAD = f"""
 title = "A document"
