@@ -15,7 +15,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -109,15 +108,6 @@ def test_parquet(tmp_path: Path, content: bytes) -> None:
     path.write_bytes(content)
     read(store.read_results, path)
     read(store.is_complete, path)
-
-
-def test_a_column_that_is_there_twice_is_named(tmp_path: Path) -> None:
-    path = tmp_path / "run.parquet"
-    path.write_bytes(good_file())
-    table = pq.read_table(path)
-    pq.write_table(table.append_column("op", table["op"]), path)
-    with pytest.raises(ValueError, match=r"each column once, got op several times in .*run\.parquet"):
-        store.read_results(path)
 
 
 @fuzz
