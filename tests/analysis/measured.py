@@ -39,6 +39,19 @@ def failed(status: str, reason: str, **columns: Any) -> dict[str, Any]:
     return {**measured(**columns, status=status, reason=reason), "time_samples_ms": None, "rel_error": None}
 
 
+def three_commits() -> list[dict[str, Any]]:
+    """Return the rows of one case at three commits: 2 ms, a crash, 3 ms with another Triton."""
+    rows = []
+    for day, (commit, time_ms) in enumerate({"c": 2.0, "b": None, "a": 3.0}.items(), start=1):
+        at = {"git_commit": commit * 40, "run_id": f"run-{commit}", "measured_at": f"2026-01-0{day}T00:00:00+00:00"}
+        if time_ms is None:
+            rows.append(failed("crash", "died", **at))
+        else:
+            triton = {"triton_version": "3.7.1" if commit == "a" else "3.6.0"}
+            rows.append(measured(times=samples(time_ms, noise=0.002), **triton, **at))
+    return rows
+
+
 def run_of(
     count: int, *, slower: float = 1.0, noise: float = 0.01, seed: int = 0, **columns: Any
 ) -> list[dict[str, Any]]:

@@ -27,7 +27,7 @@ from lrbench.kernels.mlstm_exp import mlstm_exp
 from lrbench.kernels.rglru.reference import recurrent
 from lrbench.kernels.wkv.reference import recurrent as wkv
 from lrbench.results.schema import Case
-from lrbench.tests.bench.test_derived import H200
+from lrbench.tests.bench.environments import H200
 from lrbench.tests.kernels.baselines.test_numerics import relative_errors
 
 SIZES = {"batch": 2, "seq_len": 37, "channels": 24}
