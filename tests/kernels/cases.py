@@ -84,7 +84,7 @@ def case(
     slow: bool = False,
     **keywords: Any,
 ) -> Any:
-    """Return a test's parameters: a :class:`Case`, and keywords of the law.
+    """Return a test's parameter: a :class:`Case`, with its name and marks.
 
     Args:
         place: portable (the main process), interpret or gpu.
@@ -105,8 +105,7 @@ def case(
     told = [_short(value) for name, value in keywords.items() if name != "ranges"]
     parts = (place, op, impl, str(dtype).removeprefix("torch."), label, *told)
     return pytest.param(
-        Case(op=op, impl=impl, dtype=dtype, device=DEVICES[place], **{"sizes": default, **given}),
-        law,
+        Case(op=op, impl=impl, dtype=dtype, device=DEVICES[place], law=law, **{"sizes": default, **given}),
         id="-".join(filter(None, parts)),
         marks=[*marks, pytest.mark.slow] if slow else marks,
     )
@@ -123,12 +122,7 @@ portable, interpreted, on_gpu = (partial(case, place) for place in SIZES)
 
 def on_each(*cases: Any) -> Any:
     """Parametrise a test by cases."""
-    return pytest.mark.parametrize("case", [each._replace(values=each.values[:1]) for each in cases])
-
-
-def on_each_with_law(*cases: Any) -> Any:
-    """Parametrise a test by cases and what the law takes besides."""
-    return pytest.mark.parametrize(("case", "law"), cases)
+    return pytest.mark.parametrize("case", cases)
 
 
 PORTABLE = [

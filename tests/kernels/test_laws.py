@@ -36,7 +36,6 @@ from lrbench.tests.kernels.cases import (
     launches,
     mlp_sizes,
     on_each,
-    on_each_with_law,
     on_gpu,
     portable,
     serial_config,
@@ -114,7 +113,7 @@ PORTABLE_SHAPES = {
 }  # fmt: skip
 
 
-@on_each_with_law(
+@on_each(
     *(portable(op, impl, dtype, chunk_size=16) for op, impl in PORTABLE for dtype in DTYPES),
     *(
         portable(op, "torch", dtype, chunk_size=chunk_size)
@@ -333,11 +332,11 @@ PORTABLE_SHAPES = {
         )
     ),
 )
-def test_matches_reference(case: Case, law: Law) -> None:
-    laws.check_matches_reference(case, **law)
+def test_matches_reference(case: Case) -> None:
+    laws.check_matches_reference(case, **case.law)
 
 
-@on_each_with_law(
+@on_each(
     *(
         portable(op, "torch", dtype, splits=splits, chunk_size=16)
         for op in HEADS
@@ -355,11 +354,11 @@ def test_matches_reference(case: Case, law: Law) -> None:
     *recurrences_on_gpu(lambda op: [{"splits": (100, 101)}]),
     *(serial_on_gpu(dtype, splits=(100, 701)) for dtype in (F32, F16, BF16)),
 )
-def test_split_equals_whole(case: Case, law: Law) -> None:
-    laws.check_matches_reference(case, **law)
+def test_split_equals_whole(case: Case) -> None:
+    laws.check_matches_reference(case, **case.law)
 
 
-@on_each_with_law(
+@on_each(
     *(portable(op, "torch", dtype, chunk_size=16) for op in HEADS for dtype in (F32, BF16)),
     *(portable(op, impl, F32) for op, impl in PORTABLE if op in CHANNELS),
     portable("gated_mlp", "torch", F64),
@@ -374,11 +373,11 @@ def test_split_equals_whole(case: Case, law: Law) -> None:
     *recurrences_on_gpu(lambda op: [{}]),
     *(on_gpu(*form, dtype, layout=layout) for *form, layout in MLP_FORMS for dtype in (F32, BF16)),
 )
-def test_batch_invariant(case: Case, law: Law) -> None:
-    laws.check_batch_invariant(case, **law)
+def test_batch_invariant(case: Case) -> None:
+    laws.check_batch_invariant(case, **case.law)
 
 
-@on_each_with_law(
+@on_each(
     *(
         portable(op, "torch", dtype, sizes=heads(2, 90, 8, 16, 16), chunk_size=chunk_size, **extreme)
         for op in HEADS
@@ -441,12 +440,12 @@ def test_batch_invariant(case: Case, law: Law) -> None:
         for extreme in ({}, *extremes("gated_mlp"))
     ),
 )
-def test_extremes(case: Case, law: Law) -> None:
+def test_extremes(case: Case) -> None:
     """Results stay finite and right over the inputs' whole range, and an MLP's for every activation."""
-    laws.check_matches_reference(case, **law)
+    laws.check_matches_reference(case, **case.law)
 
 
-@on_each_with_law(
+@on_each(
     *(
         portable(op, "torch", dtype, sizes=heads(2, 50, 2, 16, 24), starts=(1, 16, 29), chunk_size=chunk_size)
         for op in laws.DECAY_GATES
@@ -472,8 +471,8 @@ def test_extremes(case: Case, law: Law) -> None:
         for separator in (-1e4, *SEPARATORS)
     ),
 )
-def test_packed_documents(case: Case, law: Law) -> None:
-    laws.check_packed_documents(case, **law)
+def test_packed_documents(case: Case) -> None:
+    laws.check_packed_documents(case, **case.law)
 
 
 @on_each(
@@ -496,7 +495,7 @@ def test_state_scale_is_free(case: Case) -> None:
     laws.check_state_scale_is_free(case)
 
 
-@on_each_with_law(
+@on_each(
     *(interpreted(op, "step", F32, sizes=heads(1, 11, 2, 24, 40), prefix=8) for op in HEADS),
     *(interpreted(op, "step", F32, prefix=16) for op in ONE_PASS),
     *(
@@ -505,15 +504,15 @@ def test_state_scale_is_free(case: Case) -> None:
         for dtype in (F32, F16, BF16)
     ),
 )
-def test_steps_continue_a_sequence(case: Case, law: Law) -> None:
-    laws.check_steps(case, **law)
+def test_steps_continue_a_sequence(case: Case) -> None:
+    laws.check_steps(case, **case.law)
 
 
 TWICE = ("parallel", "associative_scan", "torch_associative_scan")
 """Implementations in torch's own functions can be differentiated twice."""
 
 
-@on_each_with_law(
+@on_each(
     *(
         portable(op, impl, F64, twice=impl in TWICE or op == "gated_mlp", chunk_size=16)
         for op, impl in PORTABLE
@@ -530,8 +529,8 @@ TWICE = ("parallel", "associative_scan", "torch_associative_scan")
     ),
     *(on_gpu(*form, BF16, layout=layout, sizes=mlp_sizes(5, 16, 24)) for *form, layout in MLP_FORMS),
 )
-def test_gradients_alone(case: Case, law: Law) -> None:
-    laws.check_gradients_alone(case, **law)
+def test_gradients_alone(case: Case) -> None:
+    laws.check_gradients_alone(case, **case.law)
 
 
 @on_each(*(portable(op, impl, F32, chunk_size=16) for op, impl in PORTABLE), *PORTABLE_MLPS)
@@ -588,15 +587,15 @@ def leaks(fn: laws.Function) -> laws.Function:
     return wrong
 
 
-@on_each_with_law(
+@on_each(
     *(portable(op, "torch", BF16, wrap=off_by_two_percent, name="h") for op in OPERATIONS),
     *(
         portable(op, "torch", BF16, wrap=leaks, name="n" if op in ("mlstm_exp", "wkv4") else "C")
         for op in (*HEADS, *CHANNELS)
     ),
 )
-def test_a_wrong_implementation_is_found(case: Case, law: Law) -> None:
-    with pytest.raises(AssertionError, match=rf"{case.op} against its definition: .*{law['name']}: error"):
+def test_a_wrong_implementation_is_found(case: Case) -> None:
+    with pytest.raises(AssertionError, match=rf"{case.op} against its definition: .*{case.law['name']}: error"):
         laws.check_matches_reference(case)
 
 
