@@ -126,12 +126,6 @@ def test_sizes(device_kind: str, axes: dict[str, object], impl: str, size: str, 
     assert {getattr(case, size) for case in planned} == expected
 
 
-def test_a_baseline_whose_sizes_ignore_an_axis_is_planned_once() -> None:
-    attention = [item.case for item in cases("cuda", preset="default") if item.case.impl == "torch.sdpa_flash"]
-    assert len(attention) == len(LENGTHS) * 2
-    assert {case.head_dim_v * case.num_heads for case in attention} == {4096}
-
-
 CHANNELS = Operation(
     name="mix", kernel="mixers", summary="", arguments=(), differentiable=(), inputs="", recurrent="",
     sizes=("batch", "seq_len", "channels"),
