@@ -28,6 +28,22 @@ def reader_leaves(*command: str) -> tuple[int, str]:
         return process.wait(timeout=240), errors
 
 
+def run_python(code: str, *arguments: object, **options: Any) -> str:
+    """Run code that must succeed in a process of its own; return what it prints."""
+    command = [sys.executable, "-c", code, *map(str, arguments)]
+    how = {"capture_output": True, "text": True, "env": ENVIRON, "timeout": 240, **options}
+    finished = subprocess.run(command, **how)
+    assert finished.returncode == 0, finished.stderr
+    return finished.stdout
+
+
+def start_python(code: str, *arguments: object, **environ: str) -> subprocess.Popen[str]:
+    """Start code in a process of its own, whose standard output the test reads."""
+    command = [sys.executable, "-c", code, *map(str, arguments)]
+    environ = {**os.environ, "PYTHONSAFEPATH": "1", **environ}
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environ)
+
+
 class Run:
     """Runs commands that must succeed."""
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import time
 
 import pytest
 
 from lrbench.kernels import FAMILIES, FOLDERS
+from lrbench.tests.command_line import run_python
 
 HEAVY = ("torch", "triton", "numpy", "pandas", "pyarrow", "matplotlib")
 DECLARATIONS = sorted({FOLDERS.get(op, op) for operations in FAMILIES.values() for op in operations})
@@ -25,14 +23,6 @@ LIGHT = (
     *(f"lrbench.kernels.{module}" for module in DECLARATIONS),
     *(f"lrbench.kernels.{family}.config" for family in WITH_CONFIG),
 )
-
-
-def run_python(code: str, *arguments: str) -> str:
-    environment = {**os.environ, "PYTHONSAFEPATH": "1"}
-    command = [sys.executable, "-c", code, *arguments]
-    finished = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
-    assert finished.returncode == 0, finished.stderr
-    return finished.stdout
 
 
 def test_declarations_and_the_command_line_import_nothing_heavy() -> None:

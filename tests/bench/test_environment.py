@@ -6,7 +6,6 @@ import itertools
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ from lrbench import __version__
 from lrbench.bench import environment
 from lrbench.kernels import FAMILIES, FOLDERS, get_operation
 from lrbench.kernels.spec import DTYPES
+from lrbench.tests.command_line import run_python
 
 
 def test_probe_runs_in_a_process_of_its_own() -> None:
@@ -22,12 +22,10 @@ def test_probe_runs_in_a_process_of_its_own() -> None:
         "import sys; from lrbench.bench.workers import probe_environment; e = probe_environment();"
         "print('torch' in sys.modules, e.device_kind, e.torch_version, e.lrbench_version)"
     )
-    finished = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
-    assert finished.returncode == 0, finished.stderr
     import torch
 
     kind = "cuda" if torch.cuda.is_available() else "cpu"
-    assert finished.stdout.split() == ["False", kind, torch.__version__, __version__]
+    assert run_python(code).split() == ["False", kind, torch.__version__, __version__]
 
 
 def git(folder: Path, *arguments: str) -> str:
@@ -174,11 +172,7 @@ def test_workers_do_not_see_the_package_folder() -> None:
     """``import kernels`` must not find ours: transformers asks for a package of that name."""
     package = Path(environment.__file__).resolve().parent.parent
     code = "import importlib.util, lrbench.results.schema; print(importlib.util.find_spec('kernels'))"
-    finished = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, cwd=package, env=environment.worker_environ()
-    )
-    assert finished.returncode == 0, finished.stderr
-    assert finished.stdout.strip() == "None"
+    assert run_python(code, cwd=package, env=environment.worker_environ()) == "None\n"
 
 
 def test_worker_environment_keeps_what_the_parent_can_import(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

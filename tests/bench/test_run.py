@@ -9,7 +9,6 @@ import dataclasses
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -34,6 +33,7 @@ from lrbench.results.schema import Record
 from lrbench.tests.bench import faults
 from lrbench.tests.bench.environments import PROCESSOR
 from lrbench.tests.bench.runs import Instant, Silent, run
+from lrbench.tests.command_line import start_python
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -220,15 +220,6 @@ print("interrupted", outcome.interrupted, outcome.remaining + len(outcome.record
 """
 
 
-def start_sweep(folder: Path, fault: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-c", SWEEP_SLOWLY, str(folder), fault],
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONSAFEPATH": "1"},
-    )
-
-
 def wait_for_cases(process: subprocess.Popen[str], count: int) -> None:
     assert process.stdout is not None
     for _ in range(count):
@@ -292,7 +283,7 @@ def test_a_worker_that_is_still_importing_torch_dies_with_its_parent(tmp_path: P
         "import sys, time; sys.path.insert(0, sys.argv[1]); from lrbench.bench.workers import WorkerProcess; "
         "worker = WorkerProcess(); time.sleep(60)"
     )
-    process = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], env={**os.environ, "PYTHONSAFEPATH": "1"})
+    process = start_python(code, tmp_path)
     (child,) = wait_for_children(process.pid)
     process.kill()
     process.wait()
@@ -300,7 +291,7 @@ def test_a_worker_that_is_still_importing_torch_dies_with_its_parent(tmp_path: P
 
 
 def test_an_interrupt_ends_a_hanging_worker(tmp_path: Path) -> None:
-    process = start_sweep(tmp_path, "hangs")
+    process = start_python(SWEEP_SLOWLY, tmp_path, "hangs")
     wait_for_cases(process, 1)
     children = wait_for_children(process.pid)
     process.send_signal(signal.SIGINT)
@@ -311,7 +302,7 @@ def test_an_interrupt_ends_a_hanging_worker(tmp_path: Path) -> None:
 
 
 def test_killing_the_sweep_loses_no_row_and_leaves_no_worker(tmp_path: Path) -> None:
-    process = start_sweep(tmp_path, "slow")
+    process = start_python(SWEEP_SLOWLY, tmp_path, "slow")
     wait_for_cases(process, 4)
     children = wait_for_children(process.pid)
     process.kill()

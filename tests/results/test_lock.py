@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
-import sys
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -15,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from lrbench.results import lock
+from lrbench.tests.command_line import start_python
 
 HOLD = """
 import sys, time
@@ -29,8 +28,7 @@ time.sleep(60)
 @contextmanager
 def another_process(setup: str, shown: str, *arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
     code = HOLD.format(setup=setup, shown=shown)
-    environ = {**os.environ, "PYTHONSAFEPATH": "1", "TMPDIR": tempfile.gettempdir()}
-    process = subprocess.Popen([sys.executable, "-c", code, *arguments], stdout=subprocess.PIPE, text=True, env=environ)
+    process = start_python(code, *arguments, TMPDIR=tempfile.gettempdir())
     assert process.stdout is not None
     try:
         yield process, process.stdout.readline().strip()

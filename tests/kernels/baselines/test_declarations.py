@@ -6,8 +6,6 @@ import dataclasses
 import importlib.metadata
 import itertools
 import re
-import subprocess
-import sys
 
 import pytest
 
@@ -25,6 +23,7 @@ from lrbench.kernels.baselines.operations import OPERATIONS
 from lrbench.kernels.baselines.spec import Baseline
 from lrbench.kernels.spec import DTYPES, MODES, resolve
 from lrbench.results.schema import SIZE_COLUMNS, Case
+from lrbench.tests.command_line import run_python
 
 FAMILY = {"batch": 8, "seq_len": 8192, "num_heads": 16, "head_dim_qk": 128, "head_dim_v": 256}
 NAMES = [baseline.name for baseline in BASELINES]
@@ -92,9 +91,7 @@ def test_adapters_import_no_package() -> None:
             f"print(*(set(sys.modules) & {HEAVY!r}))",
         ]
     )
-    finished = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert finished.returncode == 0, finished.stderr
-    assert finished.stdout.split() == []
+    assert run_python(code).split() == []
 
 
 def test_unknown_names_are_refused_with_the_known_ones() -> None:
