@@ -12,7 +12,7 @@ from lrbench.results.contents import as_markdown, file_rows, implementation_rows
 from lrbench.results.schema import Record
 from lrbench.results.select import load_rows, matching
 from lrbench.results.store import HERE, RunWriter, current_files, is_complete
-from lrbench.tests.command_line import Lrbench, one_line
+from lrbench.tests.command_line import Lrbench
 
 from ..analysis import rows as made
 
@@ -73,15 +73,6 @@ def test_command(results: Path, lrbench: Lrbench) -> None:
     assert re.search(r"tfla +mlstm_sig +1 +\d+ +\d+ +2026", table), table
     table = lrbench("results", results, "--all")[1]
     assert "a.parquet" in table and "1 oom" in table
-
-
-def test_bad_input(tmp_path: Path, lrbench: Lrbench) -> None:
-    for arguments, message in (
-        (("--format", "yaml"), "format must be one of table, json, csv, markdown, got 'yaml'"),
-        ((tmp_path / "none",), "does not exist"),
-        ((tmp_path,), "no parquet file in it"),
-    ):
-        assert message in one_line(lrbench("results", *arguments)[2])
 
 
 def test_the_committed_page_is_what_the_command_writes(lrbench: Lrbench) -> None:
