@@ -165,7 +165,9 @@ def test_nothing_is_measured_on_a_gpu_that_another_lrbench_uses(
         assert used in err
 
 
-def test_reports(lrbench: Lrbench, runs: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_check_reports_in_every_format(
+    lrbench: Lrbench, runs: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     summary, junit = tmp_path / "summary.md", tmp_path / "junit.xml"
     summary.write_text("before\n", encoding="utf-8")
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(summary))
@@ -214,7 +216,7 @@ def test_bad_input_is_one_line_and_exit_2(
         assert message in one_line(err)
 
 
-def test_compare(lrbench: Lrbench, runs: dict[str, Path]) -> None:
+def test_compare_prints_pairs_and_groups(lrbench: Lrbench, runs: dict[str, Path]) -> None:
     code, out, err = lrbench("compare", runs["old"], runs["slow"], "--by", "mode")
     assert code == 0
     assert out.count(" slower") >= 4

@@ -103,7 +103,7 @@ def good_file() -> bytes:
 
 @fuzz
 @given(st.deferred(lambda: damaged(good_file())))
-def test_parquet(tmp_path: Path, content: bytes) -> None:
+def test_a_damaged_parquet_file_is_read_or_named(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "run.parquet"
     path.write_bytes(content)
     read(store.read_results, path)
@@ -139,7 +139,7 @@ def _begins_otherwise(content: bytes) -> bool:
 
 @fuzz
 @given(edited(THRESHOLDS))
-def test_thresholds(tmp_path: Path, content: bytes) -> None:
+def test_edited_thresholds_are_read_or_named(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "thresholds.toml"
     path.write_bytes(content)
     read(load_thresholds, path)
@@ -154,6 +154,6 @@ def accelerators(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pa
 
 @fuzz
 @given(edited(ACCELERATORS))
-def test_accelerators(accelerators: Path, content: bytes) -> None:
+def test_edited_accelerators_are_read_or_named(accelerators: Path, content: bytes) -> None:
     accelerators.write_bytes(content)
     read(lambda _: user_accelerators(), accelerators)

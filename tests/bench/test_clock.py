@@ -80,7 +80,7 @@ def test_a_spent_budget_stops_but_never_below_ten_samples() -> None:
     assert len(measure(alternating(1000.0, 2000.0), budget_s=5.0).samples_ms) == clock.MIN_SAMPLES
 
 
-def test_columns() -> None:
+def test_columns_are_order_statistics_of_the_samples() -> None:
     columns = measure(iter([float(n) for n in range(1, 11)]), budget_s=0.0).columns()
     assert columns["time_ms"] == 5.5
     assert columns["time_p20_ms"] == pytest.approx(2.8)

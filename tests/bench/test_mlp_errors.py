@@ -58,7 +58,7 @@ def test_large_sizes_have_no_exact_reference(monkeypatch: pytest.MonkeyPatch) ->
     assert [row["against"] for row in rows(impls=(DEFINITION,))] == ["eager"]
 
 
-def test_the_sources_table() -> None:
+def test_errors_are_those_that_the_source_prints() -> None:
     """One rounding against torch's four, at N = 1024: the figures that the source prints, the largest within half."""
     (row,) = rows(sizes=(1024,), draws=1, impls=(DEFINITION,), against=("eager",))
     for name, tolerance in (("max_abs", 0.5), ("mean_abs", 0.02), ("relative", 0.02)):

@@ -124,7 +124,7 @@ def test_a_lost_device_ends_the_worker_after_its_answer(monkeypatch: pytest.Monk
         (worker.CaseFailure("incorrect", "output is wrong"), "incorrect", "output is wrong"),
     ],
 )
-def test_classification(error: Exception, status: str, reason: str) -> None:
+def test_an_exception_has_a_status_and_a_reason(error: Exception, status: str, reason: str) -> None:
     assert worker.classify(error) == (status, reason)
 
 

@@ -104,7 +104,7 @@ def test_kernels_run_where_their_inputs_are(
 
 
 @pytest.mark.compile
-def test_every_kernel_is_among_them(launches: Launches) -> None:
+def test_every_kernel_is_launched_by_an_implementation(launches: Launches) -> None:
     """The test above launches every kernel there is; one that is added needs an implementation that launches it."""
     for operation, implementation in IMPLEMENTATIONS:
         run(operation, implementation)

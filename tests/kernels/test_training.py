@@ -144,7 +144,7 @@ class _Calls(TorchDispatchMode):
 
 
 @on_each(*KERNELS)
-def test_registered(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_operators_pass_torchs_own_checks(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     """The operators of a compiled call pass torch's own checks: schema, shapes without running, autograd, tracing."""
     problem = case.draw()
     with monkeypatch.context() as patch, _Calls() as seen:

@@ -80,7 +80,7 @@ def test_first_output_is_first_value(case: Case) -> None:
 @pytest.mark.parametrize(
     ("some", "initial_state"), [(slice(3, 14), True), (slice(0, 3), False)], ids=["middle", "first"]
 )
-def test_left_out_tokens(case: Case, some: slice, initial_state: bool) -> None:
+def test_keys_of_minus_infinity_leave_tokens_out(case: Case, some: slice, initial_state: bool) -> None:
     """Keys of minus infinity leave tokens out: later tokens see what they would with a weight too small to count.
 
     Tokens of the middle, behind a state, and the first ones, behind nothing, as padding on the left is.
@@ -101,7 +101,7 @@ def test_left_out_tokens(case: Case, some: slice, initial_state: bool) -> None:
 
 @interpret
 @pytest.mark.parametrize("how", [{}, {"reload": False}, {"hold": True}], ids=str)
-def test_rows_of_two_runs(how: dict[str, Any]) -> None:
+def test_rows_that_take_two_exponents(how: dict[str, Any]) -> None:
     """Rows so long that they take two exponents."""
     config = replace(WkvConfig(forward=tile(32, 2, 16), backward=tile(8, 2, 16), look=2), **how)
     laws.check_matches_reference(
@@ -131,7 +131,9 @@ def test_rows_of_two_runs(how: dict[str, Any]) -> None:
         "walk for as long as a key weighs",
     ],
 )
-def test_heavy_past(name: str, config: WkvConfig, seq_len: int, rates: tuple[float, float]) -> None:
+def test_a_heavy_first_key_keeps_its_weight(
+    name: str, config: WkvConfig, seq_len: int, rates: tuple[float, float]
+) -> None:
     """A first key of 100, above all others, keeps its weight: exponents are not rounded again and again on the way.
 
     What lowers them time and again is a chain of groups of two tiles, a row's steps, or one program's rows. Outputs,
@@ -161,7 +163,7 @@ def test_heavy_past(name: str, config: WkvConfig, seq_len: int, rates: tuple[flo
     [("scan", WKV_ROWS_FORWARD), ("scan", WKV_SERIAL), ("naive", replace(WKV_NAIVE, forward=tile(8, 1, 32)))],
     ids=["scan", "serial", "walk"],
 )
-def test_a_past_beyond_all_others(name: str, config: WkvConfig) -> None:
+def test_a_key_of_2000_outweighs_all_others(name: str, config: WkvConfig) -> None:
     """A key of 2000 still outweighs all others when it has decayed by e^-1200, at rates that leave nothing of a float
     in a few steps: every output is its value."""
     k = torch.empty(1, 100, 16).uniform_(-100, 100, generator=torch.Generator().manual_seed(0))
@@ -271,7 +273,7 @@ def test_serial_calls_of_different_shapes_share_words(monkeypatch: pytest.Monkey
 @interpret
 @pytest.mark.parametrize("den", [1e-30, 1e-37, 1e-40, 0.0])
 @pytest.mark.parametrize(("name", "config"), [("scan", WKV_ROWS_FORWARD), ("scan", WKV_SERIAL), ("naive", WKV_NAIVE)])
-def test_a_state_that_is_hardly_there(name: str, config: WkvConfig, den: float) -> None:
+def test_a_state_of_tiny_weight_does_not_overflow(name: str, config: WkvConfig, den: float) -> None:
     """However small den is, nothing overflows; below float32's normal numbers there is no state."""
     k, v = torch.full((1, 24, 16), -5.0), torch.ones(1, 24, 16)
     v[:, 1:] = 3.0

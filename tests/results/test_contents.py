@@ -54,7 +54,7 @@ def test_implementations_and_what_is_missing(results: Path) -> None:
     assert (peer["kernel"], peer["impl"], peer["ok"]) == ("tfla", "torch.sdpa_cudnn", 1)
 
 
-def test_files(results: Path) -> None:
+def test_files_are_listed_with_what_they_hold(results: Path) -> None:
     (row,) = file_rows([results])
     assert (row["holds"], row["rows"], row["cases"], row["runs"]) == ("results", 5, 4, 1)
     assert file_rows([results / "a.parquet"]) == [row]
@@ -103,7 +103,7 @@ def test_the_newest_row_of_a_case_is_in_its_familys_file() -> None:
         assert row["measured_at"] <= newer[row["case_id"]]["measured_at"], row
 
 
-def test_runs(tmp_path: Path, lrbench: Lrbench) -> None:
+def test_runs_are_listed_newest_first_and_say_whether_they_are_complete(tmp_path: Path, lrbench: Lrbench) -> None:
     """One that ended, one with a case left, one that is on or was killed; newest first, and files that say nothing."""
     days = {"whole": ("01", 2), "cut": ("02", 3)}
     cases = [made.case("mlstm_sig", "fused_chunk", seq_len=length) for length in (1024, 2048)]

@@ -103,7 +103,7 @@ def test_latest_rows_keep_the_newest_of_a_case_per_device() -> None:
     assert sorted(latest_rows(frame)["time_ms"]) == [1.0, 3.0]
 
 
-def test_single() -> None:
+def test_one_device_must_be_chosen_where_there_are_several() -> None:
     frame = pd.DataFrame({"device_name": ["A", "B", None]})
     with pytest.raises(ValueError, match="device must be chosen where results hold several: A, B"):
         single(frame, "device_name", option="device")

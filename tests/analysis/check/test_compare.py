@@ -28,7 +28,7 @@ from ..measured import failed, measured, run_of, samples
         (0.0, float("inf"), "unclear"),
     ],
 )
-def test_verdicts(low: float, high: float, verdict: str) -> None:
+def test_a_verdict_follows_from_the_interval_and_the_margin(low: float, high: float, verdict: str) -> None:
     assert judge(Interval(low=low, high=high), 0.02) == verdict
 
 
@@ -140,7 +140,7 @@ SELECTABLE = [
 ]
 
 
-def test_terms_select() -> None:
+def test_terms_select_rows() -> None:
     assert matching(SELECTABLE, parse_terms("commit:abc123")) == SELECTABLE[:2]
     assert matching(SELECTABLE, parse_terms("op:mlstm_sig,seq_len:1k")) == SELECTABLE[1:2]
     assert matching(SELECTABLE, parse_terms("kernel:tfla")) == SELECTABLE

@@ -78,7 +78,7 @@ def test_the_three_sweeps_of_one_commit() -> None:
     assert [row["verdict"] for row in history_rows(sweeps)] == [None, NOISY, NOISY]
 
 
-def test_the_commands_say_it(lrbench: Lrbench, tmp_path: Path) -> None:
+def test_check_and_compare_say_which_rows_were_noisy(lrbench: Lrbench, tmp_path: Path) -> None:
     """The check cannot tell and exits with 2; compare has the same word; both say which rows were noisy."""
     sizes = [{"chunk_size": 16 * n} for n in (1, 2, 3)]
     old = write([timed(2.0, run_id="a", **each) for each in sizes], tmp_path / "old.parquet")

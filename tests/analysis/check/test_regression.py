@@ -62,7 +62,9 @@ TIGHT, COUNTED = Thresholds(defaults=Limits(time=0.01)), Thresholds(defaults=Lim
         ((0.0240, 0.002), (0.02, 0.002), "regression"),
     ],
 )
-def test_time(new: tuple[float, float], old: tuple[float, float], expected: str) -> None:
+def test_a_time_is_a_regression_only_beyond_its_threshold(
+    new: tuple[float, float], old: tuple[float, float], expected: str
+) -> None:
     assert verdict(timed(*new), timed(*old)) == expected
 
 
@@ -87,7 +89,9 @@ def test_time(new: tuple[float, float], old: tuple[float, float], expected: str)
         ({"suspect": "above the roof"}, {"suspect": "above the roof"}, "ok"),
     ],
 )
-def test_memory_and_error(new: dict[str, Any], old: dict[str, Any], expected: str) -> None:
+def test_memory_and_errors_are_regressions_only_beyond_their_thresholds(
+    new: dict[str, Any], old: dict[str, Any], expected: str
+) -> None:
     assert verdict(timed(2.0, **new), timed(2.0, **old)) == expected
 
 
@@ -105,7 +109,9 @@ def test_memory_and_error(new: dict[str, Any], old: dict[str, Any], expected: st
         (None, 0.2, "ok"),
     ],
 )
-def test_time_on_the_host(new: float | None, old: float | None, expected: str) -> None:
+def test_the_time_on_the_host_is_a_regression_only_beyond_its_threshold(
+    new: float | None, old: float | None, expected: str
+) -> None:
     found = judge(timed(2.0, host_ms=new), timed(2.0, host_ms=old))
     (case,) = found.cases
     assert case.verdict == expected
@@ -270,21 +276,23 @@ def slower(row: Row) -> Row:
     return with_times(row, 1.05 * np.array(row["time_samples_ms"]))
 
 
-A_A = ("3cf2934d", "7a4f7529")
+RUNS_OF_ONE_COMMIT = ("3cf2934d", "7a4f7529")
 """Two runs of the same code on the same H200, one after the other."""
-A_A_ROWS = Path(__file__).with_name("two_runs_of_one_commit.parquet")
+ROWS_OF_ONE_COMMIT = Path(__file__).with_name("two_runs_of_one_commit.parquet")
 
 
-def a_a_runs() -> tuple[list[Row], list[Row]]:
+def runs_of_one_commit() -> tuple[list[Row], list[Row]]:
     """Return the cases that the two have in common, in the same order."""
-    first, second = ({row["case_id"]: row for row in select(f"run:{run}", [A_A_ROWS])} for run in A_A)
+    first, second = (
+        {row["case_id"]: row for row in select(f"run:{run}", [ROWS_OF_ONE_COMMIT])} for run in RUNS_OF_ONE_COMMIT
+    )
     common = [case for case in first if case in second]
     return [first[case] for case in common], [second[case] for case in common]
 
 
-def test_a_a_on_the_h200() -> None:
+def test_two_runs_of_one_commit_on_the_h200_are_the_same() -> None:
     """Neither run is slower than the other in any case, for the check; `compare` finds no case faster or slower."""
-    first, second = a_a_runs()
+    first, second = runs_of_one_commit()
     assert len(first) > 100
     assert len({(row["git_commit"], row["device_name"], row["driver_version"]) for row in first + second}) == 1
     assert {row["git_dirty"] for row in first + second} == {False}
@@ -294,14 +302,14 @@ def test_a_a_on_the_h200() -> None:
         assert {pair.verdict for pair in compare(old, new).pairs} == {"same"}
 
 
-def test_a_a_on_the_h200_resampled() -> None:
+def test_two_runs_of_one_commit_pass_with_samples_drawn_anew() -> None:
     """Both runs' samples drawn anew: at least 99 of 100 pairs pass, either way round."""
     generator = np.random.default_rng(23)
 
     def resampled(row: Row) -> Row:
         return with_times(row, generator.choice(row["time_samples_ms"], len(row["time_samples_ms"])))
 
-    runs = a_a_runs()
+    runs = runs_of_one_commit()
     passed = [0, 0]
     for _ in range(TRIALS):
         first, second = ([resampled(row) for row in rows] for rows in runs)
@@ -312,7 +320,7 @@ def test_a_a_on_the_h200_resampled() -> None:
 
 def test_a_slowdown_of_5_percent_on_the_h200_is_caught() -> None:
     """The check fails for a case of the second run that is made 5 % slower, in 99 of 100 of them."""
-    first, second = a_a_runs()
+    first, second = runs_of_one_commit()
     caught = [not judge(slower(new), old).passed for old, new in zip(first, second, strict=True)]
     assert sum(caught) >= 0.99 * len(caught)
 
@@ -329,7 +337,7 @@ def mixed() -> CheckResult:
     return check(new, old, COMMITTED)
 
 
-def test_worst_first(mixed: CheckResult) -> None:
+def test_cases_are_listed_worst_first(mixed: CheckResult) -> None:
     assert [case.verdict for case in mixed.cases] == ["failed", "missing", "regression", "unclear", "ok", "ok"]
     assert [row["verdict"] for row in table_rows(noteworthy(mixed))] == ["failed", "missing", "regression", "unclear"]
     assert (
@@ -338,7 +346,7 @@ def test_worst_first(mixed: CheckResult) -> None:
     )
 
 
-def test_json(mixed: CheckResult) -> None:
+def test_json_has_the_interval_and_the_limit_of_a_regression(mixed: CheckResult) -> None:
     data = json.loads(json.dumps(as_dict(mixed), allow_nan=False))
     assert not data["passed"]
     time = next(c for c in data["cases"] if c["verdict"] == "regression")["metrics"][0]
@@ -346,7 +354,7 @@ def test_json(mixed: CheckResult) -> None:
     assert time["low"] > time["limit"] == 1.025
 
 
-def test_junit(mixed: CheckResult) -> None:
+def test_junit_counts_what_failed_and_what_is_unclear(mixed: CheckResult) -> None:
     root = ElementTree.fromstring(junit_xml(mixed))
     suite = root.find("testsuite")
     assert suite is not None
@@ -361,7 +369,7 @@ def test_junit(mixed: CheckResult) -> None:
     assert suite.find("properties/property").attrib == {"name": "triton_version", "value": "3.6.0 | 3.6.0, 3.7.1"}  # type: ignore[union-attr]
 
 
-def test_markdown(mixed: CheckResult) -> None:
+def test_markdown_escapes_bars(mixed: CheckResult) -> None:
     text = markdown(mixed)
     rows = [line for line in text.splitlines() if line.startswith("| ")]
     assert len(rows) == 5
