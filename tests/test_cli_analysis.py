@@ -115,9 +115,7 @@ def test_chunk_size(run: Run) -> None:
 
 
 def test_chunk_size_with_results(tmp_path: Path, run: Run) -> None:
-    rows = [
-        made.row(made.case("mlstm_sig", "fused_chunk", chunk_size=c), time_ms=t) for c, t in ((128, 1.0), (512, 1.5))
-    ]
+    rows = [made.row("mlstm_sig", "fused_chunk", chunk_size=c, time_ms=t) for c, t in ((128, 1.0), (512, 1.5))]
     made.write(rows, tmp_path / "r.parquet")
     command = ("chunk-size", "tfla", "--gpu", "h200", "--results", tmp_path)
     # Of two implementations that run there, the one that was measured.
@@ -152,9 +150,10 @@ def test_chunk_lengths_are_those_that_an_implementation_takes(problem: str, chun
 
 
 def test_a_length_that_was_not_measured_may_be_faster(tmp_path: Path, run: Run) -> None:
-    cases = [made.case("mlstm_sig", "xl_chunk", chunk_size=c, seq_len=t) for c in (16, 32) for t in (1024, 2048, 4096)]
-    cases += [made.case("mlstm_sig", "xl_chunk", chunk_size=16, seq_len=t) for t in (8192, 16384)]
-    made.write([made.row(case) for case in cases], tmp_path / "r.parquet")
+    measured = [(16, t) for t in (1024, 2048, 4096, 8192, 16384)] + [(32, t) for t in (1024, 2048, 4096)]
+    made.write(
+        (made.row("mlstm_sig", "xl_chunk", chunk_size=c, seq_len=t) for c, t in measured), tmp_path / "r.parquet"
+    )
     printed = run("chunk-size", "tfla", "--impl", "xl_chunk", "--gpu", "h200", "--results", tmp_path)
     assert re.match(
         r"use 16 with xl_chunk: \d+\.\d+ ms measured on h200_sxm; \d+ was not measured, the model says \d", printed
@@ -388,7 +387,7 @@ def test_what_was_wrong_there_is_not_recommended(tmp_path: Path, run: Run) -> No
     # An MLP's tokens are stored as one sequence.
     sizes = {"batch": 1, "seq_len": 65536, "d_model": 4096, "d_ff": 14336}
     case = Case(kernel="gated-mlp", op="gated_mlp", impl="fused", provider="lrbench", mode="fw", dtype="bf16", **sizes)
-    made.write([made.row(case, status="incorrect", reason="is off")], tmp_path / "r.parquet")
+    made.write([made.row_of(case, status="incorrect", reason="is off")], tmp_path / "r.parquet")
     told = run("predict", "gated-mlp", "--impl", "fused", "--gpu", "h200", "--results", tmp_path, "--no-fit")
     assert "; incorrect there: is off\n" in told
 
@@ -439,12 +438,12 @@ def test_predict_gives_an_interval(tmp_path: Path, run: Run) -> None:
     assert row["time_ms"] is None
     assert row["low_ms"] == max(row["flops_ms"], row["bytes_ms"])
     assert row["high_ms"] == pytest.approx(row["flops_ms"] + row["bytes_ms"])
-    cases = [
-        made.case("mlstm_sig", "fused_chunk", chunk_size=chunk, seq_len=seq_len)
+    rows = [
+        made.row("mlstm_sig", "fused_chunk", chunk_size=chunk, seq_len=seq_len)
         for chunk in (64, 128, 256, 512)
         for seq_len in (1024, 8192, 65536)
     ]
-    made.write([made.row(case) for case in cases], tmp_path / "r.parquet")
+    made.write(rows, tmp_path / "r.parquet")
     fitted = run.json("predict", "tfla", "--gpu", "b200", "--results", tmp_path)
     assert fitted["low_ms"] <= fitted["time_ms"] <= fitted["high_ms"]
     assert (fitted["fitted_on"], fitted["fitted_rows"]) == ("h200_sxm", 12)
@@ -558,7 +557,7 @@ def test_the_rates_of_a_cpu_are_said_to_be_measured(run: Run) -> None:
 
 def test_figures_are_written(tmp_path: Path, run: Run) -> None:
     rows = [
-        made.row(made.case("mlstm_sig", "fused_chunk", chunk_size=chunk, seq_len=seq_len))
+        made.row("mlstm_sig", "fused_chunk", chunk_size=chunk, seq_len=seq_len)
         for chunk in (64, 128)
         for seq_len in (1024, 8192)
     ]

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from .rows import case, row
+from .rows import row
 
 BASE_MS = 2.0
 
@@ -20,9 +20,7 @@ def samples(median_ms: float, *, noise: float = 0.01, count: int = 10, seed: int
 def measured(
     op: str = "mlstm_sig", impl: str = "fused_chunk", *, times: Sequence[float] | None = None, **columns: Any
 ) -> dict[str, Any]:
-    """Return a row with samples; sizes and mode go to the case, all else to the row."""
-    names = ("mode", "dtype", "seq_len", "batch", "chunk_size", "num_heads", "head_dim_qk", "head_dim_v")
-    fields = {name: columns.pop(name) for name in names if name in columns}
+    """Return a row with samples."""
     drawn = list(times) if times is not None else samples(BASE_MS)
     defaults: dict[str, Any] = {
         "time_ms": float(np.median(drawn)),
@@ -31,7 +29,7 @@ def measured(
         "git_dirty": False, "driver_version": "580", "torch_version": "2.11", "triton_version": "3.6.0",
         "sm_clock_mhz": 1980.0,
     }  # fmt: skip
-    return row(case(op, impl, **fields), **{**defaults, **columns})
+    return row(op, impl, **{**defaults, **columns})
 
 
 def failed(status: str, reason: str, **columns: Any) -> dict[str, Any]:

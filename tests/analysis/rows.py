@@ -17,7 +17,7 @@ from lrbench.analysis.model.answers import Question
 from lrbench.analysis.model.runtime_model import model_time_ms
 from lrbench.bench.plan import Request, plan
 from lrbench.kernels import get_operation
-from lrbench.results.schema import Case, Record
+from lrbench.results.schema import CASE_COLUMNS, Case, Record
 from lrbench.results.select import load_rows, with_totals
 from lrbench.results.store import arrow_schema, committed_results, write_parquet
 
@@ -39,7 +39,13 @@ SLOWNESS = {
 CHUNKS = (64, 128, 256, 512, 1024)
 
 
-def row(case: Case, **columns: Any) -> dict[str, Any]:
+def row(op: str, impl: str, **columns: Any) -> dict[str, Any]:
+    """Return a result row: sizes, mode and dtypes are of its :func:`case`, all else is of :func:`row_of`."""
+    fields = {name: columns.pop(name) for name in [*columns] if name in CASE_COLUMNS}
+    return row_of(case(op, impl, **fields), **columns)
+
+
+def row_of(case: Case, **columns: Any) -> dict[str, Any]:
     """Return a result row of ``case``: measured on an H200 unless ``columns`` say otherwise."""
     device = get_accelerator(columns.pop("accelerator", "h200"))
     count = count_case(case.op, case.impl, case.mode, case.dtype, case.state_dtype, case.sizes)
@@ -118,18 +124,16 @@ def default_sweep() -> list[dict[str, Any]]:
                         if (chunk > 128 and "limit" in impl) or chunk > seq_len:
                             continue
                         dims = {"num_heads": 4096 // head_dim, "head_dim_qk": head_dim // 2, "head_dim_v": head_dim}
-                        this = case(op, impl, mode=mode, seq_len=seq_len, chunk_size=chunk, **dims)
                         failed = impl == "mlstm_kernels.xl_chunk"
                         failure = {"status": "crash", "reason": "the compiler aborted the process"} if failed else {}
-                        rows.append(row(this, **failure))
+                        rows.append(row(op, impl, mode=mode, seq_len=seq_len, chunk_size=chunk, **dims, **failure))
             for op, impl in others:
-                this = case(op, impl, mode=mode, seq_len=seq_len)
                 failure = {}
                 if op == "mamba2_ssd" and seq_len == 65536:
                     failure = {"status": "timeout", "reason": "autotuning exceeded the limit of a case"}
                 if op == "simple_gla" and mode == "fwbw":
                     failure = {"status": "unsupported", "reason": "backward refused on Hopper with triton 3.4 to 3.7.0"}
-                rows.append(row(this, **failure))
+                rows.append(row(op, impl, mode=mode, seq_len=seq_len, **failure))
     # Since then a gradient is counted once.
     return [{**each, "measured_at": "2026-12-01T00:00:00+00:00"} for each in rows]
 
@@ -138,7 +142,7 @@ def decoding() -> list[dict[str, Any]]:
     """Return rows of the preset ``decode`` on an H200, whose memory the largest caches do not fit in."""
     planned = [item.case for item in plan(Request(preset="decode"), device_kind="cuda")]
     oom = {"status": "oom", "reason": "CUDA out of memory"}
-    return [row(each, **(oom if (each.context or 0) * (each.batch or 0) > 16 * 131072 else {})) for each in planned]
+    return [row_of(each, **(oom if (each.context or 0) * (each.batch or 0) > 16 * 131072 else {})) for each in planned]
 
 
 def stored(op: str, impl: str, **sizes: object) -> dict[str, Any]:

@@ -21,15 +21,15 @@ GPU, CPU, BOTH = ("cuda",), ("cpu",), ("cpu", "cuda")
 
 @pytest.fixture
 def results(tmp_path: Path) -> Path:
-    case = made.case("mlstm_sig", "fused_chunk")
     common = {"git_commit": "a" * 40, "torch_version": "2.11", "triton_version": "3.6.0"}
+    later = {"measured_at": "2026-01-02T00:00:00+00:00", "git_commit": "b" * 40}
     made.write(
         [
-            made.row(case, **common),
-            made.row(case, **{**common, "measured_at": "2026-01-02T00:00:00+00:00", "git_commit": "b" * 40}),
-            made.row(made.case("mlstm_sig", "fused_chunk", seq_len=1024), **common),
-            made.row(made.case("mlstm_sig", "fused_chunk", seq_len=2048), **common, status="oom", reason="no memory"),
-            made.row(made.case("attention", "torch.sdpa_cudnn"), **common),
+            made.row("mlstm_sig", "fused_chunk", **common),
+            made.row("mlstm_sig", "fused_chunk", **{**common, **later}),
+            made.row("mlstm_sig", "fused_chunk", seq_len=1024, **common),
+            made.row("mlstm_sig", "fused_chunk", seq_len=2048, **common, status="oom", reason="no memory"),
+            made.row("attention", "torch.sdpa_cudnn", **common),
         ],
         tmp_path / "a.parquet",
     )
@@ -111,11 +111,11 @@ def test_runs_are_listed_newest_first_and_say_whether_they_are_complete(tmp_path
         with RunWriter(tmp_path, run, planned) as writer:
             for case in cases:
                 at = {"measured_at": f"2026-01-{day}T00:00:00+00:00", "git_commit": "a" * 40, "git_dirty": run == "cut"}
-                writer.append(Record(**made.row(case, run_id=f"{run}-0123456789", **at)))
+                writer.append(Record(**made.row_of(case, run_id=f"{run}-0123456789", **at)))
     on = RunWriter(tmp_path, "sweep-on")
-    on.append(Record(**made.row(cases[0], run_id="on-0123456789", measured_at="2026-01-03T00:00:00+00:00")))
+    on.append(Record(**made.row_of(cases[0], run_id="on-0123456789", measured_at="2026-01-03T00:00:00+00:00")))
     old = {"run_id": "kept-0123456789", "measured_at": "2025-12-01T00:00:00+00:00"}
-    kept = [made.row(case, **old, status="oom", reason="-") for case in cases]
+    kept = [made.row_of(case, **old, status="oom", reason="-") for case in cases]
     made.write(kept, tmp_path / "kept.parquet")
     rows = json.loads(lrbench("runs", str(tmp_path), "--format", "json")[1])
     assert [(row["run"], row["complete"], row["cases"], row["ok"]) for row in rows] == [
@@ -134,7 +134,7 @@ def test_runs_are_listed_newest_first_and_say_whether_they_are_complete(tmp_path
 
 
 def test_a_run_that_failed_is_not_complete(tmp_path: Path) -> None:
-    record = Record(**made.row(made.case("mlstm_sig", "fused_chunk")))
+    record = Record(**made.row("mlstm_sig", "fused_chunk"))
     with pytest.raises(RuntimeError), RunWriter(tmp_path, "failed") as writer:
         writer.append(record)
         raise RuntimeError

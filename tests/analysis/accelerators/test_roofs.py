@@ -114,7 +114,7 @@ def test_rows_are_added_to_what_is_there(results: Path) -> None:
 def test_a_file_of_something_else_is_left_alone(results: Path) -> None:
     from .. import rows as made
 
-    path = made.write([made.row(made.case("mlstm_sig", "fused_chunk"))], results / "roofs.parquet")
+    path = made.write([made.row("mlstm_sig", "fused_chunk")], results / "roofs.parquet")
     before = path.read_bytes()
     with pytest.raises(ValueError, match="must have a column roofs_version to be an lrbench calibration"):
         write_roofs(calibration(), path)

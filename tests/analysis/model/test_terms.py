@@ -62,7 +62,7 @@ def made_rows(op: str, constants: Iterable[float], *, times: float = 1.0, **chan
                 )
                 found = LAUNCHES.terms((op, "fused_chunk", "fw", "bf16", "fp32", case.sizes), H200)
                 time_ms = times * sum(x * y for x, y in zip(constants, found, strict=True))
-                row = made.row(case, time_ms=time_ms, suspect=None, measured_at="2026-12-01T00:00:00+00:00")
+                row = made.row_of(case, time_ms=time_ms, suspect=None, measured_at="2026-12-01T00:00:00+00:00")
                 rows.append({**row, **changes})
     return rows
 
