@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -68,6 +69,11 @@ def script(path: Path, text: str) -> Path:
     path.write_text(text if text.startswith("#!") else f"#!/bin/sh\n{text}\n")
     path.chmod(0o755)
     return path
+
+
+def without_styles(text: str) -> str:
+    """Return what a terminal shows, without colours and weights."""
+    return re.sub(r"\x1b\[[0-9;]*m", "", text)
 
 
 def one_line(err: str) -> str:

@@ -11,6 +11,7 @@ import pandas as pd
 import pyarrow as pa
 
 from lrbench.analysis.accelerators.known import get_accelerator
+from lrbench.analysis.accelerators.roofs import RoofRow
 from lrbench.analysis.counts import count_case
 from lrbench.analysis.derive import derive
 from lrbench.analysis.model.answers import Question
@@ -143,6 +144,28 @@ def decoding() -> list[dict[str, Any]]:
     planned = [item.case for item in plan(Request(preset="decode"), device_kind="cuda")]
     oom = {"status": "oom", "reason": "CUDA out of memory"}
     return [row_of(each, **(oom if (each.context or 0) * (each.batch or 0) > 16 * 131072 else {})) for each in planned]
+
+
+def calibration(run_id: str = "a", when: str = "2026-11-20T10:00:00+00:00", **columns: Any) -> list[RoofRow]:
+    """Return the rows of a calibration of an H200: copy 4 TB/s, bf16 700 TFLOP/s, fp32 50 TFLOP/s, fma 60 TFLOP/s."""
+    rates = (("copy", None, 4e12), ("matmul", "bf16", 700e12), ("matmul", "fp32", 50e12), ("fma", "fp32", 60e12))
+    defaults: dict[str, Any] = {
+        "device_kind": "cuda",
+        "device_name": "NVIDIA H200",
+        "device_accelerator": "h200_sxm",
+        "torch_version": "2.11.0",
+        "driver_version": "580.159",
+        "short": False,
+    }
+    times = {"ms": 1.0, "p20_ms": 0.9, "p80_ms": 1.1, "ci_low_ms": 0.95, "ci_high_ms": 1.05}
+    defaults |= {f"time_{name}": ms for name, ms in times.items()} | {"time_samples_ms": [0.9, 1.0, 1.1]}
+    return [
+        RoofRow(
+            run_id=run_id, measured_at=when, quantity=quantity, dtype=dtype, size=8192, rate=rate, best_rate=1.1 * rate,
+            unit="bytes/s" if quantity == "copy" else "FLOP/s", **{**defaults, **columns},
+        )
+        for quantity, dtype, rate in rates
+    ]  # fmt: skip
 
 
 def stored(op: str, impl: str, **sizes: object) -> dict[str, Any]:

@@ -30,6 +30,7 @@ from lrbench.kernels.spec import Implementation
 from lrbench.results import store
 from lrbench.results.folder import finished_cases
 from lrbench.results.schema import Record
+from lrbench.tests.analysis.rows import calibration
 from lrbench.tests.bench import faults
 from lrbench.tests.bench.environments import PROCESSOR
 from lrbench.tests.bench.runs import Instant, Silent, run
@@ -135,12 +136,7 @@ def test_where_the_time_went(faulty_run: Faulty) -> None:
 
 
 def test_roofs_lie_beside_the_rows_of_their_sweep(tmp_path: Path) -> None:
-    environment = PROCESSOR.columns()
-    timing = {f"time_{name}ms": 1.0 for name in ("", "p20_", "p80_", "ci_low_", "ci_high_")}
-    copy = RoofRow(
-        run_id="calibration", measured_at="2026-01-01T00:00:00+00:00", quantity="copy", size=2**30, unit="bytes/s",
-        rate=2e12, best_rate=2.1e12, short=True, time_samples_ms=[1.0], **timing, **environment,
-    )  # fmt: skip
+    copy, *_ = calibration()
     outcome = run(tmp_path, [faults.planned("right")], executor=Instant(), roofs=(copy,))
     assert outcome.path is not None
     (stored,) = store.read_file(outcome.path.with_suffix(".roofs.parquet"), RoofRow).to_pylist()

@@ -141,10 +141,9 @@ ENGINE = [
         )
     ),
     *itertools.chain.from_iterable(
-        compiled([engine(op, impl, (128, 256), chunk_size)], stack=None, carry=False, slow=(op, impl) not in ci)
-        for ci in ([("mlstm_exp", "xl_chunk"), ("mlstm_sig", "limit_chunk")],)
+        compiled([engine(op, impl, (128, 256), chunk_size)], stack=None, carry=False, slow=op != in_ci)
         for op in MLSTM
-        for impl, chunk_size in (("xl_chunk", 256), ("limit_chunk", 64))
+        for impl, chunk_size, in_ci in (("xl_chunk", 256, "mlstm_exp"), ("limit_chunk", 64, "mlstm_sig"))
     ),
 ]
 LIGHTNINGS = [
