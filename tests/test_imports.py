@@ -26,7 +26,7 @@ LIGHT = (
 
 
 def test_declarations_and_the_command_line_import_nothing_heavy() -> None:
-    """... and resolve where none of that can be imported."""
+    """Declarations resolve where nothing heavy can be imported."""
     importing = "import importlib, sys; [importlib.import_module(name) for name in sys.argv[1:]]"
     loaded = {name.partition(".")[0] for name in run_python(f"{importing}; print(*sys.modules)", *LIGHT).split()}
     assert loaded & set(HEAVY) == set()

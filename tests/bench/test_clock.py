@@ -125,7 +125,7 @@ def test_a_call_that_fails_while_timed_drops_out(rounds: int | None) -> None:
 
 
 def test_a_settled_sample_follows_a_call_of_its_own() -> None:
-    """... in every round that counts; rounds of warming up have one call each."""
+    """In every round that counts; rounds of warming up have one call each."""
     log: list[str] = []
     calls = [clock.Call(call=lambda _, name=name: log.append(name)) for name in "ab"]
     clock.measure(clock.CpuClock(), calls, clock.Sampling(rounds=2, settle=True))

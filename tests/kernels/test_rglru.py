@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 import pytest
 import torch
@@ -167,25 +168,19 @@ def test_calls_of_different_shapes_share_words(monkeypatch: pytest.MonkeyPatch) 
 
 
 @interpret
-def test_bad_launches() -> None:
+@pytest.mark.parametrize(
+    ("forward", "backward", "why"),
+    [
+        (tile(4, 3, 16), tile(4, 2, 16), "forward.block_o must be a power of two, got 3"),
+        (tile(4, 2, 16), tile(32, 1, 16), "forward tiles must hold whole rows of the backward pass (32 steps), got 8"),
+        (tile(32, 1, 16), tile(32, 1, 16), "chunks must hold whole rows of the backward pass (32 steps), got 16 steps"),
+    ],
+)
+def test_bad_launches(forward: TileConfig, backward: TileConfig, why: str) -> None:
     inputs = RGLRU.make_inputs(SIZES["interpret"][1], dtype=torch.float32)
-    small = tile(4, 2, 16)
-
-    def rejects(match: str, **tiles: TileConfig) -> None:
-        with pytest.raises(ValueError, match=match):
-            RGLRU.function("chunked")(
-                *inputs.values(), chunk_size=16, config=ScanConfig(**{"forward": small, "backward": small, **tiles})
-            )
-
-    odd = tile(4, 3, 16)
-    long = tile(32, 1, 16)
-    rejects("config: forward.block_o must be a power of two, got 3", forward=odd)
-    rejects(r"config: forward tiles must hold whole rows of the backward pass \(32 steps\), got 8 steps", backward=long)
-    rejects(
-        r"config: chunks must hold whole rows of the backward pass \(32 steps\), got 16 steps",
-        forward=long,
-        backward=long,
-    )
+    config = ScanConfig(forward=forward, backward=backward)
+    with pytest.raises(ValueError, match=re.escape(f"config: {why}")):
+        RGLRU.function("chunked")(*inputs.values(), chunk_size=16, config=config)
 
 
 @gpu

@@ -161,7 +161,7 @@ def test_of_many_rows_the_newest_of_each_kind_are_loaded(large: None, tmp_path: 
 
 
 def test_a_missing_value_meets_no_condition(large: None, tmp_path: Path) -> None:
-    """... and hides no older row that does, although statistics leave it out."""
+    """A newer row without a value hides no older one that has it, although statistics leave it out."""
     commits = {DAYS[0]: "abc", DAYS[1]: None}
     rows = [made.row("mlstm_sig", "fused_chunk", measured_at=at, git_commit=each) for at, each in commits.items()]
     made.write(rows, tmp_path / "a.parquet")
@@ -172,7 +172,7 @@ def test_a_missing_value_meets_no_condition(large: None, tmp_path: Path) -> None
 
 @pytest.mark.parametrize("size", [0, store.LARGE_BYTES])
 def test_a_partitioned_store(size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """... as pyarrow writes it: without the columns that the folders' names tell."""
+    """As pyarrow writes it, without the columns that the folders' names tell."""
     folder = tmp_path / "with blank"
     monkeypatch.setattr(store, "LARGE_BYTES", size)
     every = read_results(COMMITTED)
