@@ -174,6 +174,13 @@ def serial_config(dtype: torch.dtype) -> WkvConfig:
 TIME_TILES = {**SCANS, **WKVS}
 """Every kernel over channels: name -> operation, implementation, keywords."""
 
+
+def tiled(form: str, dtype: torch.dtype, **keywords: Any) -> Any:
+    """Return a case of a kernel over channels, one of :data:`TIME_TILES`, in the interpreter."""
+    op, impl, kwargs = TIME_TILES[form]
+    return interpreted(op, impl, dtype, **{"label": form, **keywords, "kwargs": kwargs})
+
+
 MLP_SMALL = mlp.TileConfig(block_m=16, block_f=32, block_k=16, subtiles=2, group_m=2, use_tma=True, persistent=True)
 MLP_TILES = {
     "descriptors": MLP_SMALL,

@@ -39,6 +39,7 @@ from lrbench.tests.kernels.cases import (
     on_gpu,
     portable,
     serial_config,
+    tiled,
 )
 from lrbench.tests.kernels.laws import EXTREMES, Case
 
@@ -184,23 +185,11 @@ PORTABLE_SHAPES = {
         for impl in LIGHTNING
         for sizes in (heads(30, 1, 2, 16, 16), heads(1, 64, 2, 128, 16), heads(1, 33, 2, 40, 200))
     ),
-    *(
-        interpreted(op, impl, dtype, kwargs=kwargs, label=form)
-        for form, (op, impl, kwargs) in TIME_TILES.items()
-        for dtype in (F32, F16)
-    ),
+    *(tiled(form, dtype) for form in TIME_TILES for dtype in (F32, F16)),
     # The interpreter computes bfloat16 rightly where there are no dots.
     *(
-        interpreted(
-            op,
-            impl,
-            BF16 if form in SCANS else F16,
-            sizes=channels(2, seq_len, 24),
-            initial_state=False,
-            kwargs=kwargs,
-            label=form,
-        )
-        for form, (op, impl, kwargs) in TIME_TILES.items()
+        tiled(form, BF16 if form in SCANS else F16, sizes=channels(2, seq_len, 24), initial_state=False)
+        for form in TIME_TILES
         for seq_len in (1, 8)
     ),
     interpreted("rglru_layer", "fused", F32, kwargs=SCANS["rglru fused"][2]),
@@ -346,11 +335,8 @@ def test_matches_reference(case: Case) -> None:
     *(portable(op, "torch", dtype, splits=(1, 20), chunk_size=8) for op in CHANNELS for dtype in (F64, F32, BF16)),
     *(interpreted(op, impl, F16, splits=(17,), chunk_size=16) for op, impl in ENGINE_SPLITS),
     *(interpreted("lightning", impl, F16, sizes=heads(2, 35, 2, 24, 40), splits=(17,)) for impl in LIGHTNING),
-    *(
-        interpreted(op, impl, BF16 if form in SCANS else F16, splits=(1, 12), kwargs=kwargs, label=form)
-        for form, (op, impl, kwargs) in TIME_TILES.items()
-        if form in ("rglru fused", "linear_scan", "wkv4 scan", "wkv4 serial")
-    ),
+    *(tiled(form, BF16, splits=(1, 12)) for form in ("rglru fused", "linear_scan")),
+    *(tiled(form, F16, splits=(1, 12)) for form in ("wkv4 scan", "wkv4 serial")),
     *recurrences_on_gpu(lambda op: [{"splits": (100, 101)}]),
     *(serial_on_gpu(dtype, splits=(100, 701)) for dtype in (F32, F16, BF16)),
 )
@@ -363,8 +349,8 @@ def test_split_equals_whole(case: Case) -> None:
     *(portable(op, impl, F32) for op, impl in PORTABLE if op in CHANNELS),
     portable("gated_mlp", "torch", F64),
     *(interpreted("lightning", impl, F16, sizes=heads(2, 35, 2, 24, 40)) for impl in LIGHTNING),
-    interpreted("rglru", "fused", F32, exact=True, kwargs=SCANS["rglru fused"][2]),
-    interpreted("wkv4", "scan", F32, exact=True, sizes=channels(2, 9, 24), kwargs=TIME_TILES["wkv4 scan"][2]),
+    tiled("rglru fused", F32, exact=True),
+    tiled("wkv4 scan", F32, exact=True, sizes=channels(2, 9, 24)),
     *(
         interpreted(*form, dtype, layout=layout, sizes=mlp_sizes(21, 24, 40), kwargs=launches("descriptors"))
         for *form, layout in MLP_FORMS
@@ -404,12 +390,12 @@ def test_batch_invariant(case: Case) -> None:
         for dtype in (F32, F16)
     ),
     *(
-        interpreted("rglru", "fused", dtype, kwargs=SCANS["rglru fused, long rows backward"][2], **extreme)
+        tiled("rglru fused, long rows backward", dtype, **extreme)
         for extreme in extremes("rglru")
         for dtype in (F32, F16)
     ),
     *(
-        interpreted(*TIME_TILES[form][:2], F32, sizes=channels(1, 19, 24), kwargs=TIME_TILES[form][2], **extreme)
+        tiled(form, F32, sizes=channels(1, 19, 24), **extreme)
         for form in ("wkv4 scan", "wkv4 serial", "wkv4 naive")
         for extreme in extremes("wkv4")
     ),
@@ -486,10 +472,7 @@ def test_gradients_of_the_last_state_alone(case: Case) -> None:
 @on_each(
     *(portable("mlstm_exp", "torch", dtype, chunk_size=16) for dtype in (F64, F32)),
     *(portable(op, impl, F32, sizes=channels(2, 9, 32)) for op, impl in PORTABLE if op == "wkv4"),
-    *(
-        interpreted(*TIME_TILES[form][:2], F32, sizes=channels(2, 9, 32), kwargs=TIME_TILES[form][2], label=form)
-        for form in ("wkv4 scan", "wkv4 serial", "wkv4 naive")
-    ),
+    *(tiled(form, F32, sizes=channels(2, 9, 32)) for form in ("wkv4 scan", "wkv4 serial", "wkv4 naive")),
 )
 def test_state_scale_is_free(case: Case) -> None:
     laws.check_state_scale_is_free(case)
@@ -519,10 +502,7 @@ TWICE = ("parallel", "associative_scan", "torch_associative_scan")
         if op != "rglru_layer"
     ),
     *(interpreted("lightning", impl, F32, sizes=heads(1, 41, 2, 16, 24)) for impl in LIGHTNING),
-    *(
-        interpreted(op, impl, F32, sizes=channels(2, 9, 8), kwargs=kwargs)
-        for op, impl, kwargs in (SCANS["rglru fused"], TIME_TILES["wkv4 scan"])
-    ),
+    *(tiled(form, F32, sizes=channels(2, 9, 8)) for form in ("rglru fused", "wkv4 scan")),
     *(
         interpreted(*form, F32, layout=layout, sizes=mlp_sizes(5, 16, 24), kwargs=launches("descriptors"))
         for *form, layout in MLP_FORMS

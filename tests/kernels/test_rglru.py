@@ -19,14 +19,13 @@ from lrbench.tests.kernels.cases import (
     F16,
     F32,
     SCAN_ROWS_FORWARD,
-    SCANS,
     SIZES,
     channels,
-    interpreted,
     on_each,
     on_gpu,
     portable,
     tile,
+    tiled,
 )
 from lrbench.tests.kernels.laws import Case
 from lrbench.tests.kernels.words import check_shapes_share_words, give_words
@@ -76,7 +75,7 @@ def test_rglru_is_griffins_recurrence() -> None:
 
 @on_each(
     portable("rglru", "torch", F32, sizes=channels(2, 9, 8)),
-    *(interpreted(*SCANS["rglru fused"][:2], dtype, sizes=channels(2, 9, 8), kwargs=FUSED) for dtype in (F16, F32)),
+    *(tiled("rglru fused", dtype, sizes=channels(2, 9, 8)) for dtype in (F16, F32)),
     *(
         on_gpu("rglru", impl, dtype, sizes=channels(2, 9, 8), slow=impl != "fused")
         for impl in ("fused", "chunked", "naive")

@@ -25,12 +25,12 @@ from lrbench.tests.kernels.cases import (
     WKV_SERIAL,
     WKVS,
     channels,
-    interpreted,
     on_each,
     on_gpu,
     portable,
     serial_config,
     tile,
+    tiled,
 )
 from lrbench.tests.kernels.laws import Case
 from lrbench.tests.kernels.words import check_shapes_share_words, give_words
@@ -63,7 +63,7 @@ def test_late_tokens_keep_their_weights() -> None:
 
 FORMS = [
     *(portable(op, impl, F32) for op, impl in PORTABLE if op == "wkv4"),
-    *(interpreted(op, impl, F32, kwargs=kwargs, label=form) for form, (op, impl, kwargs) in WKVS.items()),
+    *(tiled(form, F32) for form in WKVS),
 ]
 
 
