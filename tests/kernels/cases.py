@@ -3,7 +3,8 @@ interpreter, and at real sizes on a GPU."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from functools import partial
 from typing import Any
@@ -200,8 +201,14 @@ MLP_ALTERNATIVES = {
     "narrow": {"block_f": 64},
 }
 """Forward launches worth timing on Hopper; all must be right first."""
-MLP_FORMS = [("gated_mlp", impl, layout) for layout in LAYOUTS for impl in ("fused", "fused_save")]
+MLP_FORMS = [(impl, layout) for layout in LAYOUTS for impl in ("fused", "fused_save")]
 """The first projects again in the backward pass, the second saves the pre-activations; weights in every layout."""
+
+
+def each_mlp(make: Callable[..., Any], *dtypes: torch.dtype, **keywords: Any) -> list[Any]:
+    """Return what makes a case (:data:`interpreted`, :data:`on_gpu`) makes of each form of the gated MLP."""
+    forms = itertools.product(MLP_FORMS, dtypes)
+    return [make("gated_mlp", impl, dtype, layout=layout, **keywords) for (impl, layout), dtype in forms]
 
 
 def launches(name: str) -> dict[str, Any]:

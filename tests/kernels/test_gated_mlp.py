@@ -29,7 +29,7 @@ from lrbench.tests.kernels.laws import LAYOUTS, Case
 interpret = pytest.mark.interpret
 gpu = pytest.mark.gpu
 
-each_form = pytest.mark.parametrize(("impl", "layout"), [form[1:] for form in MLP_FORMS])
+each_form = pytest.mark.parametrize(("impl", "layout"), MLP_FORMS)
 
 
 def draw(*sizes: int, dtype: torch.dtype, device: str = "cpu") -> tuple[dict[str, Tensor], Tensor]:

@@ -24,13 +24,13 @@ from lrbench.tests.kernels.cases import (
     F64,
     HEADS,
     LIGHTNING,
-    MLP_FORMS,
     OPERATIONS,
     PORTABLE,
     SCANS,
     SIZES,
     TIME_TILES,
     channels,
+    each_mlp,
     heads,
     interpreted,
     launches,
@@ -194,22 +194,17 @@ PORTABLE_SHAPES = {
     ),
     interpreted("rglru_layer", "fused", F32, kwargs=SCANS["rglru fused"][2]),
     *(
-        interpreted(*form, dtype, layout=layout, kwargs=launches(tile), label=tile)
-        for *form, layout in MLP_FORMS
+        each
         for tile in ("descriptors", "pointers", "programs", "pointer programs")
-        for dtype in (F32, F16)
+        for each in each_mlp(interpreted, F32, F16, kwargs=launches(tile), label=tile)
     ),
     *(
-        interpreted(*form, F16, layout=layout, sizes=mlp_sizes(*sizes), kwargs=launches("descriptors"))
-        for *form, layout in MLP_FORMS
-        for sizes in ((1, 8, 8), (1, 72, 136), (17, 8, 56))
+        each
+        for sizes in (mlp_sizes(1, 8, 8), mlp_sizes(1, 72, 136), mlp_sizes(17, 8, 56))
+        for each in each_mlp(interpreted, F16, sizes=sizes, kwargs=launches("descriptors"))
     ),
     # Launches of its own choice.
-    *(
-        interpreted(*form, dtype, layout=layout, sizes=mlp_sizes(5, 16, 24))
-        for *form, layout in MLP_FORMS
-        for dtype in (F32, F16)
-    ),
+    *each_mlp(interpreted, F32, F16, sizes=mlp_sizes(5, 16, 24)),
     *(
         on_gpu(op, impl, dtype, sizes=heads(*sizes), chunk_size=chunk_size)
         for op, impl, chunk_size in (
@@ -308,9 +303,7 @@ PORTABLE_SHAPES = {
     ),
     *(on_gpu("rglru_layer", "fused", dtype, sizes=channels(2, 1000, 256)) for dtype in (F16, BF16)),
     *(
-        on_gpu(*form, dtype, layout=layout, sizes=mlp_sizes(*sizes))
-        for *form, layout in MLP_FORMS
-        for dtype in (F32, F16, BF16)
+        each
         for sizes in (
             (4096, 4096, 1792),
             (1024, 512, 3584),
@@ -319,6 +312,7 @@ PORTABLE_SHAPES = {
             (16, 2048, 1024),
             (1, 256, 264),
         )
+        for each in each_mlp(on_gpu, F32, F16, BF16, sizes=mlp_sizes(*sizes))
     ),
 )
 def test_matches_reference(case: Case) -> None:
@@ -351,13 +345,9 @@ def test_split_equals_whole(case: Case) -> None:
     *(interpreted("lightning", impl, F16, sizes=heads(2, 35, 2, 24, 40)) for impl in LIGHTNING),
     tiled("rglru fused", F32, exact=True),
     tiled("wkv4 scan", F32, exact=True, sizes=channels(2, 9, 24)),
-    *(
-        interpreted(*form, dtype, layout=layout, sizes=mlp_sizes(21, 24, 40), kwargs=launches("descriptors"))
-        for *form, layout in MLP_FORMS
-        for dtype in (F16, F32)
-    ),
+    *each_mlp(interpreted, F16, F32, sizes=mlp_sizes(21, 24, 40), kwargs=launches("descriptors")),
     *recurrences_on_gpu(lambda op: [{}]),
-    *(on_gpu(*form, dtype, layout=layout) for *form, layout in MLP_FORMS for dtype in (F32, BF16)),
+    *each_mlp(on_gpu, F32, BF16),
 )
 def test_batch_invariant(case: Case) -> None:
     laws.check_batch_invariant(case, **case.law)
@@ -417,13 +407,12 @@ def test_batch_invariant(case: Case) -> None:
     *recurrences_on_gpu(extremes),
     *(serial_on_gpu(dtype, **extreme) for extreme in extremes("wkv4") for dtype in (F32, F16, BF16)),
     *(
-        on_gpu(
-            *form, dtype, layout=layout, sizes=mlp_sizes(130, 136, 264), options={"activation": activation}, **extreme
-        )
-        for *form, layout in MLP_FORMS
-        for dtype in (F32, BF16)
+        each
         for activation in ACTIVATIONS
         for extreme in ({}, *extremes("gated_mlp"))
+        for each in each_mlp(
+            on_gpu, F32, BF16, sizes=mlp_sizes(130, 136, 264), options={"activation": activation}, **extreme
+        )
     ),
 )
 def test_extremes(case: Case) -> None:
@@ -503,11 +492,8 @@ TWICE = ("parallel", "associative_scan", "torch_associative_scan")
     ),
     *(interpreted("lightning", impl, F32, sizes=heads(1, 41, 2, 16, 24)) for impl in LIGHTNING),
     *(tiled(form, F32, sizes=channels(2, 9, 8)) for form in ("rglru fused", "wkv4 scan")),
-    *(
-        interpreted(*form, F32, layout=layout, sizes=mlp_sizes(5, 16, 24), kwargs=launches("descriptors"))
-        for *form, layout in MLP_FORMS
-    ),
-    *(on_gpu(*form, BF16, layout=layout, sizes=mlp_sizes(5, 16, 24)) for *form, layout in MLP_FORMS),
+    *each_mlp(interpreted, F32, sizes=mlp_sizes(5, 16, 24), kwargs=launches("descriptors")),
+    *each_mlp(on_gpu, BF16, sizes=mlp_sizes(5, 16, 24)),
 )
 def test_gradients_alone(case: Case) -> None:
     laws.check_gradients_alone(case, **case.law)
