@@ -34,9 +34,9 @@ pytestmark = pytest.mark.usefixtures("one_look_at_the_machine")
 def runs(tmp_path: Path) -> dict[str, Path]:
     """Result files: a baseline, the same again, one slower."""
     return {
-        "old": write(run_of(4, seed=1, noise=0.002), tmp_path / "old.parquet"),
-        "same": write(run_of(4, seed=2, noise=0.002), tmp_path / "same.parquet"),
-        "slow": write(run_of(4, seed=3, noise=0.002, slower=1.1, triton_version="3.7.1"), tmp_path / "slow.parquet"),
+        "old": write(run_of(4, seed=1), tmp_path / "old.parquet"),
+        "same": write(run_of(4, seed=2), tmp_path / "same.parquet"),
+        "slow": write(run_of(4, seed=3, slower=1.1, triton_version="3.7.1"), tmp_path / "slow.parquet"),
     }
 
 
@@ -54,14 +54,14 @@ def test_check_passes_and_fails(lrbench: Lrbench, runs: dict[str, Path], tmp_pat
     assert "warning: the environments differ (baseline | run): triton_version: 3.6.0 | 3.7.1" in err
     (tmp_path / "loose.toml").write_text("[defaults]\ntime = 0.2\n", encoding="utf-8")
     assert lrbench("check", runs["slow"], "--baseline", runs["old"], "--thresholds", tmp_path / "loose.toml")[0] == 0
-    short = write(run_of(3, seed=4, noise=0.002), tmp_path / "short.parquet")
+    short = write(run_of(3, seed=4), tmp_path / "short.parquet")
     assert lrbench("check", short, "--baseline", runs["old"])[0] == 1
 
 
 def test_check_and_compare_say_what_changed_and_group_the_rest(lrbench: Lrbench, tmp_path: Path) -> None:
     """Thirty cases of the baseline that the run lacks are a line; with --all every case has one."""
-    old = write(run_of(40, seed=1, noise=0.002), tmp_path / "old.parquet")
-    rows = [*run_of(9, seed=2, noise=0.002), *run_of(10, seed=3, noise=0.002, slower=1.1)[9:]]
+    old = write(run_of(40, seed=1), tmp_path / "old.parquet")
+    rows = [*run_of(9, seed=2), *run_of(10, seed=3, slower=1.1)[9:]]
     new = write(rows, tmp_path / "new.parquet")
     code, out, _ = lrbench("check", new, "--baseline", old)
     first, _, *lines = out.splitlines()
@@ -95,7 +95,7 @@ def test_a_check_that_compared_too_little_does_not_pass(
 ) -> None:
     """As where the GPU's driver is broken: what the run could not measure counts as planned, allowed or not."""
     lost = [failed("unavailable", "no driver", chunk_size=16 * n, run_id="run8") for n in range(measured + 1, 5)]
-    new = write([*run_of(measured, seed=8, noise=0.002), *lost], tmp_path / "broken.parquet")
+    new = write([*run_of(measured, seed=8), *lost], tmp_path / "broken.parquet")
     arguments = ("check", new, "--baseline", runs["old"], "--allow-missing", *options)
     found, out, err = lrbench(*arguments, "--format", "json")
     data = json.loads(out)
@@ -140,7 +140,7 @@ def test_rerun_says_where_it_cannot(lrbench: Lrbench, runs: dict[str, Path]) -> 
 
 def test_rerun_settles_cases(lrbench: Lrbench, runs: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """What is measured again takes the place of what was slow; the outcome says so."""
-    fast = {row["case_id"]: row for row in run_of(4, seed=9, noise=0.002)}
+    fast = {row["case_id"]: row for row in run_of(4, seed=9)}
     monkeypatch.setattr(run, "why_not_again", lambda rows, environment: None)
     monkeypatch.setattr(run, "measure_again", lambda rows, *_, **__: {r["case_id"]: fast[r["case_id"]] for r in rows})
     code, out, err = lrbench("check", runs["slow"], "--baseline", runs["old"], "--rerun", "--format", "json")
@@ -273,7 +273,7 @@ def test_a_check_counts_what_a_stopped_run_planned(
     lrbench: Lrbench, runs: dict[str, Path], tmp_path: Path, said: dict[str, Any], planned: int
 ) -> None:
     new = tmp_path / "stopped.parquet"
-    store.write_parquet(run_of(2, seed=8, noise=0.002), new, **said)
+    store.write_parquet(run_of(2, seed=8), new, **said)
     code, out, err = lrbench("check", new, "--baseline", runs["old"], "--allow-missing", "--format", "json")
     assert (code, json.loads(out)["compared"], json.loads(out)["planned"]) == (2 if planned == 5 else 0, 2, planned)
     assert (f"the run was stopped: at least {planned - 2} of its cases have no row" in err) == (planned > 2)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -32,6 +32,17 @@ def measured(
     return row(op, impl, **{**defaults, **columns})
 
 
+def timed(median_ms: float, scatter: float = 0.002, **columns: Any) -> dict[str, Any]:
+    """Return a row with samples that scatter around a median."""
+    return measured(times=samples(median_ms, noise=scatter), **columns)
+
+
+def slower(row: Mapping[str, Any], factor: float) -> dict[str, Any]:
+    """Return a row whose every time is ``factor`` times as long."""
+    times = [factor * ms for ms in row["time_samples_ms"]]
+    return {**row, "time_ms": factor * row["time_ms"], "time_samples_ms": times}
+
+
 def failed(status: str, reason: str, **columns: Any) -> dict[str, Any]:
     """Return the row of a case that was not measured."""
     return {**measured(**columns, status=status, reason=reason), "time_samples_ms": None, "rel_error": None}
@@ -46,12 +57,12 @@ def three_commits() -> list[dict[str, Any]]:
             rows.append(failed("crash", "died", **at))
         else:
             triton = {"triton_version": "3.7.1" if commit == "a" else "3.6.0"}
-            rows.append(measured(times=samples(time_ms, noise=0.002), **triton, **at))
+            rows.append(timed(time_ms, **triton, **at))
     return rows
 
 
 def run_of(
-    count: int, *, slower: float = 1.0, noise: float = 0.01, seed: int = 0, **columns: Any
+    count: int, *, slower: float = 1.0, noise: float = 0.002, seed: int = 0, **columns: Any
 ) -> list[dict[str, Any]]:
     """Return a run of ``count`` cases at different chunk lengths, all ``slower`` times their base."""
     return [

@@ -11,7 +11,7 @@ from lrbench.analysis.check.compare import as_dict, case_rows, compare, group_ro
 from lrbench.analysis.check.statistics import Interval
 from lrbench.results.select import describe, matching, newest, parse_terms
 
-from ..measured import failed, measured, run_of, samples
+from ..measured import failed, measured, run_of, samples, timed
 
 
 @pytest.mark.parametrize(
@@ -33,8 +33,8 @@ def test_a_verdict_follows_from_the_interval_and_the_margin(low: float, high: fl
 
 
 def test_finds_what_is_slower_and_what_is_the_same() -> None:
-    a = [*run_of(3, seed=1, noise=0.002), measured(mode="fwbw", times=samples(2, noise=0.002))]
-    b = [*run_of(3, seed=2, noise=0.002, slower=1.2), measured(mode="fwbw", times=samples(2, noise=0.002, seed=9))]
+    a = [*run_of(3, seed=1), timed(2.0, mode="fwbw")]
+    b = [*run_of(3, seed=2, slower=1.2), measured(mode="fwbw", times=samples(2, noise=0.002, seed=9))]
     found = compare(a, b)
     assert [pair.verdict for pair in found.pairs] == ["slower"] * 3 + ["same"]
     forward, both, everything = found.groups

@@ -18,7 +18,7 @@ from lrbench.analysis.check.thresholds import Limits, Thresholds, load_threshold
 from lrbench.results.select import load_rows, select
 from lrbench.tests import ROOT
 
-from ..measured import BASE_MS, failed, measured, run_of, samples
+from ..measured import BASE_MS, failed, measured, run_of, samples, slower, timed
 
 Row = dict[str, Any]
 
@@ -33,10 +33,6 @@ def judge(new: Row, old: Row, thresholds: Thresholds = COMMITTED, **options: boo
 def verdict(new: Row, old: Row, thresholds: Thresholds = COMMITTED) -> str:
     (case,) = judge(new, old, thresholds).cases
     return case.verdict
-
-
-def timed(median_ms: float, noise: float = 0.002, **columns: Any) -> Row:
-    return measured(times=samples(median_ms, noise=noise), **columns)
 
 
 def with_times(row: Row, times: Any) -> Row:
@@ -271,11 +267,6 @@ def test_a_slowdown_of_5_percent_is_caught(count: int) -> None:
     assert caught >= 0.99 * 4 * TRIALS
 
 
-def slower(row: Row) -> Row:
-    """Return a row 5 % slower."""
-    return with_times(row, 1.05 * np.array(row["time_samples_ms"]))
-
-
 RUNS_OF_ONE_COMMIT = ("3cf2934d", "7a4f7529")
 """Two runs of the same code on the same H200, one after the other."""
 ROWS_OF_ONE_COMMIT = Path(__file__).with_name("two_runs_of_one_commit.parquet")
@@ -321,15 +312,15 @@ def test_two_runs_of_one_commit_pass_with_samples_drawn_anew() -> None:
 def test_a_slowdown_of_5_percent_on_the_h200_is_caught() -> None:
     """The check fails for a case of the second run that is made 5 % slower, in 99 of 100 of them."""
     first, second = runs_of_one_commit()
-    caught = [not judge(slower(new), old).passed for old, new in zip(first, second, strict=True)]
+    caught = [not judge(slower(new, 1.05), old).passed for old, new in zip(first, second, strict=True)]
     assert sum(caught) >= 0.99 * len(caught)
 
 
 @pytest.fixture(scope="module")
 def mixed() -> CheckResult:
-    old = [*run_of(3, seed=1, noise=0.002), timed(2.0, mode="fwbw"), timed(2.0, mode="bw"), timed(2.0, seq_len=1024)]
+    old = [*run_of(3, seed=1), timed(2.0, mode="fwbw"), timed(2.0, mode="bw"), timed(2.0, seq_len=1024)]
     new = [
-        *run_of(2, seed=2, noise=0.002, triton_version="3.7.1"),
+        *run_of(2, seed=2, triton_version="3.7.1"),
         timed(2.3, mode="fwbw"),
         failed("crash", "ptxas | died \x1b[31m<at once>", mode="bw"),
         timed(2.05, 0.02, seq_len=1024),
