@@ -53,8 +53,7 @@ FAULTS = (
 
 def faulty_case(n: int, fault: str) -> PlannedCase:
     """The n-th case: one implementation name for all, so that all run in one worker, replaced when it is lost."""
-    item = faults.planned(fault, seq_len=32 + n, mode="fwbw" if fault == "wrong_gradient" else "fw")
-    return dataclasses.replace(item, case=dataclasses.replace(item.case, impl="faulty"))
+    return faults.planned(fault, impl="faulty", seq_len=32 + n, mode="fwbw" if fault == "wrong_gradient" else "fw")
 
 
 Faulty = tuple[Outcome, Silent, float, float]

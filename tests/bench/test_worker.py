@@ -31,8 +31,7 @@ def test_a_reference_that_does_not_fit_is_taken_at_a_smaller_shape(monkeypatch: 
         return evaluate(operation, function, inputs, grad_out, **keywords)
 
     monkeypatch.setattr(check, "evaluate", limited)
-    item = faults.planned("right")
-    columns = worker.Worker("cpu").verify(dataclasses.replace(item, case=dataclasses.replace(item.case, batch=4)))
+    columns = worker.Worker("cpu").verify(faults.planned("right", batch=4))
     assert asked[0] == 4
     assert columns["checked"] == "batch=1"
 
