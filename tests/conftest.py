@@ -1,4 +1,4 @@
-"""What every test stands on: the conditions of the markers, nothing of the user's, and commands run in this process."""
+"""For all tests: skips by marker, nothing of the user's files, and fixtures that run commands in this process."""
 
 from __future__ import annotations
 

@@ -134,7 +134,7 @@ def compile_kernel(launch: Launch, capability: int) -> Any:
 
 def _source_of(kernel: Any) -> type[ASTSource]:
     """Return the class from which triton compiles a kernel, another one for kernels in Gluon."""
-    if not getattr(kernel, "is_gluon", bool)():
+    if not (hasattr(kernel, "is_gluon") and kernel.is_gluon()):
         return ASTSource
     from triton.experimental.gluon._runtime import GluonASTSource
 

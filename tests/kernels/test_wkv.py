@@ -109,28 +109,22 @@ def test_rows_that_take_two_exponents(how: dict[str, Any]) -> None:
     )
 
 
+SHORT_CHAIN = WkvConfig(forward=tile(2, 2, 16), backward=tile(2, 4, 16), look=2)
+SHORT_SERIAL = replace(WKV_SERIAL, forward=tile(2, 2, 16), backward=tile(2, 4, 16))
+HEAVY = {
+    "chain": ("scan", SHORT_CHAIN, 96, (1e-5, 1e-3)),
+    "serial-chain": ("scan", SHORT_SERIAL, 96, (1e-5, 1e-3)),
+    "serial-rows": ("scan", replace(SHORT_SERIAL, forward=tile(2, 4, 16)), 96, (1e-2, 2)),
+    "serial for as long as a key weighs": ("scan", SHORT_SERIAL, 320, (0.3, 0.5)),
+    "row": ("scan", WkvConfig(forward=tile(32, 2, 32), backward=tile(32, 2, 32), look=2), 128, (1e-2, 2)),
+    "walk": ("naive", WKV_NAIVE, 192, (1e-5, 1e-3)),
+    "walk for as long as a key weighs": ("naive", WKV_NAIVE, 320, (0.3, 0.5)),
+}
+"""What lowers exponents time and again -> implementation, launches, length and the range of the rates."""
+
+
 @interpret
-@pytest.mark.parametrize(
-    ("name", "config", "seq_len", "rates"),
-    [
-        ("scan", WkvConfig(forward=tile(2, 2, 16), backward=tile(2, 4, 16), look=2), 96, (1e-5, 1e-3)),
-        ("scan", replace(WKV_SERIAL, forward=tile(2, 2, 16), backward=tile(2, 4, 16)), 96, (1e-5, 1e-3)),
-        ("scan", replace(WKV_SERIAL, forward=tile(2, 4, 16), backward=tile(2, 4, 16)), 96, (1e-2, 2)),
-        ("scan", replace(WKV_SERIAL, forward=tile(2, 2, 16), backward=tile(2, 4, 16)), 320, (0.3, 0.5)),
-        ("scan", WkvConfig(forward=tile(32, 2, 32), backward=tile(32, 2, 32), look=2), 128, (1e-2, 2)),
-        ("naive", WKV_NAIVE, 192, (1e-5, 1e-3)),
-        ("naive", WKV_NAIVE, 320, (0.3, 0.5)),
-    ],
-    ids=[
-        "chain",
-        "serial-chain",
-        "serial-rows",
-        "serial for as long as a key weighs",
-        "row",
-        "walk",
-        "walk for as long as a key weighs",
-    ],
-)
+@pytest.mark.parametrize(("name", "config", "seq_len", "rates"), HEAVY.values(), ids=HEAVY)
 def test_a_heavy_first_key_keeps_its_weight(
     name: str, config: WkvConfig, seq_len: int, rates: tuple[float, float]
 ) -> None:
@@ -191,12 +185,11 @@ def test_a_past_that_decayed_within_its_row(how: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("name", "config", "seq_len", "rate"),
     [
-        ("scan", WkvConfig(forward=tile(2, 2, 16), backward=tile(2, 2, 16), look=2), 288, 0.03),
-        ("scan", replace(WKV_SERIAL, forward=tile(2, 2, 16), backward=tile(2, 2, 16)), 288, 0.03),
-        ("scan", replace(WKV_SERIAL, forward=tile(2, 2, 16), backward=tile(2, 2, 16)), 288, 0.09),
-        ("naive", WKV_NAIVE, 512, 0.24),
+        pytest.param("scan", SHORT_CHAIN, 288, 0.03, id="chain"),
+        pytest.param("scan", SHORT_SERIAL, 288, 0.03, id="serial"),
+        pytest.param("scan", SHORT_SERIAL, 288, 0.09, id="serial-fast"),
+        pytest.param("naive", WKV_NAIVE, 512, 0.24, id="walk"),
     ],
-    ids=["chain", "serial", "serial-fast", "walk"],
 )
 def test_stale_exponents_are_renewed(name: str, config: WkvConfig, seq_len: int, rate: float) -> None:
     """A slow rate decays a past that outweighs all that follows; at the last step a token weighs as much as it."""
