@@ -16,6 +16,7 @@ from lrbench.analysis.model.runtime_model import LAUNCH_MS
 from lrbench.results import store
 from lrbench.results.schema import Case
 from lrbench.results.select import load_rows
+from lrbench.tests import ROOT
 from lrbench.tests.command_line import Lrbench, Run, one_line
 
 from .analysis import rows as made
@@ -86,7 +87,7 @@ def test_count_says_what_the_kernels_run(run: Run) -> None:
 
 
 def test_the_page_names_every_operation_and_formulation() -> None:
-    page = (Path(__file__).resolve().parents[1] / "docs" / "counts.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "counts.md").read_text(encoding="utf-8")
     missing = {name for op, known in FORMULATIONS.items() for name in (op, *known) if f"`{name}`" not in page}
     assert not missing
 
@@ -111,9 +112,7 @@ def test_chunk_size(run: Run) -> None:
 
 
 def test_chunk_size_with_results(tmp_path: Path, run: Run) -> None:
-    rows = [
-        made.row(made.case("mlstm_sig", "fused_chunk", chunk_size=c), time_ms=t) for c, t in ((128, 1.0), (512, 1.5))
-    ]
+    rows = [made.row("mlstm_sig", "fused_chunk", chunk_size=c, time_ms=t) for c, t in ((128, 1.0), (512, 1.5))]
     made.write(rows, tmp_path / "r.parquet")
     command = ("chunk-size", "tfla", "--gpu", "h200", "--results", tmp_path)
     # Of two implementations that run there, the one that was measured.
@@ -148,9 +147,10 @@ def test_chunk_lengths_are_those_that_an_implementation_takes(problem: str, chun
 
 
 def test_a_length_that_was_not_measured_may_be_faster(tmp_path: Path, run: Run) -> None:
-    cases = [made.case("mlstm_sig", "xl_chunk", chunk_size=c, seq_len=t) for c in (16, 32) for t in (1024, 2048, 4096)]
-    cases += [made.case("mlstm_sig", "xl_chunk", chunk_size=16, seq_len=t) for t in (8192, 16384)]
-    made.write([made.row(case) for case in cases], tmp_path / "r.parquet")
+    measured = [(16, t) for t in (1024, 2048, 4096, 8192, 16384)] + [(32, t) for t in (1024, 2048, 4096)]
+    made.write(
+        (made.row("mlstm_sig", "xl_chunk", chunk_size=c, seq_len=t) for c, t in measured), tmp_path / "r.parquet"
+    )
     printed = run("chunk-size", "tfla", "--impl", "xl_chunk", "--gpu", "h200", "--results", tmp_path)
     assert re.match(
         r"use 16 with xl_chunk: \d+\.\d+ ms measured on h200_sxm; \d+ was not measured, the model says \d", printed
@@ -385,7 +385,7 @@ def test_what_was_wrong_there_is_not_recommended(tmp_path: Path, run: Run) -> No
     # An MLP's tokens are stored as one sequence.
     sizes = {"batch": 1, "seq_len": 65536, "d_model": 4096, "d_ff": 14336}
     case = Case(kernel="gated-mlp", op="gated_mlp", impl="fused", provider="lrbench", mode="fw", dtype="bf16", **sizes)
-    made.write([made.row(case, status="incorrect", reason="is off")], tmp_path / "r.parquet")
+    made.write([made.row_of(case, status="incorrect", reason="is off")], tmp_path / "r.parquet")
     told = run("predict", "gated-mlp", "--impl", "fused", "--gpu", "h200", "--results", tmp_path, "--no-fit")
     assert "; incorrect there: is off\n" in told
 
@@ -436,12 +436,12 @@ def test_predict_gives_an_interval(tmp_path: Path, run: Run) -> None:
     assert row["time_ms"] is None
     assert row["low_ms"] == max(row["flops_ms"], row["bytes_ms"])
     assert row["high_ms"] == pytest.approx(row["flops_ms"] + row["bytes_ms"])
-    cases = [
-        made.case("mlstm_sig", "fused_chunk", chunk_size=chunk, seq_len=seq_len)
+    rows = [
+        made.row("mlstm_sig", "fused_chunk", chunk_size=chunk, seq_len=seq_len)
         for chunk in (64, 128, 256, 512)
         for seq_len in (1024, 8192, 65536)
     ]
-    made.write([made.row(case) for case in cases], tmp_path / "r.parquet")
+    made.write(rows, tmp_path / "r.parquet")
     fitted = run.json("predict", "tfla", "--gpu", "b200", "--results", tmp_path)
     assert fitted["low_ms"] <= fitted["time_ms"] <= fitted["high_ms"]
     assert (fitted["fitted_on"], fitted["fitted_rows"]) == ("h200_sxm", 12)
@@ -555,7 +555,7 @@ def test_the_rates_of_a_cpu_are_said_to_be_measured(run: Run) -> None:
 
 def test_figures_are_written(tmp_path: Path, run: Run) -> None:
     rows = [
-        made.row(made.case("mlstm_sig", "fused_chunk", chunk_size=chunk, seq_len=seq_len))
+        made.row("mlstm_sig", "fused_chunk", chunk_size=chunk, seq_len=seq_len)
         for chunk in (64, 128)
         for seq_len in (1024, 8192)
     ]
@@ -617,6 +617,10 @@ def test_figures_are_written(tmp_path: Path, run: Run) -> None:
         ("predict attention --impl fused_chunk", "impl must be one of flash_attn.v2, "),
         ("predict rglru --impl fused --channels 7", "rglru fused cannot run this: channels must be a multiple of 8"),
         ("predict tfla --head-dim 0", "head_dim must be a positive integer, got 0"),
+        ("results --format yaml", "format must be one of table, json, csv, markdown, got 'yaml'"),
+        ("results nowhere", "got nowhere (does not exist)"),
+        ("errors fused_chunk", "kernel must be gated-mlp"),
+        ("errors gated-mlp --size x", "--size must be a positive integer"),
         ("results --time-limit 9", "--time-limit must be given with --run: without it nothing is measured"),
         ("plot memory nowhere --seq-len 8k", "seq_len must be left out for the figure memory, got 8192"),
         ("plot runtime nowhere --op ,", "op must have at least one name, got ','"),
@@ -641,6 +645,7 @@ def test_figures_are_written(tmp_path: Path, run: Run) -> None:
         ("plot runtime nowhere", "got nowhere (does not exist)"),
         ("roofline nowhere --gpu ,", "gpu must have at least one name, got ','"),
         ("roofline nowhere --gpu h900", "accelerator must be one of "),
+        ("kv-savings --d-model 64", "missing: --d-ff, --layers, --kv-heads, --head-dim"),
     ],
 )
 def test_bad_input_is_one_clear_line_and_exit_2(command: str, message: str, lrbench: Lrbench) -> None:

@@ -72,7 +72,7 @@ def test_whatever_is_outside_a_tolerance_is_explained(flops: float, moved: float
         (mlp("bw"), 1.02, 1, None, ("are counted without the padding of their tiles",), ""),
     ],
 )  # fmt: skip
-def test_explanations(
+def test_a_difference_is_explained_by_its_cause(
     count: Count, flops: float, moved: float, l2_bytes: float | None, words: tuple[str, ...], not_said: str
 ) -> None:
     found = held(count, flops * count.executed_tensor_flops, moved * count.executed_bytes, l2_bytes=l2_bytes)

@@ -34,8 +34,7 @@ def test_roofline_points_are_the_rows() -> None:
 
 
 def test_a_cpu_row_never_stands_on_a_gpus_roofline() -> None:
-    cpu_case = made.case("mlstm_sig", "torch", dtype="fp32")
-    cpu = made.frame([made.row(cpu_case, accelerator="cpu", time_ms=50.0)])
+    cpu = made.frame([made.row("mlstm_sig", "torch", dtype="fp32", accelerator="cpu", time_ms=50.0)])
     with pytest.raises(ValueError, match="rows measured on h200_sxm for its roofline, got rows of: cpu"):
         roofline(cpu, ["h200"])
     figure = roofline(pd.concat([sweep(), cpu], ignore_index=True), ["h200"], Selection(head_dim=256))
@@ -59,9 +58,7 @@ def test_the_share_is_of_the_roof_that_is_drawn() -> None:
 
 def test_several_accelerators_in_one_figure() -> None:
     """Each one's points on its own roof; one without rows shows its roof alone, wherever it stands in the list."""
-    other = made.frame(
-        [made.row(made.case("mlstm_sig", "fused_chunk", chunk_size=c), accelerator="h100") for c in (64, 128)]
-    )
+    other = made.frame([made.row("mlstm_sig", "fused_chunk", chunk_size=c, accelerator="h100") for c in (64, 128)])
     both = pd.concat([sweep(), other], ignore_index=True)
     figure = roofline(both, ["b200", "h200", "h100"], Selection(head_dim=256, modes=("fw",)))
     assert "Roof only, nothing measured: NVIDIA B200." in text(figure)
@@ -83,7 +80,7 @@ def test_an_accelerator_named_twice_is_drawn_once() -> None:
 
 
 def test_the_cpu_shares_no_figure_with_a_gpu() -> None:
-    cpu = made.frame([made.row(made.case("mlstm_sig", "torch", dtype="fp32"), accelerator="cpu", time_ms=50.0)])
+    cpu = made.frame([made.row("mlstm_sig", "torch", dtype="fp32", accelerator="cpu", time_ms=50.0)])
     both = pd.concat([sweep(), cpu], ignore_index=True)
     with pytest.raises(ValueError, match="gpu must not name the CPU beside others, got h200_sxm, cpu"):
         roofline(both, ["h200", "cpu"])

@@ -46,7 +46,7 @@ def measured(noise: float, *, step_ms: float = 0.002) -> pd.DataFrame:
                 model = runtime_model(counted, H200, "bf16")
                 steps = sequential_steps(Case(case.op, case.impl, case.mode, case.dtype, None, case.sizes))
                 time_ms = 2 * 0.015 + steps * step_ms + 2.5 * model.flops_ms + 1.4 * model.bytes_ms
-                rows.append(made.row(case, time_ms=time_ms * (1 + generator.uniform(-noise, noise))))
+                rows.append(made.row_of(case, time_ms=time_ms * (1 + generator.uniform(-noise, noise))))
     return made.frame(rows)
 
 

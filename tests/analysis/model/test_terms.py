@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,11 +20,12 @@ from lrbench.analysis.model.schedule import Launch, launches_of
 from lrbench.analysis.model.terms import FORMULATION, LAUNCHES, Case, terms_of_launches
 from lrbench.results.schema import SIZE_COLUMNS
 from lrbench.results.select import load_rows
+from lrbench.results.store import committed_results
 
 from .. import rows as made
 
 H200, H100, B200 = (get_accelerator(key) for key in ("h200", "h100", "b200"))
-STORED = (Path(__file__).parents[3] / "results/h200_sxm",)
+STORED = committed_results("h200_sxm")
 SIZES = {"batch": 8, "seq_len": 8192, "num_heads": 16, "head_dim_qk": 128, "head_dim_v": 256, "chunk_size": 512}
 CASE = Case("mlstm_sig", "fused_chunk", "fw", "bf16", "fp32", SIZES)
 CONSTANTS = LAUNCHES.constants
@@ -62,7 +62,7 @@ def made_rows(op: str, constants: Iterable[float], *, times: float = 1.0, **chan
                 )
                 found = LAUNCHES.terms(Case(op, "fused_chunk", "fw", "bf16", "fp32", case.sizes), H200)
                 time_ms = times * sum(x * y for x, y in zip(constants, found, strict=True))
-                row = made.row(case, time_ms=time_ms, suspect=None, measured_at="2026-12-01T00:00:00+00:00")
+                row = made.row_of(case, time_ms=time_ms, suspect=None, measured_at="2026-12-01T00:00:00+00:00")
                 rows.append({**row, **changes})
     return rows
 
@@ -241,30 +241,23 @@ def test_single_rows_of_one_group_are_left_out() -> None:
 
 @pytest.mark.compile
 @pytest.mark.parametrize("op", ["mlstm_sig", "mlstm_exp"])
-def test_multiprocessors_hold_as_many_programs_as_compiled_kernels_leave_room_for(
-    op: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_multiprocessors_hold_as_many_programs_as_compiled_kernels_leave_room_for(op: str) -> None:
     import torch
 
     from lrbench.analysis.model.schedule import RESIDENT
-    from lrbench.kernels import get_operation
-    from lrbench.kernels.scalar_decay import engine, launch
-    from lrbench.tests.kernels.offline import compile_launch, record_launches
+    from lrbench.tests.kernels.compiling import record
+    from lrbench.tests.kernels.laws import Case
+    from lrbench.tests.kernels.offline import compile_launch
 
-    monkeypatch.setattr(engine, "check_kernel_support", lambda *_, **__: None)
-    monkeypatch.setattr(launch, "capability", lambda device: (9, 0))
-    operation = get_operation(op)
     sizes = {"batch": 1, "seq_len": 128, "num_heads": 1, "head_dim_qk": 128, "head_dim_v": 256}
-    tensors = operation.make_inputs(sizes, dtype=torch.bfloat16)
-    with torch.no_grad(), record_launches(launch) as recorded:
-        operation.function("fused_chunk")(*tensors.values(), chunk_size=64)
+    case = Case(op=op, impl="fused_chunk", dtype=torch.bfloat16, sizes=sizes, kwargs={"chunk_size": 64})
     kinds = {
         "fused_chunk_kernel": "walk",
         "chunk_h_kernel": "states",
         "normaliser_kernel": "normaliser",
         "chunk_h_merge_kernel": "merge",
     }
-    for item in recorded:
+    for item in record(case, training=False, carry=False):
         kind = kinds.get(item.kernel.__name__)
         if kind is not None:
             used = compile_launch(item, 90)
