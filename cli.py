@@ -646,10 +646,6 @@ def count(
     gate_dtype: Annotated[str | None, option("Dtype of the gates [the inputs'].")] = None,
     counting: Annotated[str, option("detailed, or published: what a paper prints.")] = "detailed",
     factor: Annotated[list[str] | None, option("Cost of a function: exp=4; repeatable.")] = None,
-    tile: Annotated[
-        list[str] | None,
-        option("Tile size of executed counts (walk, sweep, lightning1, ...): block_t=32; repeatable [sm_90's]."),
-    ] = None,
     format: Format = "table",
 ) -> None:
     """Count the FLOPs and bytes of a problem, part by part.
@@ -658,15 +654,12 @@ def count(
     lightning, rglru (rglru, linear_scan), wkv (wkv4), gated-mlp (gated_mlp); and attention, gla, selective_scan.
     """
     from .analysis import counts
-    from .analysis.counts.executed import parse_tiles
     from .bench import display
     from .bench.shown import count_rows
 
     operation = problem.operation(kernel)
     chosen = formulation or counts.default_formulation(operation, problem.mode)
     chunk = min(128, problem.seq_len) if chunk_size is None else parse_size(chunk_size, "chunk_size")
-    if tile and chosen not in counts.TILED:
-        raise ValueError(f"tile must be left out for the formulation {chosen}, got {tile[0]!r}")
     result = counts.count(
         operation,
         formulation=chosen,
@@ -680,7 +673,6 @@ def count(
         causal_factor=causal_factor,
         counting=counting,
         factors=counts.Factors.parse(factor) if factor else None,
-        tiles=parse_tiles(tile) if tile else None,
     )
     display.show(result.as_dict() if format == "json" else count_rows(result), format)
     if format == "table":

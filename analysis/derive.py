@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..kernels import FAMILIES, get_operation
 from ..results.schema import CASE_COLUMNS, SIZE_COLUMNS
+from ..results.select import records
 from .accelerators.known import Accelerator, get_accelerator, known_accelerators
 from .counts import Count, count_case
 from .model.runtime_model import model_time_ms, roofline_fraction, suspect_reason
@@ -27,10 +28,10 @@ ONCE_SINCE = "2026-11-21T15:00"
 """From when on the memory of a forward and backward call holds the gradient of the output once."""
 
 
-def of_today(frame: pd.DataFrame) -> pd.DataFrame:
-    """Leave out the rows of implementations of ours that are gone: they are for comparisons and histories.
+def without_removed(frame: pd.DataFrame) -> pd.DataFrame:
+    """Leave out the rows of our implementations that the code no longer has: only comparisons and histories use them.
 
-    What is of no operation known here is kept.
+    Rows of operations that are not known here are kept.
     """
     pairs = frame[["op", "impl", "provider"]].drop_duplicates()
     gone = {(op, impl) for op, impl, provider in pairs.itertuples(index=False) if _is_gone(op, impl, provider)}
@@ -81,18 +82,15 @@ def derive(
 def derive_anew(frame: pd.DataFrame) -> pd.DataFrame:
     """Return the rows with the derived columns that they have, as they are counted today.
 
-    A CPU's roof is known to the machine that measured it alone: what hangs on it stays as stored.
+    Only the machine that measured a CPU knows its roof, so what depends on that roof stays as stored.
     """
     named = {*frame["accelerator"].dropna(), *frame["device_accelerator"].dropna()} & {*known_accelerators()} - {"cpu"}
     known = {key: get_accelerator(key) for key in named}
     derived = {name: frame[name].tolist() for name in DERIVED_COLUMNS if name in frame.columns}
-    needed = (*CASE_COLUMNS, "time_ms", "accelerator", "device_accelerator")
-    rows = zip(*(frame[name].tolist() for name in needed), strict=True)
-    for n, row in enumerate(rows):
-        values: list[Any] = [None if value != value else value for value in row]
-        *case, time_ms, target, device = values
-        count = _count(*case)
-        columns = derive(known.get(target), known.get(device), count, case[CASE_COLUMNS.index("dtype")], time_ms)
+    for n, row in enumerate(records(frame, (*CASE_COLUMNS, "time_ms", "accelerator", "device_accelerator"))):
+        target, device = known.get(row["accelerator"]), known.get(row["device_accelerator"])
+        count = _count(*(row[name] for name in CASE_COLUMNS))
+        columns = derive(target, device, count, row["dtype"], row["time_ms"])
         for name in derived.keys() & columns.keys():
             derived[name][n] = columns[name]
     return frame.assign(**derived)
@@ -104,9 +102,9 @@ def gradient_twice(frame: pd.DataFrame) -> pd.Series:
 
 
 @functools.cache
-def _count(op: str, impl: str, mode: str, dtype: str, state_dtype: str | None, *sizes: float | None) -> Count | None:
+def _count(op: str, impl: str, mode: str, dtype: str, state_dtype: str | None, *sizes: int | None) -> Count | None:
     """Return the work of a case; None for an operation, an implementation or sizes that cannot be counted here."""
-    known = {name: int(size) for name, size in zip(SIZE_COLUMNS, sizes, strict=True) if size is not None}
+    known = {name: size for name, size in zip(SIZE_COLUMNS, sizes, strict=True) if size is not None}
     try:
         return count_case(op, impl, mode, dtype, state_dtype, known)
     except ValueError:

@@ -195,14 +195,16 @@ def ranking_answer(rows: Sequence[Mapping[str, Any]]) -> str:
     """Return which kernel to take, in one line."""
     best = next(row for row in rows if row["same_math"])
     chunks = f", chunks of {best['chunk_size']}" if best["chunk_size"] else ""
-    interval, where = f"{best['low_ms']:.4g} to {best['high_ms']:.4g}", best["accelerator"]
+    where = best["accelerator"]
     if best["does_not_fit"]:
         least = min((row for row in rows if row["same_math"]), key=lambda row: row["memory_bytes"])
         return f"nothing to use on {where}: {least['impl']}, which needs least memory, {least['does_not_fit']}"
     if best["basis"] == "bound":
         return f"no rows to choose by: {best['impl']}{chunks} takes at least {best['low_ms']:.4g} ms on {where}"
-    predicted = f"({interval}) predicted for {where}"
-    how = measured_on(where, best["noisy"]) if best["basis"] == "measured" else predicted
+    if best["basis"] == "measured":
+        how = measured_on(where, best["noisy"])
+    else:
+        how = f"({best['low_ms']:.4g} to {best['high_ms']:.4g}) predicted for {where}"
     return f"use {best['impl']}{chunks}: {best['time_ms']:.4g} ms {how}"
 
 

@@ -38,12 +38,12 @@ def file_rows(paths: Sequence[Path]) -> list[dict[str, Any]]:
     shown = []
     files = (sorted(path.rglob("*.parquet")) if path.is_dir() else [path] for path in paths)
     for path in itertools.chain.from_iterable(files):
-        row, what = row_set(path)
-        rows = read_file(path, row, what=what, columns=FILE_COLUMNS).to_pylist()
+        row, holds = row_set(path)
+        rows = read_file(path, row, columns=FILE_COLUMNS).to_pylist()
         shown.append(
             {
                 "file": f"{path.parent.name}/{path.name}",
-                "holds": f"{what}s" if what in ("result", "profile") else what,
+                "holds": holds,
                 "rows": len(rows),
                 "cases": None if row is RoofRow else len({each["case_id"] for each in rows}),
                 "runs": len({each["run_id"] for each in rows}),

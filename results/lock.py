@@ -104,7 +104,7 @@ def temporary_folder() -> Path:
         with contextlib.suppress(OSError):
             if left.stat().st_uid == os.getuid() and (file := _try(left)):
                 _remove(left.parent, os.getpid(), file)
-    # It has its name only once it is locked: until then another process would take it for one left behind.
+    # Renamed only when it is locked: another process would take an unlocked one for one left behind.
     unlocked = Path(tempfile.mkdtemp(prefix=f".{TEMPORARY}", dir=top))
     held = _try(unlocked / LOCK_FILE)
     folder = unlocked.rename(top / unlocked.name[1:])

@@ -208,7 +208,7 @@ def grouped(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
 def case_key(row: Row, columns: Sequence[str]) -> tuple[Any, ...]:
     """Return a row's values by which cases of two sides match.
 
-    Without the implementation null states are float32: an outside package that has no choice of them leaves them null.
+    Where implementations need not agree, a null state_dtype is fp32: packages without a choice of it leave it null.
     """
     unnamed = {"state_dtype": "fp32"} if "impl" not in columns else {}
     return tuple(row[name] or unnamed.get(name, row[name]) for name in columns)
@@ -354,6 +354,16 @@ def load_results(paths: str | Path | Iterable[str | Path], *, samples: bool = Fa
     return with_totals(read_results(paths, columns).to_pandas(split_blocks=True, self_destruct=True))
 
 
+def records(frame: pd.DataFrame, columns: Iterable[str] = RECORD_COLUMNS) -> list[dict[str, Any]]:
+    """Return the rows of a frame as :func:`load_rows` has them: None for null, and sizes as integers."""
+    values: dict[str, list[Any]] = {}
+    for name in columns:
+        values[name] = [None if value != value else value for value in frame[name].tolist()]
+        if name in SIZE_COLUMNS:
+            values[name] = [value and int(value) for value in values[name]]
+    return [dict(zip(values, row, strict=True)) for row in zip(*values.values(), strict=True)]
+
+
 def with_totals(frame: pd.DataFrame) -> pd.DataFrame:
     """Add ``tokens`` and ``embedding_dim``."""
     frame["tokens"] = frame["batch"] * frame["seq_len"]
@@ -380,7 +390,7 @@ def of_family(frame: pd.DataFrame, kernel: str) -> pd.DataFrame:
         raise unknown("kernel", kernel, families(frame), " in these results")
     own = set(frame["op"][here & (frame["provider"] == "lrbench")])
     rows = frame[here | frame["op"].isin(own)]
-    # Rows that were other mathematics beside another family are of this one's operation.
+    # What was other mathematics beside another family computes an operation of this one.
     return rows.assign(same_math=rows["same_math"].where(~rows["op"].isin(own), True))
 
 

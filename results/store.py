@@ -55,14 +55,17 @@ SAME_CASE = ("case_id", "device_accelerator", "device_name", "status", "noise", 
 """Of rows that agree in these columns, the newest counts."""
 
 OTHER_ROW_SETS = {
-    "roofs": (RoofRow, "calibration"), "copies": (RoofRow, "copies"), "profile": (ProfileRow, "profile"),
+    "roofs": (RoofRow, "calibration"), "copies": (RoofRow, "copies"), "profile": (ProfileRow, "profiles"),
     "errors": (ErrorsRow, "errors"),
 }  # fmt: skip
 
+ROW_NAMES = {Record: "result", RoofRow: "calibration", ProfileRow: "profile", ErrorsRow: "error table"}
+"""What messages call a row set."""
+
 
 def row_set(path: Path) -> tuple[type, str]:
-    """Return the type of the rows of a parquet file, by its name, and what they are called."""
-    return OTHER_ROW_SETS.get(path.name.removesuffix(".parquet").rpartition(".")[2], (Record, "result"))
+    """Return the type of the rows of a parquet file, by its name, and what it holds, in a word."""
+    return OTHER_ROW_SETS.get(path.name.removesuffix(".parquet").rpartition(".")[2], (Record, "results"))
 
 
 def holds_results(path: Path) -> bool:
@@ -113,7 +116,7 @@ class RunWriter:
     def _open(self) -> IO[bytes]:
         """Create the journal and lock it until the run ends."""
         self.journal.parent.mkdir(parents=True, exist_ok=True)
-        # A journal has its name only once it is locked: recover would take it for a dead run's in between.
+        # Renamed only when it is locked: recover would take an unlocked journal for that of a dead run.
         unlocked = self.journal.with_name(f".{self.journal.name}.{os.getpid()}")
         file = open(unlocked, "xb")  # noqa: SIM115, held open for the lock
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -477,16 +480,13 @@ def _newest_times(tables: Iterable[pa.Table]) -> list[str]:
     return [] if not found else reduced(pa.concat_tables(found))["measured_at"].drop_null().to_pylist()
 
 
-def read_file(
-    path: Path, row: type = Record, *, what: str = "result", columns: Sequence[str] | None = None
-) -> pa.Table:
+def read_file(path: Path, row: type = Record, *, columns: Sequence[str] | None = None) -> pa.Table:
     """Read one file of a row set, as :func:`read_results` does.
 
     It uses neither pyarrow.dataset nor pyarrow.compute, which import pandas: that takes longer than a small file.
 
     Args:
         row: dataclass of the rows; its last field is the version of its columns.
-        what: the rows' name in messages.
         columns: the columns wanted; None is all.
     """
     import pyarrow as pa
@@ -494,7 +494,7 @@ def read_file(
     whole = arrow_schema(row)
     names = [name for name in whole.names if columns is None or name in set(columns)]
     schema = pa.schema([field for field in whole if field.name in names])
-    version = dataclasses.fields(row)[-1]
+    version, what = dataclasses.fields(row)[-1], ROW_NAMES[row]
     with _opened(path, what) as file:
         present = Counter(file.schema_arrow.names)
         if version.name not in present:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -26,6 +27,22 @@ def reader_leaves(*command: str) -> tuple[int, str]:
         process.stdout.close()
         errors = process.stderr.read()
         return process.wait(timeout=240), errors
+
+
+def run_python(code: str, *arguments: object, **options: Any) -> str:
+    """Run code that must succeed in a process of its own; return what it prints."""
+    command = [sys.executable, "-c", code, *map(str, arguments)]
+    how = {"capture_output": True, "text": True, "env": ENVIRON, "timeout": 240, **options}
+    finished = subprocess.run(command, **how)
+    assert finished.returncode == 0, finished.stderr
+    return finished.stdout
+
+
+def start_python(code: str, *arguments: object, **environ: str) -> subprocess.Popen[str]:
+    """Start code in a process of its own, whose standard output the test reads."""
+    command = [sys.executable, "-c", code, *map(str, arguments)]
+    environ = {**os.environ, "PYTHONSAFEPATH": "1", **environ}
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environ)
 
 
 class Run:
@@ -52,6 +69,11 @@ def script(path: Path, text: str) -> Path:
     path.write_text(text if text.startswith("#!") else f"#!/bin/sh\n{text}\n")
     path.chmod(0o755)
     return path
+
+
+def without_styles(text: str) -> str:
+    """Return what a terminal shows, without colours and weights."""
+    return re.sub(r"\x1b\[[0-9;]*m", "", text)
 
 
 def one_line(err: str) -> str:

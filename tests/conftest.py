@@ -1,4 +1,4 @@
-"""What every test stands on: the conditions of the markers, nothing of the user's, and commands run in this process."""
+"""For all tests: skips by marker, nothing of the user's files, and fixtures that run commands in this process."""
 
 from __future__ import annotations
 
@@ -15,24 +15,19 @@ from lrbench.tests.command_line import ENVIRON, Lrbench, Run
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skip, with the reason, the tests whose marker asks for what this process does not have."""
-    interpreted = os.environ.get("TRITON_INTERPRET") == "1"
-    no_device = _why_no_device() if any(item.get_closest_marker("gpu") for item in items) else None
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        lacking = {"compile": "compiles kernels: run without TRITON_INTERPRET"}
+    else:
+        lacking = {"interpret": "needs TRITON_INTERPRET=1 in the environment: make test-interpret"}
+    if any(item.get_closest_marker("gpu") for item in items):
+        import torch
+
+        if not torch.cuda.is_available():
+            lacking["gpu"] = f"no CUDA device: torch {torch.__version__} sees none"
     for item in items:
-        if item.get_closest_marker("gpu") and no_device:
-            item.add_marker(pytest.mark.skip(reason=no_device))
-        if item.get_closest_marker("interpret") and not interpreted:
-            item.add_marker(pytest.mark.skip(reason="needs TRITON_INTERPRET=1 in the environment: make test-interpret"))
-        if item.get_closest_marker("compile") and interpreted:
-            item.add_marker(pytest.mark.skip(reason="compiles kernels: run without TRITON_INTERPRET"))
-
-
-def _why_no_device() -> str | None:
-    """Return why the tests marked gpu cannot run here, or None."""
-    import torch
-
-    if torch.cuda.is_available():
-        return None
-    return f"no CUDA device: torch {torch.__version__} sees none"
+        for marker, reason in lacking.items():
+            if item.get_closest_marker(marker):
+                item.add_marker(pytest.mark.skip(reason=reason))
 
 
 @pytest.fixture(autouse=True, scope="session")

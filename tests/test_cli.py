@@ -23,7 +23,8 @@ from lrbench.bench.run import Outcome
 from lrbench.bench.session import conclusion, exit_code
 from lrbench.results import store
 from lrbench.results.schema import RECORD_COLUMNS
-from lrbench.tests.command_line import CALL, ENVIRON, Lrbench, Run, reader_leaves
+from lrbench.tests import ROOT
+from lrbench.tests.command_line import CALL, ENVIRON, Lrbench, Run, reader_leaves, without_styles
 from lrbench.tests.results.test_store import RECORD
 
 pytestmark = pytest.mark.usefixtures("one_look_at_the_machine")
@@ -40,13 +41,17 @@ def call(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run((*CALL, *arguments), capture_output=True, text=True, env=ENVIRON, timeout=240)
 
 
+Swept = tuple[subprocess.CompletedProcess[str], Path]
+"""What a sweep's command ended with, and the folder of its rows."""
+
+
 @pytest.fixture(scope="module")
-def tiny_sweep(tmp_path_factory: pytest.TempPathFactory) -> tuple[subprocess.CompletedProcess[str], Path]:
+def tiny_sweep(tmp_path_factory: pytest.TempPathFactory) -> Swept:
     folder = tmp_path_factory.mktemp("sweep")
     return call(*TINY, "--gpu", "h100", "--output", str(folder)), folder
 
 
-def test_sweep_prints_a_table_and_leaves_a_file(tiny_sweep: tuple[subprocess.CompletedProcess[str], Path]) -> None:
+def test_sweep_prints_a_table_and_leaves_a_file(tiny_sweep: Swept) -> None:
     finished, folder = tiny_sweep
     assert finished.returncode == 0, finished.stderr
     (path,) = folder.iterdir()
@@ -87,7 +92,7 @@ def test_completion_as_a_module_is_of_the_command() -> None:
     assert "complete -o default -F _lrbench_completion lrbench" in shown and "python" not in shown
 
 
-def test_resume_has_nothing_left(tiny_sweep: tuple[subprocess.CompletedProcess[str], Path], run: Run) -> None:
+def test_resume_has_nothing_left(tiny_sweep: Swept, run: Run) -> None:
     folder = tiny_sweep[1]
     before = set(folder.iterdir())
     output = run(*TINY, "--output", folder, "--resume")
@@ -100,9 +105,7 @@ def test_resume_has_nothing_left(tiny_sweep: tuple[subprocess.CompletedProcess[s
     assert all(tuple(row) == RECORD_COLUMNS for row in rows)
 
 
-def test_a_dry_run_prints_the_cases_that_are_left(
-    tiny_sweep: tuple[subprocess.CompletedProcess[str], Path], run: Run, tmp_path: Path
-) -> None:
+def test_a_dry_run_prints_the_cases_that_are_left(tiny_sweep: Swept, run: Run, tmp_path: Path) -> None:
     planned = [*TINY, "--chunk-size", "16,48", "--dry-run"]
     rows = run.json(*planned, "--output", tmp_path / "new")
     assert [(row["chunk_size"], row["not run"]) for row in rows] == [(16, ""), (48, "")]
@@ -116,9 +119,7 @@ def test_a_dry_run_prints_the_cases_that_are_left(
     assert "1 of 2 cases were already there" in run.err
 
 
-def test_resume_takes_the_rows_of_a_run_that_died(
-    tiny_sweep: tuple[subprocess.CompletedProcess[str], Path], run: Run, tmp_path: Path
-) -> None:
+def test_resume_takes_the_rows_of_a_run_that_died(tiny_sweep: Swept, run: Run, tmp_path: Path) -> None:
     rows = store.read_results(tiny_sweep[1]).to_pylist()
     (tmp_path / "sweep-dead.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[:2]))
     left = run.json(*TINY, "--resume", "--dry-run", "--output", tmp_path)
@@ -382,10 +383,10 @@ LISTINGS = ("kernels tfla", "kernels lightning", "gpus --all", "sweep --kernel t
 )
 def test_answers_fit_a_terminal(command: str, width: int, monkeypatch: pytest.MonkeyPatch, lrbench: Lrbench) -> None:
     """As tables, no row broken into names and values, about a screen long; sentences wrap as the terminal does."""
-    monkeypatch.chdir(Path(__file__).resolve().parents[1])
+    monkeypatch.chdir(ROOT)
     monkeypatch.setenv("COLUMNS", str(width))
     monkeypatch.setenv("FORCE_COLOR", "1")
-    out = re.sub(r"\x1b\[[0-9;]*m", "", lrbench(*command.split())[1])
+    out = without_styles(lrbench(*command.split())[1])
     lines = out.splitlines()
     sentences = ("FAILED", "B takes", "A = ", "mlstm_sig", "low to", "use ", "    pip install", "install: ")
     assert max((len(line) for line in lines if not line.startswith(sentences)), default=0) <= width

@@ -21,6 +21,7 @@ from lrbench.bench.derived import Run, build_record
 from lrbench.bench.plan import PlannedCase
 from lrbench.results import store
 from lrbench.results.schema import Record
+from lrbench.tests import ROOT
 from lrbench.tests.command_line import CALL, Lrbench, one_line, reader_leaves, script
 
 from .analysis.measured import failed, measured, run_of
@@ -33,9 +34,9 @@ pytestmark = pytest.mark.usefixtures("one_look_at_the_machine")
 def runs(tmp_path: Path) -> dict[str, Path]:
     """Result files: a baseline, the same again, one slower."""
     return {
-        "old": write(run_of(4, seed=1, noise=0.002), tmp_path / "old.parquet"),
-        "same": write(run_of(4, seed=2, noise=0.002), tmp_path / "same.parquet"),
-        "slow": write(run_of(4, seed=3, noise=0.002, slower=1.1, triton_version="3.7.1"), tmp_path / "slow.parquet"),
+        "old": write(run_of(4, seed=1), tmp_path / "old.parquet"),
+        "same": write(run_of(4, seed=2), tmp_path / "same.parquet"),
+        "slow": write(run_of(4, seed=3, slower=1.1, triton_version="3.7.1"), tmp_path / "slow.parquet"),
     }
 
 
@@ -53,14 +54,14 @@ def test_check_passes_and_fails(lrbench: Lrbench, runs: dict[str, Path], tmp_pat
     assert "warning: the environments differ (baseline | run): triton_version: 3.6.0 | 3.7.1" in err
     (tmp_path / "loose.toml").write_text("[defaults]\ntime = 0.2\n", encoding="utf-8")
     assert lrbench("check", runs["slow"], "--baseline", runs["old"], "--thresholds", tmp_path / "loose.toml")[0] == 0
-    short = write(run_of(3, seed=4, noise=0.002), tmp_path / "short.parquet")
+    short = write(run_of(3, seed=4), tmp_path / "short.parquet")
     assert lrbench("check", short, "--baseline", runs["old"])[0] == 1
 
 
 def test_check_and_compare_say_what_changed_and_group_the_rest(lrbench: Lrbench, tmp_path: Path) -> None:
     """Thirty cases of the baseline that the run lacks are a line; with --all every case has one."""
-    old = write(run_of(40, seed=1, noise=0.002), tmp_path / "old.parquet")
-    rows = [*run_of(9, seed=2, noise=0.002), *run_of(10, seed=3, noise=0.002, slower=1.1)[9:]]
+    old = write(run_of(40, seed=1), tmp_path / "old.parquet")
+    rows = [*run_of(9, seed=2), *run_of(10, seed=3, slower=1.1)[9:]]
     new = write(rows, tmp_path / "new.parquet")
     code, out, _ = lrbench("check", new, "--baseline", old)
     first, _, *lines = out.splitlines()
@@ -94,7 +95,7 @@ def test_a_check_that_compared_too_little_does_not_pass(
 ) -> None:
     """As where the GPU's driver is broken: what the run could not measure counts as planned, allowed or not."""
     lost = [failed("unavailable", "no driver", chunk_size=16 * n, run_id="run8") for n in range(measured + 1, 5)]
-    new = write([*run_of(measured, seed=8, noise=0.002), *lost], tmp_path / "broken.parquet")
+    new = write([*run_of(measured, seed=8), *lost], tmp_path / "broken.parquet")
     arguments = ("check", new, "--baseline", runs["old"], "--allow-missing", *options)
     found, out, err = lrbench(*arguments, "--format", "json")
     data = json.loads(out)
@@ -139,7 +140,7 @@ def test_rerun_says_where_it_cannot(lrbench: Lrbench, runs: dict[str, Path]) -> 
 
 def test_rerun_settles_cases(lrbench: Lrbench, runs: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """What is measured again takes the place of what was slow; the outcome says so."""
-    fast = {row["case_id"]: row for row in run_of(4, seed=9, noise=0.002)}
+    fast = {row["case_id"]: row for row in run_of(4, seed=9)}
     monkeypatch.setattr(run, "why_not_again", lambda rows, environment: None)
     monkeypatch.setattr(run, "measure_again", lambda rows, *_, **__: {r["case_id"]: fast[r["case_id"]] for r in rows})
     code, out, err = lrbench("check", runs["slow"], "--baseline", runs["old"], "--rerun", "--format", "json")
@@ -164,7 +165,9 @@ def test_nothing_is_measured_on_a_gpu_that_another_lrbench_uses(
         assert used in err
 
 
-def test_reports(lrbench: Lrbench, runs: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_check_reports_in_every_format(
+    lrbench: Lrbench, runs: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     summary, junit = tmp_path / "summary.md", tmp_path / "junit.xml"
     summary.write_text("before\n", encoding="utf-8")
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(summary))
@@ -198,14 +201,9 @@ def test_bad_input_is_one_line_and_exit_2(
 ) -> None:
     truncated = tmp_path / "truncated.parquet"
     truncated.write_bytes(runs["old"].read_bytes()[:2000])
-    other = tmp_path / "other.parquet"
-    table = pq.read_table(runs["old"])
-    position = table.column_names.index("schema_version")
-    pq.write_table(table.set_column(position, "schema_version", [[99] * len(table)]), other)
     nothing = write([measured(op="retention")], tmp_path / "nothing.parquet")
     for first, message in (
         (truncated, "results must be parquet files, got"),
-        (other, "schema_version must be from 1 to 3, got 99"),
         (nothing, "a case in common" if command == "check" else "no case of A matches one of B"),
         (tmp_path / "missing.parquet", "does not exist"),
         ("nonsense", "a selector must be a file, a folder or KEY:VALUE terms"),
@@ -218,7 +216,7 @@ def test_bad_input_is_one_line_and_exit_2(
         assert message in one_line(err)
 
 
-def test_compare(lrbench: Lrbench, runs: dict[str, Path]) -> None:
+def test_compare_prints_pairs_and_groups(lrbench: Lrbench, runs: dict[str, Path]) -> None:
     code, out, err = lrbench("compare", runs["old"], runs["slow"], "--by", "mode")
     assert code == 0
     assert out.count(" slower") >= 4
@@ -275,7 +273,7 @@ def test_a_check_counts_what_a_stopped_run_planned(
     lrbench: Lrbench, runs: dict[str, Path], tmp_path: Path, said: dict[str, Any], planned: int
 ) -> None:
     new = tmp_path / "stopped.parquet"
-    store.write_parquet(run_of(2, seed=8, noise=0.002), new, **said)
+    store.write_parquet(run_of(2, seed=8), new, **said)
     code, out, err = lrbench("check", new, "--baseline", runs["old"], "--allow-missing", "--format", "json")
     assert (code, json.loads(out)["compared"], json.loads(out)["planned"]) == (2 if planned == 5 else 0, 2, planned)
     assert (f"the run was stopped: at least {planned - 2} of its cases have no row" in err) == (planned > 2)
@@ -315,7 +313,7 @@ def test_baseline_update_and_history(lrbench: Lrbench, runs: dict[str, Path], tm
 )
 def test_composite_action(tmp_path: Path, inputs: dict[str, str], options: tuple[str, ...]) -> None:
     """The action's script asks for what its inputs say, with paths that hold blanks, and ends as the command does."""
-    text = (Path(__file__).resolve().parents[1] / ".github/actions/check/action.yml").read_text(encoding="utf-8")
+    text = (ROOT / ".github/actions/check/action.yml").read_text(encoding="utf-8")
     step = textwrap.dedent(text.partition("run: |\n")[2])
     named = set(re.findall(r"^ +([A-Z_]+): \$\{\{ inputs\.[a-z-]+ \}\}$", text, re.MULTILINE))
     assert named == set(re.findall(r"\$([A-Z_]+)", step))

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]
+from lrbench.tests import ROOT
+
 LEFT_OUT = (".*", "__pycache__", "build", "dist", "*.egg-info", "local", "h200_sxm")
 FILE = re.compile(r"^`([\w/.]+\.py)`:\n\n```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 TYPES = re.compile(r"`pyproject\.toml` lists.*?```toml\n(.*?)```", re.DOTALL)

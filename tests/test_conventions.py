@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-from pathlib import Path
+import runpy
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]
+from lrbench.tests import ROOT
+
 SCRIPT = ROOT / ".ci" / "conventions.py"
 
 pytestmark = pytest.mark.skipif(not SCRIPT.exists(), reason=".ci/conventions.py is not part of this copy")
 
 
 def messages(path: str, text: str) -> list[str]:
-    spec = importlib.util.spec_from_file_location("conventions", SCRIPT)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return [message for _, message in module.violations(path, text)]
+    violations = runpy.run_path(str(SCRIPT))["violations"]
+    return [message for _, message in violations(path, text)]
 
 
 KERNEL = '''
@@ -64,7 +61,7 @@ def sum_kernel(x_ptr):
         ),
     ],
 )
-def test_finds(path: str, text: str, expected: str) -> None:
+def test_a_breach_is_found_once_and_named(path: str, text: str, expected: str) -> None:
     found = messages(path, text)
     assert len(found) == 1
     assert expected in found[0]

@@ -19,8 +19,8 @@ from lrbench.cli import app
 from lrbench.kernels import FAMILIES
 from lrbench.results.schema import RECORD_COLUMNS, STATUSES
 from lrbench.results.select import load_rows
+from lrbench.tests import ROOT
 
-ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import time
 
 import pytest
 
 from lrbench.kernels import FAMILIES, FOLDERS
+from lrbench.tests.command_line import run_python
 
 HEAVY = ("torch", "triton", "numpy", "pandas", "pyarrow", "matplotlib")
 DECLARATIONS = sorted({FOLDERS.get(op, op) for operations in FAMILIES.values() for op in operations})
@@ -27,16 +25,8 @@ LIGHT = (
 )
 
 
-def run_python(code: str, *arguments: str) -> str:
-    environment = {**os.environ, "PYTHONSAFEPATH": "1"}
-    command = [sys.executable, "-c", code, *arguments]
-    finished = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
-    assert finished.returncode == 0, finished.stderr
-    return finished.stdout
-
-
 def test_declarations_and_the_command_line_import_nothing_heavy() -> None:
-    """... and resolve where none of that can be imported."""
+    """Declarations resolve where nothing heavy can be imported."""
     importing = "import importlib, sys; [importlib.import_module(name) for name in sys.argv[1:]]"
     loaded = {name.partition(".")[0] for name in run_python(f"{importing}; print(*sys.modules)", *LIGHT).split()}
     assert loaded & set(HEAVY) == set()

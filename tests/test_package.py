@@ -14,8 +14,8 @@ import pytest
 from packaging.requirements import Requirement
 
 from lrbench.kernels.baselines import BASELINES
+from lrbench.tests import ROOT
 
-ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = ("analysis", "bench", "kernels", "notebooks", "results")
 ROOT_MODULES = ("__init__.py", "__main__.py", "cli.py")
 PACKAGE_DATA = {"analysis": (".j2", ".mplstyle", ".toml"), "notebooks": (".ipynb",), "results": (".toml", ".parquet")}

@@ -109,28 +109,31 @@ def _measure() -> Roofs:
     for dtype, size in (("fp32", 1024), ("fp64", 768)):
         operand = np.random.default_rng(0).standard_normal((size, size)).astype(f"f{4 if dtype == 'fp32' else 8}")
         out = np.empty_like(operand)
-        rates[dtype] = 2 * size**3 / _best_seconds(functools.partial(np.matmul, operand, operand, out=out))
+        rates[dtype] = _rate(2 * size**3, functools.partial(np.matmul, operand, operand, out=out))
     source = np.ones(16 * _MIB, dtype=np.float64)
     target = np.empty_like(source)
-    seconds = _best_seconds(functools.partial(np.copyto, target, source))
+    copied = _rate(2 * source.nbytes, functools.partial(np.copyto, target, source))
     when = datetime.now(timezone.utc).isoformat(timespec="seconds")
     return Roofs(
         matrix_flops=MappingProxyType(rates),
-        bandwidth_bytes_s=2 * source.nbytes / seconds,
+        bandwidth_bytes_s=copied,
         source=f"measured {when} with numpy: 1024^3 fp32 and 768^3 fp64 matrix product, 128 MiB copy, best of a few "
         "runs; lrbench calibrate measures it with torch",
     )
 
 
-def _best_seconds(call: Callable[[], object]) -> float:
-    """Return the shortest time of a call within a quarter of a second, of three at least: load only lengthens it."""
+def _rate(work: int, call: Callable[[], object]) -> float:
+    """Return the work over the shortest time of a call, to three digits; load only lengthens a call.
+
+    It is called for a quarter of a second, three times at least.
+    """
     times: list[float] = []
     end = time.perf_counter() + 0.25
     while len(times) < 3 or time.perf_counter() < end:
         start = time.perf_counter()
         call()
         times.append(time.perf_counter() - start)
-    return min(times)
+    return float(f"{work / min(times):.3g}")
 
 
 def _machine() -> dict[str, Any]:

@@ -26,7 +26,7 @@ def check_output(path: Path) -> None:
     """Raise ValueError where ``path`` holds something else than calibrations, OSError where it cannot be written."""
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.exists():
-        store.read_file(path, RoofRow, what="calibration")
+        store.read_file(path, RoofRow)
 
 
 def write_roofs(rows: Iterable[RoofRow], path: Path) -> None:
@@ -36,7 +36,7 @@ def write_roofs(rows: Iterable[RoofRow], path: Path) -> None:
         ValueError: the file is there and holds something else.
     """
     check_output(path)
-    before = store.read_file(path, RoofRow, what="calibration").to_pylist() if path.exists() else []
+    before = store.read_file(path, RoofRow).to_pylist() if path.exists() else []
     store.write_parquet([*before, *map(dataclasses.asdict, rows)], path, RoofRow)
 
 
@@ -69,7 +69,7 @@ def stored_roofs(paths: Iterable[Path] | None = None) -> dict[str, Roofs]:
     """
     runs: dict[tuple[str, str], tuple[list[dict[str, Any]], Path]] = {}
     for path in _calibration_files(_default_folders() if paths is None else paths):
-        for row in store.read_file(path, RoofRow, what="calibration").drop(["time_samples_ms"]).to_pylist():
+        for row in store.read_file(path, RoofRow).drop(["time_samples_ms"]).to_pylist():
             if row["device_accelerator"] is not None:
                 runs.setdefault((row["device_accelerator"], row["run_id"]), ([], path))[0].append(row)
     newest: dict[str, Roofs] = {}

@@ -30,7 +30,7 @@ def table_rows(cases: Sequence[CaseResult]) -> list[dict[str, Any]]:
     """Return cases as rows to print."""
     rows = []
     for case in cases:
-        time = case.metric("time_ms")
+        time = case.time
         times = (time.old, time.new, time.ratio, _end(time.low), _end(time.high)) if time else [None] * 5
         rows.append(
             {
@@ -115,7 +115,7 @@ def junit_xml(found: CheckResult) -> str:
         ElementTree.SubElement(element, "error", {"message": _printable(summary(found))})
     for case in found.cases:
         row = case.row
-        time = case.metric("time_ms")
+        time = case.time
         attributes = {
             "classname": _printable(f"{row['op']}.{row['impl']}.{row['mode']}"),
             "name": _printable(describe_sizes(row)),
@@ -160,7 +160,7 @@ def markdown(found: CheckResult) -> str:
 
 
 def _markdown_row(case: CaseResult, fails: bool) -> str:
-    time = case.metric("time_ms")
+    time = case.time
     numbers = ["", "", ""]
     if time is not None:
         ends = f" ({time.low:.3f} to {time.high:.3f})" if math.isfinite(time.high) else ""

@@ -79,9 +79,10 @@ class CaseResult:
     metrics: tuple[Metric, ...] = ()
     measured_again: bool = False
 
-    def metric(self, name: str) -> Metric | None:
-        """Return the quantity called ``name`` where it was compared."""
-        return next((metric for metric in self.metrics if metric.name == name), None)
+    @property
+    def time(self) -> Metric | None:
+        """The time on the device, where it was compared."""
+        return next((metric for metric in self.metrics if metric.name == "time_ms"), None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -286,11 +287,6 @@ def worth_measuring_again(found: CheckResult) -> list[Row]:
     ]
 
 
-def replace_rows(rows: Sequence[Row], again: Mapping[str, Row]) -> list[Row]:
-    """Return rows with those that were measured again in place of the older ones of their cases."""
-    return [row for row in rows if row["case_id"] not in again] + list(again.values())
-
-
 def summary(found: CheckResult) -> str:
     """Return the outcome in one line."""
     allowed = {verdict: " (allowed)" for verdict in FAILING if verdict not in found.failing}
@@ -331,4 +327,5 @@ def check_twice(
     found = check(new, old, thresholds, **options)
     unsettled = worth_measuring_again(found)
     again = measure(unsettled) if unsettled else {}
-    return check(replace_rows(new, again), old, thresholds, measured_again=again, **options) if again else found
+    rows = [*(row for row in new if row["case_id"] not in again), *again.values()]
+    return check(rows, old, thresholds, measured_again=again, **options) if again else found

@@ -25,13 +25,11 @@ from typing import Annotated, Any, Literal
 
 from ...results.schema import SIZE_COLUMNS
 from ...results.select import Row
-from ...results.toml_tables import AMOUNT, SIZE, Must, read_toml
+from ...results.toml_tables import AMOUNT, SIZE, Must, Refused, read_toml
 
 TEXT_COLUMNS = (
     "kernel", "op", "impl", "provider", "mode", "dtype", "state_dtype", "device_kind", "device_accelerator",
 )  # fmt: skip
-Wanted = frozenset[Any] | tuple[float, float]
-"""The values that a column may have, or for sizes the least and the greatest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,38 +104,18 @@ QUANTITIES = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rule:
-    """Limits for the cases whose columns all ``match``, and ``why``."""
-
-    match: Mapping[str, Wanted]
-    limits: Mapping[str, float | None]
-    why: str = ""
-
-    def holds(self, row: Row) -> bool:
-        """Return whether the rule is about a row."""
-        for column, wanted in self.match.items():
-            value = row[column]
-            if not isinstance(wanted, frozenset):
-                if value is None or not wanted[0] <= value <= wanted[1]:
-                    return False
-            elif value not in wanted:
-                return False
-        return True
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Thresholds:
-    """Defaults and the rules over them."""
+    """Defaults, and over them rules: the tables of the file."""
 
     defaults: Limits = Limits()
-    rules: tuple[Rule, ...] = ()
+    rules: tuple[Mapping[str, Any], ...] = ()
 
     def limits(self, row: Row) -> Limits:
         """Return the limits of a row's case."""
         changes: dict[str, Any] = {}
         for rule in self.rules:
-            if rule.holds(row):
-                changes |= rule.limits
+            if all(_is_wanted(row[column], wanted) for column, wanted in rule["match"].items()):
+                changes |= _limits(rule)
         return dataclasses.replace(self.defaults, **changes) if changes else self.defaults
 
 
@@ -167,8 +145,12 @@ def load_thresholds(path: Path) -> Thresholds:
     """
     form = {"defaults": _LIMITS, "rule": tuple[_RULE, ...]}  # type: ignore[valid-type]
     file = {"defaults": {}, "rule": ()} | read_toml(path, form, "thresholds")
-    rules = [_rule(given, f"{path}: rule {n}") for n, given in enumerate(file["rule"], start=1)]
-    return Thresholds(defaults=dataclasses.replace(Limits(), **_limits(file["defaults"])), rules=tuple(rules))
+    for n, rule in enumerate(file["rule"], start=1):
+        if not rule.get("match"):
+            raise Refused(f"{path}: rule {n}.match", 'a table of columns such as { mode = "fw" }', None)
+        if not _limits(rule):
+            raise ValueError(f"{path}: rule {n} must be a rule that sets one of {', '.join(LIMITS)}, got none")
+    return Thresholds(defaults=Limits(**_limits(file["defaults"])), rules=file["rule"])
 
 
 def _limits(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -176,17 +158,8 @@ def _limits(given: Mapping[str, Any]) -> dict[str, Any]:
     return {name: None if given[name] is False else given[name] for name in LIMITS if name in given}
 
 
-def _rule(given: Mapping[str, Any], where: str) -> Rule:
-    limits = _limits(given)
-    if not given.get("match"):
-        raise ValueError(f'{where}.match must be a table of columns such as {{ mode = "fw" }}, got nothing')
-    if not limits:
-        raise ValueError(f"{where} must be a rule that sets one of {', '.join(LIMITS)}, got none")
-    match = {column: _wanted(value) for column, value in given["match"].items()}
-    return Rule(match=match, limits=limits, why=given.get("why", ""))
-
-
-def _wanted(value: Any) -> Wanted:
-    if isinstance(value, _Span):
-        return value.min or 0, value.max or math.inf
-    return frozenset(value if isinstance(value, tuple) else (value,))
+def _is_wanted(value: Any, wanted: Any) -> bool:
+    """Return whether a column's value is the one wanted, among several or in a span."""
+    if isinstance(wanted, _Span):
+        return value is not None and (wanted.min or 0) <= value <= (wanted.max or math.inf)
+    return bool(value in wanted if isinstance(wanted, tuple) else value == wanted)

@@ -11,7 +11,6 @@ formulas lie in :mod:`.mlstm` (published) and :mod:`.scalar_decay`, :mod:`.light
 from .formulations import (
     FORMULATIONS,
     TILE,
-    TILED,
     chunk_of,
     default_formulation,
     formulation_of,

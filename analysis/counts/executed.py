@@ -9,17 +9,18 @@ gradients are one form with four roles, X [T, DX], Y [T, DX], Z [T, DZ] and a st
 
     h: q k v        dq: dh v k        dk: v dh q        dv: k q dh
 
-Per tile of the output's BLOCK_Z columns run X S, X Y^T, (.) Z and, walking, Y^T Z. So
+For a tile of BLOCK_Z columns of the output a program computes X S, X Y^T and (.) Z, and in a walk Y^T Z as well. Beyond
+the counted work,
 
-- every column block makes X Y^T again, and so does every role for which another has made it;
-- walking, contractions above BLOCK_X take one launch a block, each of which multiplies its partial scores with Z and
-  hands a partial result on; and every role carries its own state;
-- several chunks take a pass for their states first, and mLSTMexp, walking, one for its denominators.
+- X Y^T is computed again for every further block of columns, and by every further role that needs it;
+- a walk takes one launch for each BLOCK_X of the contraction: each multiplies its partial scores with Z and passes a
+  partial result to the next; and every role computes its state anew;
+- several chunks need a pass for their states first, and mLSTMexp, in a walk, one for its denominators.
 
-All of that is in parts named ``recomputed_...``; ``padding`` is what tiles do beyond the head dims and the sequence.
-The rest adds up to the counted matrix work, but that sweeping a single chunk needs no states. Tile sizes are those that
-the kernels' configurations select on compute capability 9.0. Products of fewer than 64 rows or columns may be repeated
-by a block's warps, which is not counted: it takes chunks or head dims below 64.
+Parts named ``recomputed_...`` hold these repeats; ``padding`` is what tiles compute beyond the head dims and the
+sequence. The other parts add up to the counted matrix work, except that a sweep of a single chunk needs no states. Tile
+sizes are those that the kernels' configurations select on compute capability 9.0. A block's warps may repeat products
+of fewer than 64 rows or columns, in chunks or head dims below 64; that is not counted.
 
 The Lightning kernels are the two schemes at their simplest, a launch for each of the four roles: ``lightning2`` walks
 the whole sequence, ``lightning1`` sweeps it, both as one chunk and over whole contractions. A head's decays follow from
@@ -39,7 +40,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -55,7 +56,6 @@ from ...kernels.scalar_decay.config import (
     select_config,
 )
 from ...kernels.spec import resolve
-from ...results.arguments import one_of
 from .model import Problem
 from .scalar_decay import GATE_MODELS, WALKS
 
@@ -71,29 +71,11 @@ FP32_BYTES = 4
 CAPABILITY = (9, 0)
 """Compute capability whose launches are counted."""
 
-STATES_BLOCKS = {"states_t": "block_t", "states_k": "block_x", "states_v": "block_z"}
-TILE_NAMES = ("block_t", "block_s", "block_x", "block_z", *STATES_BLOCKS)
-"""Tile sizes that can be set: rows, score columns, contraction block, output columns; tiles of the states pass,
-for which STATES_BLOCKS has the names in StatesConfig."""
-
 
 def sweep_tile(width: int) -> int:
     """Return the rows and columns of the squares that a sweep computes on the diagonal, for inputs of so many bytes."""
     sizes = {"head_dim_qk": MAX_HEAD_DIM, "head_dim_v": MAX_HEAD_DIM, "chunk": 1024, "batch_heads": 1}
     return int(select_config(scheme="sweep", capability=CAPABILITY, item_bytes=width, **sizes).output.block_t)
-
-
-def parse_tiles(settings: Iterable[str]) -> dict[str, int]:
-    """Read tile sizes such as "block_t=32"; ValueError for anything but a power of two >= 16."""
-    tiles: dict[str, int] = {}
-    for setting in settings:
-        name, _, text = setting.partition("=")
-        one_of("tile", name, TILE_NAMES, " as name=size")
-        size = int(text) if text.isascii() and text.isdigit() else 0
-        if size < MIN_TILE or size & (size - 1):
-            raise ValueError(f"tile {name} must be a power of two >= {MIN_TILE}, got {text!r}")
-        tiles[name] = size
-    return tiles
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,15 +191,8 @@ def as_cut(shape: Shape, formulation: str, direction: str, chunk: int) -> tuple[
     return chunk, shape.whole_heads(formulation, chunk, backward=backward) if chunk < shape.seq_len else 0
 
 
-def run_of(problem: Problem, tiles: Mapping[str, int] | None = None) -> Run | None:
-    """Return a problem as the engine or the Lightning kernels run it, None where they do not take its sizes.
-
-    Args:
-        tiles: sizes of :data:`TILE_NAMES` in place of those that the kernels select.
-
-    Raises:
-        ValueError: a tile that the kernels of this formulation do not have.
-    """
+def run_of(problem: Problem) -> Run | None:
+    """Return a problem as the engine or the Lightning kernels run it, None where they do not take its sizes."""
     length = problem.seq_len
     dims = {"head_dim_qk": problem.head_dim_qk, "head_dim_v": problem.head_dim_v}
     config: Any
@@ -242,27 +217,8 @@ def run_of(problem: Problem, tiles: Mapping[str, int] | None = None) -> Run | No
             batch_heads=problem.rows,
         )
     whole = as_cut(shape(problem), problem.formulation, "forward", chunk)[1]
-    config = _with_tiles(config, tiles, problem.formulation) if tiles else config
     same = {field.name: getattr(problem, field.name) for field in dataclasses.fields(Problem)}
     return Run(**{**same, "chunk_size": chunk}, whole=whole, config=config)
-
-
-def _with_tiles(config: Any, tiles: Mapping[str, int], formulation: str) -> Any:
-    launches = {name: getattr(config, name) for name in ("output", "dq", "dk", "dv")}
-    blocks = {name: size for name, size in tiles.items() if name.startswith("block_")}
-    missing = [name for name in blocks if not hasattr(config.output, name)]
-    missing += [name for name in tiles if name not in blocks and not hasattr(config, "states")]
-    if missing:
-        raise ValueError(f"tile must be one that {formulation} has, got {missing[0]}={tiles[missing[0]]}")
-    changes: dict[str, Any] = {name: dataclasses.replace(launch, **blocks) for name, launch in launches.items()}
-    if hasattr(config, "states"):
-        sizes = {STATES_BLOCKS[name]: size for name, size in tiles.items() if name not in blocks}
-        changes["states"] = dataclasses.replace(config.states, **sizes)
-        if config.normaliser is not None:
-            changes["normaliser"] = dataclasses.replace(
-                config.normaliser, block_k=blocks.get("block_x", config.normaliser.block_k)
-            )
-    return dataclasses.replace(config, **changes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -527,7 +483,7 @@ def _role_traffic(run: Run, role: Role, total: Executed) -> None:
 
     X, Y and the output once in all; Z and the gate vectors once a launch; between launches a partial result, stored and
     loaded; states once a chunk. For the gates' gradients one more tensor like Z, row sums for each column block and,
-    walking, states at anchors in between (stored by dq, loaded by dk). Whatever else programs load is read again.
+    walking, states at anchors in between (stored by dq, loaded by dk). Every further load of the same data is a reread.
     """
     dx, dz, block_x, _, blocks, _ = blocks_of(run, role)
     launches = blocks if run.walks else 1

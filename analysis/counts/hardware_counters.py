@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from . import TILED, Count
+from . import Count
 
 FLOPS_TOLERANCE = 0.01
 BYTES_TOLERANCE = 0.15
@@ -90,10 +90,9 @@ def _why_flops(count: Count, counters: Counters, ratio: float, dtype: str) -> li
     if not measured:
         return [f"{start}: no {dtype} product ran on the matrix units"]
     if count.executed_tensor_flops is not None:
-        others = f" (lrbench count --formulation {count.formulation} --tile)" if count.formulation in TILED else ""
         reasons = [
             "the kernels of this case run in other tiles or passes than those counted, which are the ones selected on "
-            f"compute capability 9.0{others}"
+            "compute capability 9.0"
         ]
         if count.library_tensor_flops:
             reasons.append(f"{_library(count)} are counted without the padding of their tiles")

@@ -52,7 +52,6 @@ def count(
     causal_factor: float | None = None,
     counting: str = "detailed",
     factors: Factors | None = None,
-    tiles: Mapping[str, int] | None = None,
     **sizes: int | None,
 ) -> Count:
     """Count the FLOPs and bytes of one problem: all heads, the whole batch and every chunk.
@@ -67,8 +66,6 @@ def count(
         counting: detailed (every operation's own parts), or published (what a paper prints, its slips included, with
             all factors 1: the TFLA paper's mLSTM forward, the RG-LRU page's bytes).
         factors: cost of elementary functions; None means 1 each.
-        tiles: tile sizes of the executed counts (formulations of :data:`TILED`) in place of those that our kernels
-            select on compute capability 9.0, as :func:`.executed.parse_tiles` returns them.
         sizes: seq_len (tokens of a gated MLP; of a step of attention, where there is no ``context``, that), batch and
             num_heads (1 where left out), and those of the operation: head_dim_qk and head_dim_v; channels where there
             are no heads; d_model and d_ff; of a selective scan channels and, as head_dim_qk, its state size. chunk_size
@@ -93,8 +90,6 @@ def count(
     check_formulation(op, formulation, mode, counting)
     if counting == "published" and factors not in (None, Factors()):
         raise ValueError("factors must be 1 for the published counting, which prints simplified totals")
-    if tiles and formulation not in TILED:
-        raise ValueError(f"tiles must be left out for the formulation {formulation}, got {tiles}")
     problem = _problem(
         op,
         formulation,
@@ -105,7 +100,7 @@ def count(
         published=counting == "published",
         factors=factors,
     )
-    return _count(problem, mode, kernels=kernels_of(op, formulation), tiles=tiles)
+    return _count(problem, mode, kernels=kernels_of(op, formulation))
 
 
 def count_case(
@@ -204,14 +199,7 @@ def _problem(
     )
 
 
-def _count(
-    problem: Problem,
-    mode: str,
-    *,
-    kernels: str | None,
-    forward_state: str | None = None,
-    tiles: Mapping[str, int] | None = None,
-) -> Count:
+def _count(problem: Problem, mode: str, *, kernels: str | None, forward_state: str | None = None) -> Count:
     """Count a problem.
 
     Args:
@@ -242,7 +230,7 @@ def _count(
         causal_factor=problem.causal,
         parts=MappingProxyType({name: float(work.flops) for name, work in tally.work.items()}),
         byte_parts=MappingProxyType({name: float(value) for name, value in tally.traffic.items()}),
-        **_executed(problem, PASSES[mode], kernels, tiles),
+        **_executed(problem, PASSES[mode], kernels),
     )
 
 
@@ -391,14 +379,12 @@ def _whole_state(problem: Problem, direction: str, chunk: Callable[[Problem], Ta
     return tally * (1 - share) + _walk(uncut, chunk, uncut.over_chunks(chunk), least) * share
 
 
-def _executed(
-    problem: Problem, passes: tuple[str, ...], kernels: str | None, tiles: Mapping[str, int] | None
-) -> dict[str, Any]:
+def _executed(problem: Problem, passes: tuple[str, ...], kernels: str | None) -> dict[str, Any]:
     """Return the executed fields of a count: of sizes that ``kernels`` take, in a 16-bit dtype."""
     if kernels is None or problem.dtype not in ("bf16", "fp16"):
         return {}
     if kernels in TILED:
-        run = run_of(problem, tiles)
+        run = run_of(problem)
         if run is None:
             return {}
         counted = {direction: executed(run, direction) for direction in passes}

@@ -1,4 +1,4 @@
-"""What a figure of results says: which of its lines make one statement, and the statement, from their rows."""
+"""The statement that a figure of results makes, and the lines that it is about."""
 
 from __future__ import annotations
 
@@ -58,13 +58,16 @@ def lines_in_order(rows: pd.DataFrame, x: str) -> list[Line]:
         mine, same = line.provider == OURS, line.op == first
         group = (line.op, line.provider) if mine or same else line.op
         nth = seen[group] = seen.get(group, 0) + 1
-        if mine:
-            rank = {1: 0, 2: 4}.get(nth, 6) if same else 5 if nth == 1 else 6
-        elif nth > 1:
-            rank = 6
-        else:
-            rank = 1 if same else 2 if line.op not in FAMILY else 3 if FAMILY[line.op] == FAMILY.get(first) else 6
-        ranked.append((rank, place, (line.op, line.impl)))
+        in_order = (
+            mine and same and nth == 1,
+            not mine and same and nth == 1,
+            not mine and line.op not in FAMILY and nth == 1,
+            not mine and FAMILY.get(line.op) == FAMILY.get(first) and nth == 1,
+            mine and same and nth == 2,
+            mine and nth == 1,
+            True,
+        )
+        ranked.append((in_order.index(True), place, (line.op, line.impl)))
     return [line for *_, line in sorted(ranked)]
 
 

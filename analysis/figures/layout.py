@@ -56,9 +56,9 @@ class Line:
     hollow: Sequence[int] = ()
 
 
-def measured_line(rows: pd.DataFrame, x: str, y: pd.Series, style: SeriesStyle, doubts: str = "suspect") -> Line:
-    """Return a line of rows in order over the column ``x``, ringed with a text in ``doubts``, hollow if noisy."""
-    ringed, hollow = (rows[name].notna().to_numpy().nonzero()[0].tolist() for name in (doubts, "noise"))
+def measured_line(rows: pd.DataFrame, x: str, y: pd.Series, style: SeriesStyle) -> Line:
+    """Return a line of rows in order over the column ``x``, ringed if suspect, hollow if noisy."""
+    ringed, hollow = (rows[name].notna().to_numpy().nonzero()[0].tolist() for name in ("suspect", "noise"))
     return Line(x=rows[x].tolist(), y=y.tolist(), style=style, ringed=ringed, hollow=hollow)
 
 
@@ -140,7 +140,7 @@ def same_limits(panels: Sequence[Panel], below: float = 0.8, above: float = 1.25
 
 
 def _compose(drawing: Drawing, width: float | None) -> Figure:
-    """Draw a figure: sizes in inches first, then the panels, then what stands in inches from them."""
+    """Draw a figure: choose sizes in inches, draw the panels, then place labels and texts in inches from them."""
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
     panels = [panel for row in drawing.grid for panel in row]

@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from ...results.select import best_rows, ok_rows
+from ...results.select import best_rows, of_family, ok_rows
 from ..derive import gradient_twice
 from .findings import OURS, beside_others, best_chunk, in_lines, main_lines
 from .layout import Drawing, Panel, measured_line
@@ -28,6 +28,7 @@ from .selection import (
     lowered_runs,
     modes_of,
     other_head_dims,
+    suspect_notes,
     unmeasured,
     without_lone_chunks,
 )
@@ -140,10 +141,7 @@ def _notes(chosen: Chosen, x: str, shown: pd.DataFrame, *, timed: bool = True) -
     Args:
         timed: whether times are shown, which clocks change.
     """
-    doubts = [
-        f"Ringed, suspect: {row.impl} {row.mode}: {row.suspect}."
-        for row in shown.loc[shown["suspect"].notna(), ["impl", "mode", "suspect"]].itertuples()
-    ]
+    doubts = suspect_notes(shown)
     if timed and (runs := lowered_runs(shown)):
         doubts.append(
             f"Times of {runs} runs, most with lowered clocks: what a kernel takes then depends on what ran before it. "
@@ -200,7 +198,8 @@ def decoding_over_context(frame: pd.DataFrame, selection: Selection) -> Drawing:
     """
     import pandas as pd
 
-    steps = frame[frame["mode"] == "step"]
+    steps = frame if selection.kernel is None else of_family(frame, selection.kernel)
+    steps = steps[steps["mode"] == "step"]
     cached = steps[steps["context"].notna()]
     for column, wanted in (("op", selection.ops), ("impl", selection.impls)):
         cached = cached if wanted is None else cached[cached[column].isin(wanted)]

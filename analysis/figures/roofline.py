@@ -14,9 +14,6 @@ from typing import TYPE_CHECKING, Any
 from ...results.select import best_rows, ok_rows
 from ..accelerators.known import Accelerator, Roofs, get_accelerator
 from ..accelerators.roofs import with_stored_roofs
-from ..counts import count_case
-from ..model.fit import case_of
-from ..model.runtime_model import SUSPECT_MARGIN
 from .findings import in_lines, main_lines, share_of_roof
 from .layout import Drawing, Line, Panel, measured_line, write
 from .measured import LABELS
@@ -30,6 +27,7 @@ from .selection import (
     failure_note,
     modes_of,
     other_head_dims,
+    suspect_notes,
     unmeasured,
 )
 from .style import INK, MUTED, axis_prefix, binary, rate, series_style
@@ -48,8 +46,7 @@ def roofline(
 
     One column per mode; of one mode, roof and share stand side by side. Implementations with a chunk axis are drawn as
     trajectories over chunk size (the longest and fastest one labelled at its ends), others as points. The first
-    accelerator's newest measured roof, where there is one and it is not the roof that is drawn, is dashed. Points above
-    the measured roof, under the time of their compulsory bytes, or otherwise suspect are ringed, and the note says why.
+    accelerator's newest measured roof, where there is one and it is not the roof that is drawn, is dashed.
 
     Args:
         gpus: one or several accelerators, or their keys or aliases; at least one must have rows. Their rates, specified
@@ -145,7 +142,7 @@ def _accelerators(frame: pd.DataFrame, gpus: str | Accelerator | Sequence[str | 
 
 
 def _points(frame: pd.DataFrame, accelerators: Sequence[Accelerator], chosen: Chosen) -> pd.DataFrame:
-    """Return the points measured on each accelerator in the chosen setting, their shares of its roof, and doubts."""
+    """Return the points measured on each accelerator in the chosen setting, and their shares of its roof."""
     import pandas as pd
 
     measured, points = ok_rows(frame)["device_accelerator"], []
@@ -157,41 +154,15 @@ def _points(frame: pd.DataFrame, accelerators: Sequence[Accelerator], chosen: Ch
         rows = rows[(rows["intensity"] > 0) & (rows["tflops"] > 0)]
         if rows.empty:
             raise ValueError(f"results must hold counted rows measured on {accelerator.key} for its roofline, got none")
-        reached = [each._asdict() for each in rows.itertuples(index=False)]
-        shares = [100 * row["tflops"] * 1e12 / _roof_at(row, accelerator) for row in reached]
-        points.append(rows.assign(share=shares, doubt=[doubt(row, accelerator) for row in reached]))
+        shares = [100 * row.tflops * 1e12 / _roof_at(row, accelerator) for row in rows.itertuples()]
+        points.append(rows.assign(share=shares))
     return pd.concat(points)
 
 
-def _roof_at(row: dict[str, Any], accelerator: Accelerator) -> float:
+def _roof_at(row: Any, accelerator: Accelerator) -> float:
     """Return min(beta I, alpha) in FLOP/s at a row's intensity; alpha is the vector rate without matrix products."""
-    peak = accelerator.peak_flops(row["dtype"]) if row["tensor_flops"] else accelerator.vector_flops
-    return min(accelerator.bandwidth_bytes_s * row["intensity"], peak or math.inf)
-
-
-def doubt(row: dict[str, Any], accelerator: Accelerator) -> str | None:
-    """Return why a measured point should not be believed as it is drawn, or None.
-
-    A row may say so itself (:func:`.runtime_model.suspect_reason`). Else it is held to the measured roof, where there
-    is one, and to the time that its compulsory bytes take at the measured bandwidth (specified, where none was
-    measured). The CPU's rates are no limits, so its rows are not held to them.
-    """
-    if isinstance(row["suspect"], str):
-        return row["suspect"]
-    if accelerator.key == "cpu":
-        return None
-    measured = accelerator.measured
-    bandwidth = measured.bandwidth_bytes_s if measured else accelerator.bandwidth_bytes_s
-    alpha = measured.matrix_flops.get(row["dtype"]) if measured and row["tensor_flops"] else None
-    if alpha is not None:
-        roof = min(bandwidth * row["intensity"], alpha)
-        if row["tflops"] * 1e12 > SUSPECT_MARGIN * roof:
-            return f"{row['tflops']:.0f} TFLOP/s is above the measured roof of {rate(roof, 'FLOP/s')} at its intensity"
-    counted = count_case(*case_of(row, row["impl"], row["mode"], row["dtype"]))
-    least_ms = 0.0 if counted is None else 1e3 * counted.compulsory_bytes / bandwidth
-    if row["time_ms"] * SUSPECT_MARGIN < least_ms:
-        return f"{row['time_ms']:.4g} ms is less than the {least_ms:.4g} ms of the compulsory bytes"
-    return None
+    peak = accelerator.peak_flops(row.dtype) if row.tensor_flops else accelerator.vector_flops
+    return min(accelerator.bandwidth_bytes_s * row.intensity, peak or math.inf)
 
 
 def _lines(
@@ -201,7 +172,7 @@ def _lines(
 
     Args:
         points: of one mode, in the order of chunk size.
-        ends: whether the longest trajectory's ends are named and doubtful points ringed.
+        ends: whether the longest trajectory's ends are named and suspect points ringed.
     """
     lines = []
     for n, accelerator in enumerate(accelerators):
@@ -211,7 +182,7 @@ def _lines(
             style = series_style(str(op), str(impl))
             if n:
                 style = style.pale(f"{style.label}, {accelerator.key}")
-            line = measured_line(group, x, group[y], style, doubts="doubt")
+            line = measured_line(group, x, group[y], style)
             if not ends:
                 line = dataclasses.replace(line, ringed=())
             elif (op, impl) == labelled:
@@ -311,7 +282,4 @@ def _notes(frame: pd.DataFrame, points: pd.DataFrame, accelerators: Sequence[Acc
         names = ", ".join(sorted({str(name) for name in elsewhere["device_name"].dropna()}))
         many = "rows measured on other devices" if len(elsewhere) > 1 else "row measured on another device"
         parts.append(f"Not on this roofline: {len(elsewhere)} {many} ({names}).")
-    for row in points.loc[points["doubt"].notna(), ["impl", "mode", "chunk_size", "doubt"]].itertuples():
-        chunk = "" if row.chunk_size != row.chunk_size else f" L = {binary(float(row.chunk_size))}"
-        parts.append(f"Ringed, suspect: {row.impl} {row.mode}{chunk}: {row.doubt}.")
-    return parts
+    return parts + suspect_notes(points)

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from ...kernels.baselines import get_implementation
 from ...results.arguments import unknown
 from ...results.select import failed_rows, is_ok, latest_rows, of_family, ok_rows, single
-from ..derive import derive_anew, of_today
-from .style import operation_label, series_label, sizes_in_words
+from ..derive import derive_anew, without_removed
+from .style import binary, operation_label, series_label, sizes_in_words
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -128,13 +128,14 @@ def choose(
     Raises:
         ValueError: nothing is left, or rows of several devices are and none is chosen.
     """
-    known = frame if selection.impls else of_today(frame)
+    known = frame if selection.impls else without_removed(frame)
     latest = latest_rows(known if selection.kernel is None else of_family(known, selection.kernel))
     # Every step below copies the rows that it keeps: only the columns that decide, numbered by their place in latest.
     rows = latest[[*CHOICE_COLUMNS]].assign(measured=is_ok(latest)).reset_index(drop=True)
     by_key = selection.device is not None and selection.device in set(rows["device_accelerator"].dropna())
     rows = single(rows, "device_accelerator" if by_key else "device_name", selection.device, option="device")
-    _check_measured(rows, "head_dim_v", selection.head_dim, option="head_dim")
+    # Raises where nothing was measured at it; which rows are shown is decided below.
+    _with(rows, "head_dim_v", selection.head_dim, option="head_dim")
     if selection.modes is None and (calls := rows["mode"].isin(("fw", "fwbw", "bw"))).any():
         # Steps of decoding are of one token, and those of training of whole models.
         rows = rows[calls]
@@ -145,10 +146,9 @@ def choose(
                 raise unknown(column, wanted[0], sorted(set(known)), " in these results")
     if not rows["measured"].any():
         raise ValueError("results must hold measured rows for this figure, got none that match the selection")
-    _check_measured(rows, "dtype", selection.dtype)
     dtype = selection.dtype or _most_frequent(rows["dtype"][rows["measured"]])
-    rows = rows[rows["dtype"] == dtype]
-    _check_measured(rows, "state_dtype", selection.state_dtype)
+    rows = _with(rows, "dtype", dtype)
+    rows = _with(rows, "state_dtype", selection.state_dtype, or_null=True)
     rows = rows[rows["state_dtype"].isna() | (rows["state_dtype"] == (selection.state_dtype or "fp32"))]
     if rows["layers"].notna().any():
         deepest = rows.groupby(["op", "embedding_dim"])["layers"].transform("max")
@@ -159,20 +159,16 @@ def choose(
     elif not any(held.values()):
         held |= _held(rows[rows["measured"]])
     for name, value in held.items():
-        _check_measured(rows, name, value)
-        rows = rows if value is None else rows[rows[name] == value]
+        rows = _with(rows, name, value)
     if not contexts:
         rows = rows[rows["context"].isna() | (rows["context"] == rows["context"][rows["measured"]].max())]
-    _check_measured(rows, "head_dim_qk", selection.head_dim_qk)
-    if selection.head_dim_qk is not None:
-        rows = rows[rows["head_dim_qk"].isna() | (rows["head_dim_qk"] == selection.head_dim_qk)]
+    rows = _with(rows, "head_dim_qk", selection.head_dim_qk, or_null=True)
     for name, column in WIDTHS.items():
         if channels or name != "channels":
             rows = _at_width(rows, column, getattr(selection, name), option=name, head_dim=selection.head_dim)
     length = selection.seq_len
-    if seq_len and length:
-        _check_measured(rows, "seq_len", length)
-        rows = rows[rows["seq_len"] == length]
+    if seq_len:
+        rows = _with(rows, "seq_len", length)
     before = _measured_lines(rows)
     chosen_dim = selection.head_dim
     if head_dim:
@@ -229,24 +225,28 @@ def _at_width(
     Raises:
         ValueError: no measured row has the wanted width.
     """
-    _check_measured(rows, column, wanted, option=option)
     if wanted is None:
         at_dim = rows["measured"] & (rows["head_dim_v"] == head_dim) & rows["chunk_size"].notna()
         wanted = _most_frequent(rows[column][at_dim if at_dim.any() else rows["measured"]])
-    return rows if wanted is None else rows[rows[column].isna() | (rows[column] == wanted)]
+    return _with(rows, column, wanted, or_null=True, option=option)
 
 
-def _check_measured(rows: pd.DataFrame, column: str, wanted: int | str | None, *, option: str = "") -> None:
-    """Raise ValueError where a size or dtype is wanted that was not measured; the message lists those that were."""
+def _with(
+    rows: pd.DataFrame, column: str, wanted: int | str | None, *, or_null: bool = False, option: str = ""
+) -> pd.DataFrame:
+    """Keep the rows with the wanted value, and with ``or_null`` those without a value; all where none is wanted.
+
+    Raises:
+        ValueError: no measured row has the wanted value; the message lists those that were measured.
+    """
     if wanted is None:
-        return
-    known = sorted({type(wanted)(value) for value in rows[column][rows["measured"]].dropna()})
-    if wanted in known:
-        return
-    option = option or column
+        return rows
+    known, option = sorted({type(wanted)(value) for value in rows[column][rows["measured"]].dropna()}), option or column
     if not known:
         raise ValueError(f"{option} must be left out for these results, which have none, got {wanted}")
-    raise ValueError(f"{option} must be one of {', '.join(map(str, known))} in these results, got {wanted}")
+    if wanted not in known:
+        raise ValueError(f"{option} must be one of {', '.join(map(str, known))} in these results, got {wanted}")
+    return rows[rows[column].eq(wanted) | (rows[column].isna() & or_null)]
 
 
 def _only(values: pd.Series) -> int | None:
@@ -388,7 +388,7 @@ def failure_note(failures: pd.DataFrame) -> str:
 
 
 def describe(chosen: Chosen, *extra: str) -> str:
-    """Return the setting that a figure holds constant: device, dtype, tokens, widths; and ``extra``, what is not ""."""
+    """Return the setting that a figure holds constant: device, dtype, tokens, widths, ``extra`` if not empty."""
     rows = ok_rows(chosen.rows)
     device = " / ".join(sorted(set(rows["device_name"].dropna())))
     parts = [device, chosen.dtype]
@@ -513,6 +513,15 @@ def other_head_dims(chosen: Chosen) -> str:
     ]
     shown = f"Shown at the value head dim they were measured at: {'; '.join(at)}." if at else ""
     return " ".join(filter(None, [shown, left]))
+
+
+def suspect_notes(rows: pd.DataFrame) -> list[str]:
+    """Return what is wrong with each suspect row, which figures ring."""
+    notes = []
+    for row in rows[rows["suspect"].notna()].itertuples():
+        chunk = "" if row.chunk_size != row.chunk_size else f" L = {binary(row.chunk_size)}"
+        notes.append(f"Ringed, suspect: {row.impl} {row.mode}{chunk}: {row.suspect}.")
+    return notes
 
 
 def busy_note(rows: pd.DataFrame) -> str:

@@ -237,13 +237,13 @@ def styled(scale: float = 1.0) -> AbstractContextManager[None]:
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """Return an empty figure in inches; it has no part in pyplot's global state, and nothing moves what it holds."""
+    """Return an empty figure in inches, which pyplot does not know of and whose contents no layout engine moves."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), facecolor="white")
     figure.set_layout_engine("none")
-    # This canvas keeps what it has measured of texts; without one they are measured anew at every question.
+    # This canvas remembers the sizes of texts; without it they are measured whenever they are asked for.
     FigureCanvasAgg(figure)
     return figure
 

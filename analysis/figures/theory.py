@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING, Any
 from ...kernels.baselines import get_operation
 from ...kernels.scalar_decay.declare import FUSED_CHUNK
 from ...results.arguments import one_of, unknown
-from ...results.select import best_rows, grouped, latest_rows, ok_rows
+from ...results.select import best_rows, grouped, latest_rows, ok_rows, records
 from ..accelerators.known import Accelerator, get_accelerator
 from ..counts import FORMULATIONS, Count, count, kv_savings
 from ..counts.formulations import is_counted
 from ..counts.model import DTYPE_BYTES
 from ..model.chunk_size import Coefficients, check_chunkwise, coefficients, feasible_chunks
-from ..model.fit import fit_rows
+from ..model.fit import ROW_COLUMNS, fit_rows
 from ..model.runtime_model import runtime_model
-from ..model.terms import LAUNCHES
+from ..model.terms import LAUNCHES, Case
 from ..transfer import HEAD_DIM, NORMALISERS, SEQ_LEN, gains
 from .layout import Drawing, Line, Panel, measured_line, same_limits, write
 from .selection import MODE_TITLES, busy_note
@@ -101,6 +101,11 @@ class Theory:
             "head_dim_qk": _key_dim(self.head_dim, self.share),
             "head_dim_v": self.head_dim,
         }
+
+    def chunks(self) -> tuple[int, ...]:
+        """Return the chunk lengths that kernels run; ValueError for a sequence shorter than the least."""
+        check_chunkwise(self.op, self.mode, self.seq_len)
+        return feasible_chunks(self.seq_len)
 
     def accelerators(self) -> list[Accelerator]:
         """Return the accelerators named; ValueError for an unknown one."""
@@ -275,7 +280,7 @@ def runtime_optimal_over_intensity(theory: Theory) -> Drawing:
 
 def intensity_over_chunk_size(theory: Theory) -> Drawing:
     """Arithmetic intensity over chunk size by head dim, beside the accelerators' own (TFLA, figure 21)."""
-    known, chunks, panels = _intensities(theory), feasible_chunks(theory.seq_len), []
+    known, chunks, panels = _intensities(theory), theory.chunks(), []
     for states in ("fp32", "bf16"):
         each = dataclasses.replace(theory, state_dtype=states)
         lines = []
@@ -409,7 +414,7 @@ def runtime_over_chunk_size(theory: Theory, frame: pd.DataFrame | None) -> Drawi
     measured = None if frame is None else _same_problem(frame, theory)
     devices = [] if measured is None else [get_accelerator(key) for key in measured["device_accelerator"].unique()]
     accelerators = {each.key: each for each in (*theory.accelerators(), *devices)}
-    chunks, sizes = feasible_chunks(theory.seq_len), theory.sizes
+    chunks, sizes = theory.chunks(), theory.sizes
     whole: dict[str, Any] = {name: sizes[name] for name in ("batch", "num_heads")}
     counted = [_counted(theory, theory.head_dim, chunk, **whole) for chunk in chunks]
     lines, launched, best, busy = [], False, {}, []
@@ -475,12 +480,11 @@ def _launch_times(
     rows = ok_rows(frame)
     rows = rows[(rows["impl"] == FUSED_CHUNK) & (rows["mode"] == theory.mode) & (rows["dtype"] == theory.dtype)]
     rows = rows[rows["device_accelerator"] == accelerator.key]
-    records = rows.to_dict("records")
-    fit = fit_rows(records, theory.op, FUSED_CHUNK, theory.mode, theory.dtype, models=(LAUNCHES,))
+    fit = fit_rows(records(rows, ROW_COLUMNS), theory.op, FUSED_CHUNK, theory.mode, theory.dtype, models=(LAUNCHES,))
     if fit is None:
         return None
     cases = [
-        (theory.op, FUSED_CHUNK, theory.mode, theory.dtype, theory.state_dtype, {**theory.sizes, "chunk_size": c})
+        Case(theory.op, FUSED_CHUNK, theory.mode, theory.dtype, theory.state_dtype, {**theory.sizes, "chunk_size": c})
         for c in chunks
     ]
     return [fit.time_ms(case, accelerator) for case in cases]

@@ -15,6 +15,7 @@ from ..counts.formulations import has_heads, sizes_of, state_dtype_of
 from .chunk_size import chunks_taken, too_short
 from .fit import Fit, Row, fit_rows
 from .prediction import MEASURED_COLUMNS, Answer, answer, best_of, measured_on, rows_by_status, stored_sizes
+from .terms import Case
 
 if TYPE_CHECKING:
     from ..accelerators.known import Accelerator
@@ -91,7 +92,7 @@ class Question:
         fit, _ = self.fit(impl)
         state = state_dtype_of(self.op, impl, self.state_dtype)
         rows = [row for row in self.rows if (row["op"], row["impl"]) == (self.op, impl)]
-        cases = [(self.op, impl, self.mode, self.dtype, state, self._sizes(chunk)) for chunk in chunks]
+        cases = [Case(self.op, impl, self.mode, self.dtype, state, self._sizes(chunk)) for chunk in chunks]
         return [answer(case, self.accelerator, fit, rows) for case in cases]
 
     def _sizes(self, chunk: int | None) -> dict[str, int]:
@@ -173,7 +174,7 @@ def prediction(question: Question, impl: str, chunk_size: str | None) -> dict[st
         "accelerator": question.accelerator.key,
         "accelerator_part": question.accelerator.part,
         "roofs": roofs_in_words(question.accelerator),
-        **found.case[-1],
+        **found.case.sizes,
         "low_ms": predicted.low_ms,
         "high_ms": predicted.high_ms,
         "interval": predicted.interval,

@@ -43,8 +43,8 @@ USELESS = 100.0
 """An interval whose high end is more than this many times its low end says nothing, so there is no fit."""
 
 BETWEEN, LEAST_BETWEEN = 0.25, 0.01
-"""How far apart the implementations of a kind are, as the variance of the logarithms of their factors: what is assumed
-where only one other is known, and the least that is taken."""
+"""Variance of the logarithms of the factors of a kind's implementations: what is assumed where only one other is known,
+and the least that is taken."""
 
 EXTRAPOLATION = 0.1
 """By how much, in logarithms, an interval is wider on either side for each factor of e beyond the sizes measured."""
@@ -57,7 +57,7 @@ explains, with 95 % chance; estimated from what was published of an H100, see
 KIND_COUNTS = 2
 """The scatter of the other implementations of a kind weighs as much as that of so many own rows."""
 
-FAR_APART, WORSE = 10.0, 1.5
+FAR_APART, WORSE = 10.0, 1.2
 """The time of a launch is fitted only where the longest time is FAR_APART times the shortest, and the usual time of a
 launch makes the error WORSE times as large as a fitted one: other rows do not tell a launch from its work."""
 
@@ -109,18 +109,19 @@ class Fit:
         return sum(self._parts(case, accelerator))
 
     def carried_ms(self, case: Case, accelerator: Accelerator) -> tuple[float, float, str]:
-        """Return between which times the fitted one lies on an accelerator, and why, in words.
+        """Return the least and the greatest time to expect on an accelerator, and why they differ, in words.
 
-        On the one that was measured it is one time. Elsewhere latencies of launches stay, or shrink or grow as the
-        rates of one multiprocessor do (matrix, vector, bandwidth); by the formulation, all but latencies gain as little
-        as the rate that gains least, or as much as the one that gains most.
+        On the one that was measured both are the fitted time. Elsewhere it is not known which rate counts (matrix,
+        vector, bandwidth). By launches, latencies stay as they are or change as any rate of one multiprocessor does; by
+        the formulation, all but latencies changes as the rate that gains least or as the one that gains most.
         """
         latency_ms, rates_ms = self._parts(case, accelerator)
         if self.accelerator == accelerator.key:
             return latency_ms + rates_ms, latency_ms + rates_ms, ""
         measured, count = accelerator_of(self.accelerator, self.roofs), count_case(*case)
         assert count is not None, "its terms are known"
-        rates = [(flop_rate(count, a, case[3]), a.vector_flops, a.bandwidth_bytes_s) for a in (accelerator, measured)]
+        sides = accelerator, measured
+        rates = [(flop_rate(count, each, case.dtype), each.vector_flops, each.bandwidth_bytes_s) for each in sides]
         share = measured.sms / accelerator.sms if self.model is LAUNCHES else 1.0
         gains = [here / there * share for here, there in zip(*rates, strict=True)]
         if self.model is LAUNCHES:
@@ -135,7 +136,7 @@ class Fit:
 
     def ratios(self, case: Case) -> tuple[float, float]:
         """Return between which the measured over the predicted time of a case lies, wider beyond what was measured."""
-        spans = [(value, *self.measured.get(name, (value, value))) for name, value in _extent(case[-1]).items()]
+        spans = [(value, *self.measured.get(name, (value, value))) for name, value in _extent(case.sizes).items()]
         beyond = math.prod(max(value / most, least / value, 1.0) for value, least, most in spans) ** EXTRAPOLATION
         return self.low_ratio / beyond, self.high_ratio * beyond
 
@@ -208,7 +209,7 @@ def fit_rows(
         roofs: spec, measured or a path, see :func:`.roofs.with_roofs`.
         models: to take the first of that there are rows for.
     """
-    newest = newest_cases(row for row in rows if not is_set(row["noise"]))
+    newest = newest_cases(row for row in rows if not row["noise"])
     fits = (_fit(newest, model, (op, impl, mode, dtype), device, roofs) for model in models)
     return next((fit for fit in fits if fit is not None), None)
 
@@ -266,15 +267,15 @@ def _fit(
     )
 
 
-def _problem(row: Row) -> tuple[str, ...]:
-    """Return a row's sizes but for the chunk length; as text, in which what is not a number equals itself."""
-    return tuple(str(row[name]) for name in PROBLEM_SIZES)
+def _problem(row: Row) -> tuple[int | None, ...]:
+    """Return a row's sizes but for the chunk length."""
+    return tuple(row[name] for name in PROBLEM_SIZES)
 
 
 def _spills(row: Row, others: Sequence[Row]) -> bool:
     """Whether a row takes :data:`SPILLS` times longer than a shorter chunk of the problem explains."""
     chunk = row["chunk_size"]
-    if not is_set(chunk):
+    if chunk is None:
         return False
     per_step = [each["time_ms"] / each["chunk_size"] for each in others if each["chunk_size"] < chunk]
     return bool(per_step) and row["time_ms"] / chunk > SPILLS * min(per_step)
@@ -283,8 +284,8 @@ def _spills(row: Row, others: Sequence[Row]) -> bool:
 def _extent(sizes: Row) -> dict[str, int]:
     """Return the sizes that a fit is extrapolated in."""
     names = ("seq_len", "context", "head_dim_qk", "head_dim_v", "channels", "d_model", "d_ff")
-    found = {name: int(sizes[name]) for name in names if is_set(sizes.get(name))}
-    return found | {"tokens": int(sizes["batch"]) * found["seq_len"]}
+    found = {name: sizes[name] for name in names if sizes.get(name) is not None}
+    return found | {"tokens": sizes["batch"] * sizes["seq_len"]}
 
 
 def _sample(rows: Sequence[Row], model: Model, mode: str, dtype: str, key: str, roofs: str) -> _Sample:
@@ -293,8 +294,8 @@ def _sample(rows: Sequence[Row], model: Model, mode: str, dtype: str, key: str, 
 
     same = grouped(rows, _problem)
     rows = [row for row in rows if not _spills(row, same[_problem(row)])]
-    cases = [case_of(row, row["impl"], mode, dtype) for row in rows]
-    terms = [_terms_of_row(model, case[:5], tuple(case[5].items()), key, roofs) for case in cases]
+    cases: list[Any] = [case_of(row, mode, dtype) for row in rows]
+    terms = [_terms_of_row(model, case._replace(sizes=tuple(case.sizes.items())), key, roofs) for case in cases]
     counted = [(found, row) for found, row in zip(terms, rows, strict=True) if found is not None]
     problems = [_problem(row) for _, row in counted]
     times = np.array([float(row["time_ms"]) for _, row in counted])
@@ -303,18 +304,18 @@ def _sample(rows: Sequence[Row], model: Model, mode: str, dtype: str, key: str, 
 
 
 @functools.cache
-def _terms_of_row(model: Model, names: Any, sizes: Any, key: str, roofs: str) -> tuple[float, ...] | None:
-    """Return the terms of a measured case, which are asked for again by every fit."""
-    return model.terms((*names, dict(sizes)), accelerator_of(key, roofs))
+def _terms_of_row(model: Model, case: Any, key: str, roofs: str) -> tuple[float, ...] | None:
+    """Return the terms of a measured case, its sizes in a tuple: every fit asks for them again."""
+    return model.terms(case._replace(sizes=dict(case.sizes)), accelerator_of(key, roofs))
 
 
 def _pooled(own: _Sample, others: Sequence[_Sample], few: int) -> tuple[np.ndarray, float, list[float]]:
-    """Return the constants of an implementation with few rows, the half width of its interval, and by how much rows
-    are off from what the others say of them, beyond the factor of their implementation.
+    """Return the constants of an implementation with few rows, the half width of its interval in logarithms, and the
+    measured over the predicted times of rows by a fit to the other implementations, their own factor taken out.
 
-    Implementations of a kind follow one model, each as many times as slow as it is itself. How these factors differ,
-    and how well the model of all others fits each, says what is to be expected of this one; its own rows, and how they
-    scatter, count against that as their number tells (James and Stein). Widths are in logarithms.
+    Implementations of a kind follow one model, each slower by a factor of its own. How far these factors lie apart, and
+    how well the model of all others fits each, says what to expect of this one. Its own rows, and their scatter, are
+    weighed against that by their number (James and Stein).
     """
     import numpy as np
 
@@ -356,22 +357,16 @@ def _common(samples: Sequence[_Sample]) -> np.ndarray:
     return np.asarray(constants * math.exp(np.mean(apart)))
 
 
-def case_of(row: Row, impl: str, mode: str, dtype: str) -> Case:
-    """Return the case of a row of an implementation, mode and dtype; NaN of a frame is a size that does not apply."""
-    sizes = {name: int(row[name]) for name in SIZE_COLUMNS if is_set(row.get(name))}
-    state_dtype = row["state_dtype"] if isinstance(row["state_dtype"], str) else None
-    return row["op"], impl, mode, dtype, state_dtype, sizes
+def case_of(row: Row, mode: str, dtype: str) -> Case:
+    """Return the case of a row of a mode and dtype."""
+    sizes = {name: row[name] for name in SIZE_COLUMNS if row[name] is not None}
+    return Case(row["op"], row["impl"], mode, dtype, row["state_dtype"], sizes)
 
 
 @functools.cache
 def accelerator_of(key: str, roofs: str) -> Accelerator:
     """Return an accelerator with its roofs, which are read once."""
     return with_roofs(get_accelerator(key), roofs)
-
-
-def is_set(value: Any) -> bool:
-    """Whether a value of a row is there: neither None nor, in rows of a frame, not a number."""
-    return value is not None and value == value
 
 
 def of_device(rows: Sequence[Row], device: str | None, least: int) -> list[Row]:
@@ -389,7 +384,7 @@ def errors_of(ratios: Sequence[float]) -> tuple[float, float]:
 
 def newest_cases(rows: Iterable[Row]) -> list[Row]:
     """Return the newest row of every case on every known accelerator, without suspect ones."""
-    known = (row for row in rows if is_set(row["device_accelerator"]) and not is_set(row["suspect"]))
+    known = (row for row in rows if row["device_accelerator"] and not row["suspect"])
     ordered = sorted(known, key=lambda row: row["measured_at"])
     return list({(row["case_id"], row["device_name"]): row for row in ordered}.values())
 

@@ -108,11 +108,10 @@ def predict_case(case: Case, accelerator: Accelerator, fit: Fit | None, measured
     Raises:
         ValueError: the operation is not counted in that mode.
     """
-    op, impl, mode, dtype, *_ = case
     count = count_case(*case)
     if count is None:
-        raise ValueError(f"mode must be one that is counted for {op} {impl}, got {mode!r}")
-    model = runtime_model(count, accelerator, dtype)
+        raise ValueError(f"mode must be one that is counted for {case.op} {case.impl}, got {case.mode!r}")
+    model = runtime_model(count, accelerator, case.dtype)
     if fit is None:
         launches = launches_ms(count, accelerator)
         return Prediction(
@@ -135,7 +134,7 @@ def predict_case(case: Case, accelerator: Accelerator, fit: Fit | None, measured
         basis = f"{measured['time_ms']:.4g} ms on {fit.accelerator}{how}"
     # A fit to rows that matrix products limited has no term for a slow memory. So the time is at least that at the
     # largest share of the roof that any row reached, and at least what the accelerator allows.
-    least = floor_ms(count, accelerator, dtype)
+    least = floor_ms(count, accelerator, case.dtype)
     likely_ms = max(time_ms, least, model.lower_ms / fit.best_share if fit.best_share else 0.0)
     return Prediction(
         low_ms=max(low_ratio * low_ms, least),
@@ -185,7 +184,7 @@ class Answer:
     @property
     def chunk_size(self) -> int | None:
         """The chunk length, None where there is none, or none that counts and none was measured."""
-        return self.case[-1].get("chunk_size") or (self.measured["chunk_size"] if self.measured else None)
+        return self.case.sizes.get("chunk_size") or (self.measured["chunk_size"] if self.measured else None)
 
     @property
     def time_ms(self) -> float | None:
@@ -223,18 +222,17 @@ class Answer:
         return f"does not fit in {capacity / 1e9:.4g} GB (needs {self.memory_bytes / 1e9:.3g} at least)"
 
     def order(self) -> tuple[bool, bool, float]:
-        """Return by what implementations are ranked: the time as measured, else the most that they are likely to take;
-        behind are bounds, and last what does not fit in memory.
+        """Return the key that ranks implementations: those with a time, then those with bounds alone, last those that
+        do not fit in memory; each by the measured time, else by the upper end of its interval.
 
-        So one of which little is known is not preferred to one that was measured.
+        By the upper end, so that an uncertain prediction is not preferred to a measurement.
         """
         most_ms = self.measured["time_ms"] if self.measured else self.interval_ms[1]
         return self.does_not_fit is not None, self.basis == "bound", most_ms
 
 
 def _modelled_memory(case: Case) -> float:
-    op, impl, mode, dtype, state_dtype, sizes = case
-    last = count_case(op, impl, "bw" if mode == "fwbw" else mode, dtype, state_dtype, sizes)
+    last = count_case(*case._replace(mode="bw" if case.mode == "fwbw" else case.mode))
     assert last is not None, "a case of another mode would not have been predicted"
     states = last.byte_parts.get("recurrent store", 0.0)
     if last.mode == "bw":
@@ -244,18 +242,17 @@ def _modelled_memory(case: Case) -> float:
 
 def _memory_ratio(case: Case, rows: Sequence[Row]) -> float:
     """Return measured over modelled peak memory of the row of most similar sizes; 1 where no row has any."""
-    op, impl, mode, dtype, state_dtype, sizes = case
-    there = [row for row in rows if row["peak_memory_bytes"] and (row["op"], row["impl"]) == (op, impl)]
+    there = [row for row in rows if row["peak_memory_bytes"] and (row["op"], row["impl"]) == case[:2]]
     if not there:
         return 1.0
-    stored = stored_sizes(sizes)
+    stored = stored_sizes(case.sizes)
 
     def distance(row: Row) -> float:
         return sum(abs(math.log(row[name] / size)) for name, size in stored.items() if row[name])
 
     nearest = min(there, key=distance)
-    own = {name: nearest[name] for name in sizes if nearest[name]}
-    return max(1.0, nearest["peak_memory_bytes"] / _modelled_memory((op, impl, mode, dtype, state_dtype, own)))
+    own = {name: nearest[name] for name in case.sizes if nearest[name]}
+    return max(1.0, nearest["peak_memory_bytes"] / _modelled_memory(case._replace(sizes=own)))
 
 
 def best_of(answers: Sequence[Answer]) -> Answer:
@@ -279,9 +276,8 @@ def answer(case: Case, accelerator: Accelerator, fit: Fit | None, rows: Sequence
     Raises:
         ValueError: the operation is not counted in that mode.
     """
-    op, impl, *_, state_dtype, sizes = case
-    wanted: dict[str, Any] = {"op": op, "impl": impl, "state_dtype": state_dtype, "suspect": None}
-    wanted |= {**dict.fromkeys(PROBLEM_SIZES), **stored_sizes(sizes)}
+    wanted: dict[str, Any] = {name: getattr(case, name) for name in ("op", "impl", "state_dtype")} | {"suspect": None}
+    wanted |= {**dict.fromkeys(PROBLEM_SIZES), **stored_sizes(case.sizes)}
     found = [row for row in rows if all(row[name] == value for name, value in wanted.items())]
     # By device and chunk length, the newest of an idle machine last; of these the fastest.
     order = sorted(found, key=lambda row: (not row["noise"], row["measured_at"] or ""))
@@ -291,14 +287,14 @@ def answer(case: Case, accelerator: Accelerator, fit: Fit | None, rows: Sequence
     measured = None if here is None or "stands_in" in here else here
     known = newest.get(fit.accelerator) if fit else None
     predicted = predict_case(case, accelerator, fit, None if known is measured else known)
-    fastest = set() if fit is None or fit.model is LAUNCHES else _fastest_chunks(op, impl, rows)
+    fastest = set() if fit is None or fit.model is LAUNCHES else _fastest_chunks(case.op, case.impl, rows)
     return Answer(
         case=case,
         accelerator=accelerator,
         predicted=predicted,
         measured=measured,
         memory_ratio=_memory_ratio(case, rows),
-        tried=not fastest or sizes.get("chunk_size") in fastest,
+        tried=not fastest or case.sizes.get("chunk_size") in fastest,
     )
 
 

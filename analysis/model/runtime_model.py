@@ -106,19 +106,25 @@ def roofline_fraction(count: Count, accelerator: Accelerator, dtype: str, time_m
     return runtime_model(count, accelerator, dtype).lower_ms / time_ms
 
 
+def _compulsory_ms(count: Count, accelerator: Accelerator) -> float:
+    """Return the time of the compulsory bytes; 0 where they are no more than twice the last cache, which may have held
+    them."""
+    moved = count.compulsory_bytes if count.compulsory_bytes > 2 * accelerator.l2_bytes else 0.0
+    return 1e3 * (moved / accelerator.bandwidth_bytes_s)
+
+
 def floor_ms(count: Count, accelerator: Accelerator, dtype: str) -> float:
     """Return the time below which no kernel gets: its launches, executed matrix products at full rate, or compulsory
     bytes.
 
-    As in :func:`suspect_reason`, bytes that the last cache may hold count for nothing, and a CPU has no limits.
+    As in :func:`suspect_reason` a CPU has no limits.
     """
     if accelerator.key == "cpu":
         return 0.0
     rate = accelerator.peak_flops(dtype)
     multiplied = count.executed_tensor_flops or count.tensor_flops
-    moved = count.compulsory_bytes if count.compulsory_bytes > 2 * accelerator.l2_bytes else 0.0
-    work_ms = 1e3 * max(moved / accelerator.bandwidth_bytes_s, multiplied / rate if rate else 0.0)
-    return max(work_ms, launches_ms(count, accelerator))
+    products_ms = 1e3 * (multiplied / rate) if rate else 0.0
+    return max(_compulsory_ms(count, accelerator), products_ms, launches_ms(count, accelerator))
 
 
 SUSPECT_MARGIN = 1.02
@@ -129,8 +135,7 @@ def suspect_reason(count: Count, accelerator: Accelerator, dtype: str, time_ms: 
     """Return why ``time_ms`` cannot be true on ``accelerator``, or None.
 
     Two limits hold for any code that computes the operation: matrix products no faster than the matrix rate (measured
-    where it was, else specified), and no faster than the compulsory bytes at the specified bandwidth. The second is
-    only asked of problems of more than twice the last cache, whose inputs cannot all have been there. Neither is asked
+    where it was, else specified), and no faster than the compulsory bytes at the specified bandwidth. Neither is asked
     of the CPU: its rates are what one library reached beside the machine's other load, not limits.
     """
     if accelerator.key == "cpu":
@@ -140,8 +145,8 @@ def suspect_reason(count: Count, accelerator: Accelerator, dtype: str, time_ms: 
     rate = count.tensor_flops / (time_ms * 1e-3)
     if peak is not None and rate > SUSPECT_MARGIN * peak:
         return f"{rate / 1e12:.0f} TFLOP/s is above the {roof} roof of {peak / 1e12:.0f} TFLOP/s for {dtype}"
-    compulsory_ms = 1e3 * count.compulsory_bytes / accelerator.bandwidth_bytes_s
-    if count.compulsory_bytes > 2 * accelerator.l2_bytes and time_ms * SUSPECT_MARGIN < compulsory_ms:
+    compulsory_ms = _compulsory_ms(count, accelerator)
+    if time_ms * SUSPECT_MARGIN < compulsory_ms:
         return (
             f"{time_ms:.4g} ms is less than the {compulsory_ms:.4g} ms that the compulsory "
             f"{count.compulsory_bytes / 1e9:.3g} GB take at {accelerator.bandwidth_bytes_s / 1e12:.3g} TB/s"

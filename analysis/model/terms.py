@@ -23,6 +23,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from ...kernels.baselines import get_implementation, get_operation
 from ...kernels.scalar_decay.choice import backward_chunk, shape_of
@@ -31,11 +32,20 @@ from ..counts import FORMULATIONS, chunk_of, count_case, formulation_of
 from .runtime_model import launch_count, runtime_model
 from .schedule import RESIDENT, Launch, launches_of
 
-Case = tuple[str, str, str, str, str | None, Mapping[str, int]]
-"""op, impl, mode, dtype, state_dtype and sizes."""
+
+class Case(NamedTuple):
+    """What a model is asked about: the arguments of :func:`.counts.count_case`."""
+
+    op: str
+    impl: str
+    mode: str
+    dtype: str
+    state_dtype: str | None
+    sizes: Mapping[str, int]
+
 
 Kind = tuple[object, ...]
-"""What implementations have in common that follow a model with the same constants, each times a factor of its own."""
+"""What implementations share that follow a model with the same constants, each with a factor of its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,22 +95,22 @@ def _launches_kind(op: str, impl: str, mode: str, dtype: str) -> Kind | None:
 
 
 def _formulation_terms(case: Case, accelerator: Accelerator) -> tuple[float, ...] | None:
-    op, impl, mode, dtype, _, sizes = case
     count = count_case(*case, launches=False)
     if count is None:
         return None
-    model, steps = runtime_model(count, accelerator, dtype), sequential_steps(op, impl, mode, dtype, sizes)
-    # The one step of what has no chunks is no different from a launch.
-    steps = steps if steps != 1 or "chunk_size" in sizes else 0.0
+    model, steps = runtime_model(count, accelerator, case.dtype), sequential_steps(case)
+    # Without chunks the only step cannot be told from a launch.
+    steps = steps if steps != 1 or "chunk_size" in case.sizes else 0.0
     return launch_count(count), steps, model.flops_ms, model.bytes_ms
 
 
-def sequential_steps(op: str, impl: str, mode: str, dtype: str, sizes: Mapping[str, int]) -> float:
+def sequential_steps(case: Case) -> float:
     """Return how many steps of a problem wait for one another: its chunks, or tokens where there is no chunk length.
 
     Attention, an MLP and the quadratic form have one. For programs that hold whole states it is a time instead: how
     many microseconds their walks take one after the other, by the estimate that a call chooses its chunk length with.
     """
+    op, impl, mode, dtype, _, sizes = case
     formulation = formulation_of(op, impl, mode, dtype)
     if formulation == "whole_state" and "chunk_size" in sizes:
         shape, chunk = shape_of(sizes, normalised=op == "mlstm_exp"), sizes["chunk_size"]
@@ -125,7 +135,7 @@ _STARTS = ("walk", "normaliser")
 
 def _launches_terms(case: Case, accelerator: Accelerator) -> tuple[float, ...] | None:
     launches = launches_of(*case)
-    return None if launches is None else terms_of_launches(launches, accelerator, case[3])
+    return None if launches is None else terms_of_launches(launches, accelerator, case.dtype)
 
 
 def terms_of_launches(launches: Sequence[Launch], accelerator: Accelerator, dtype: str) -> tuple[float, ...]:

@@ -95,7 +95,7 @@ def _predicted(
         seen = [row for row in others if not any(row is each for each in held_out)]
         fit = fit_rows(seen, op, impl, mode, dtype, device=fitted_on)
         for row in held_out:
-            found.append((row, answer(case_of(row, impl, mode, dtype), get_accelerator(here), fit, seen).predicted))
+            found.append((row, answer(case_of(row, mode, dtype), get_accelerator(here), fit, seen).predicted))
     return found
 
 

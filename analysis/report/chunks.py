@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ...kernels.scalar_decay.declare import FUSED_CHUNK
-from ...results.select import PROBLEM_COLUMNS, best_rows
+from ...results.select import PROBLEM_COLUMNS, best_rows, records
 from ..model.answers import Question
 from ..model.chunk_size import CHUNKWISE_OPERATIONS, chunk_size_report
 from ..model.fit import ROW_COLUMNS, Fit, fit_rows
@@ -39,11 +39,6 @@ class Choice:
         return None if self.report is None else int(self.report["runtime_optimal_feasible"])
 
     @property
-    def model(self) -> str:
-        """Which model chooses: launches or formulation; "" for none."""
-        return "" if self.report is None else str(self.report["model"])
-
-    @property
     def slowest(self) -> Any:
         """The row of the slowest chunk length measured."""
         return max(self.measured.values(), key=lambda row: row.time_ms)
@@ -53,11 +48,6 @@ class Choice:
         """What the modelled choice takes longer than the fastest; None where it was not measured."""
         chosen = None if self.modelled is None else self.measured.get(self.modelled)
         return None if chosen is None else float(chosen.time_ms - self.row.time_ms)
-
-    @property
-    def regret(self) -> float | None:
-        """The regret in percent of the fastest time."""
-        return None if self.regret_ms is None else 100 * (self.regret_ms / float(self.row.time_ms))
 
 
 def choices(subject: Subject) -> list[Choice]:
@@ -83,10 +73,10 @@ def _fits(subject: Subject, rows: pd.DataFrame) -> Fits:
     """Fit the launches of every operation, mode and dtype that the rows of fused_chunk hold, to these rows."""
     fits: Fits = {}
     for (mode, dtype), group in rows[rows["impl"] == FUSED_CHUNK].groupby(["mode", "dtype"]):
-        records = group[[*ROW_COLUMNS]].to_dict("records")
+        measured = records(group, ROW_COLUMNS)
         for op in group["op"].unique():
             case = (op, FUSED_CHUNK, mode, dtype)
-            if fit := fit_rows(records, *case, device=subject.accelerator.key, models=(LAUNCHES,)):
+            if fit := fit_rows(measured, *case, device=subject.accelerator.key, models=(LAUNCHES,)):
                 fits[case] = fit
     return fits
 
@@ -130,7 +120,7 @@ def choice_table(subject: Subject, found: list[Choice]) -> Html:
             "L of least FLOPs": numeric(report.get("flop_optimal")),
             "L of least modelled time": numeric(report.get("runtime_optimal")),
             "modelled choice": size(each.modelled),
-            "model of it": each.model or ABSENT,
+            "model of it": report.get("model", ABSENT),
             "measured best": size(each.row.chunk_size),
             "time at it (ms)": numeric(each.row.time_ms),
             "peak memory at it (GiB)": numeric(each.row.peak_memory_bytes / 2**30),
@@ -138,7 +128,8 @@ def choice_table(subject: Subject, found: list[Choice]) -> Html:
             "takes more by (%)": numeric(100 * (each.slowest.time_ms / each.row.time_ms - 1), 2),
         }
         if subject.on_target:
-            row |= {"regret (ms)": numeric(each.regret_ms, 2), "regret (%)": numeric(each.regret, 2)}
+            share = None if each.regret_ms is None else 100 * (each.regret_ms / each.row.time_ms)
+            row |= {"regret (ms)": numeric(each.regret_ms, 2), "regret (%)": numeric(share, 2)}
         rows.append(row)
     where = subject.device_name if subject.on_target else f"{subject.accelerator.name} modelled, {subject.device_name}"
     return table(f"Chunk lengths, {where}", rows)

@@ -67,7 +67,7 @@ def execute(notebook: NotebookNode, *, begins: Callable[[int], None] = lambda _:
             km=manager,
             timeout=TIMEOUT_S,
             on_cell_start=lambda cell, cell_index: begins(cell_index),
-            # It has nothing to put in order, and asked to end it may take seconds.
+            # The kernel has nothing to clean up, and a polite shutdown may take seconds.
             shutdown_kernel="immediate",
             extra_arguments=["--InteractiveShellApp.ignore_cwd=True", "--HistoryManager.enabled=False"],
         )
@@ -151,6 +151,7 @@ def browser_command(browser: str, profile: str | Path, *arguments: str, proxy: s
         "--disable-features=NetworkTimeServiceQuerying,OptimizationHints,PreconnectToSearch,"
         "AimServerRequestOnStartupEnabled",
         "--component-updater=url-source=file:///dev/null",
+        "--gcm-checkin-url=file:///dev/null",
     ]
     quiet += [f"--proxy-server=http://{proxy}", "--proxy-bypass-list=<-loopback>", f"--user-data-dir={profile}"]
     # Chromium refuses its sandbox to root, as whom containers run.

@@ -29,7 +29,7 @@ X_NAMES = {"head_dim_v": "value head dim", "embedding_dim": "channels", "chunk_s
 
 
 @functools.lru_cache(maxsize=64)
-def seen(subject: Subject, kind: str, *, every: bool = False) -> Drawing:
+def drawing_of(subject: Subject, kind: str, *, every: bool = False) -> Drawing:
     """Return what a figure shows, in the setting of the report: remembered, since findings and figures ask for it.
 
     Args:
@@ -55,7 +55,7 @@ def findings(subject: Subject) -> Iterator[str]:
     """Yield what the figures of a family say, a sentence each; without a comparison of times, what ours takes."""
     for kind in KINDS[:-1]:
         try:
-            said = seen(subject, kind).finding
+            said = drawing_of(subject, kind).finding
         except ValueError:
             said = ""
         yield from [said] if said else _fastest(subject) if kind == KINDS[0] else []
@@ -79,7 +79,7 @@ def _fastest(subject: Subject) -> list[str]:
 def opening(subject: Subject) -> Html:
     """Return the one figure that a report opens with: time over sequence length."""
     try:
-        shown = seen(subject, "runtime")
+        shown = drawing_of(subject, "runtime")
     except ValueError:
         return paragraph("Nothing was timed, so there is nothing to draw.")
     return figure(shown, OPENING_INCHES)
@@ -88,13 +88,13 @@ def opening(subject: Subject) -> Html:
 def drawn(subject: Subject, kind: str) -> Html:
     """Return a figure and, of those over one size, the numbers of all lines in tables that open on demand."""
     try:
-        shown = seen(subject, kind)
+        shown = drawing_of(subject, kind)
     except ValueError as error:
         return paragraph(f"{kind}: not drawn, {error}.")
     picture = figure(shown)
     if kind in ("trade-off", "roofline"):
         return picture
-    every = seen(subject, kind, every=True)
+    every = drawing_of(subject, kind, every=True)
     numbers = join(*(_numbers(subject, kind, mode, every) for mode in subject.modes))
     return join(picture, render("details", "The numbers of every line", numbers))
 

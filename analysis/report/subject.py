@@ -24,7 +24,7 @@ from ...results.select import (
 from ...results.store import committed_results, read_results
 from ..accelerators.known import Accelerator, get_accelerator
 from ..accelerators.roofs import with_stored_roofs
-from ..derive import derive_anew, of_today
+from ..derive import derive_anew, without_removed
 from ..figures.selection import (
     Chosen,
     Selection,
@@ -73,13 +73,13 @@ class Subject:
     @functools.cached_property
     def trusted(self) -> pd.DataFrame:
         """The measured rows of ``rows`` that are not suspect, of implementations that are still there."""
-        measured = of_today(ok_rows(self.rows))
+        measured = without_removed(ok_rows(self.rows))
         return measured[measured["suspect"].isna()]
 
     @functools.cached_property
     def repeated(self) -> pd.DataFrame:
         """The same as ``trusted``, but with the older rows of cases measured more than once."""
-        measured = of_today(ok_rows(self.loaded))
+        measured = without_removed(ok_rows(self.loaded))
         return measured[(_devices(measured) == self.device) & measured["suspect"].isna()]
 
     @functools.cached_property
@@ -90,7 +90,7 @@ class Subject:
         return best_rows(latest_rows(self.repeated[self.repeated["run_id"].isin(set(runs))]))
 
     def beside_committed(self, best: pd.DataFrame) -> pd.DataFrame:
-        """Return rows and the committed ones of the same problems, whose places they took: ``whose`` says which."""
+        """Return rows, and the committed ones that some of them replaced; the column ``whose`` tells them apart."""
         import pandas as pd
 
         own = ~best["run_id"].isin(set(self.committed["run_id"]))

@@ -20,7 +20,7 @@ from typing import Any
 
 from ...results.schema import CASE_COLUMNS, SIZE_COLUMNS, ErrorsRow, Record
 from ...results.select import Row, grouped, load_rows, short_size
-from ...results.store import holds_results, read_file, result_files, row_set
+from ...results.store import holds_results, read_file, result_files
 from ..accelerators.known import get_accelerator
 from ..counts import count, count_case, kv_savings
 from ..derive import ONCE_SINCE
@@ -105,7 +105,7 @@ class Store:
         self.fitted: dict[tuple[str, str, str], tuple[list[dict[str, Any]], dict[tuple[str, str], Any]]] = {}
         files = result_files(results, ROW_SETS) if results else []
         self.sweeps = [file for file in files if holds_results(file)]
-        tables = [read_file(file, ErrorsRow, what="errors") for file in files if row_set(file)[0] is ErrorsRow]
+        tables = [read_file(file, ErrorsRow) for file in files if not holds_results(file)]
         rows = load_rows(self.sweeps, (*COLUMNS, "git_commit")) if self.sweeps else []
         errors = [row for each in tables for row in each.to_pylist()]
         most = Counter(row["device_accelerator"] for row in (rows or errors) if row["device_accelerator"])
@@ -189,7 +189,7 @@ def _metric(asked: Asked, terms: dict[str, Any], store: Store) -> float | str:
         return UNMEASURED if row["peak_memory_bytes"] is None else row["peak_memory_bytes"] - row["input_bytes"]
     if metric == "tokens_per_s":
         return 1e3 * row["batch"] * row["seq_len"] / row["time_ms"]
-    counted = count_case(*case_of(row, row["impl"], row["mode"], row["dtype"]))
+    counted = count_case(*case_of(row, row["mode"], row["dtype"]))
     if counted is None:
         return "not counted"
     if metric == "tflops":

@@ -11,13 +11,14 @@ import pandas as pd
 import pyarrow as pa
 
 from lrbench.analysis.accelerators.known import get_accelerator
+from lrbench.analysis.accelerators.roofs import RoofRow
 from lrbench.analysis.counts import count_case
 from lrbench.analysis.derive import derive
 from lrbench.analysis.model.answers import Question
 from lrbench.analysis.model.runtime_model import model_time_ms
 from lrbench.bench.plan import Request, plan
 from lrbench.kernels import get_operation
-from lrbench.results.schema import Case, Record
+from lrbench.results.schema import CASE_COLUMNS, Case, Record
 from lrbench.results.select import load_rows, with_totals
 from lrbench.results.store import arrow_schema, committed_results, write_parquet
 
@@ -39,7 +40,13 @@ SLOWNESS = {
 CHUNKS = (64, 128, 256, 512, 1024)
 
 
-def row(case: Case, **columns: Any) -> dict[str, Any]:
+def row(op: str, impl: str, **columns: Any) -> dict[str, Any]:
+    """Return a result row: sizes, mode and dtypes are of its :func:`case`, all else is of :func:`row_of`."""
+    fields = {name: columns.pop(name) for name in [*columns] if name in CASE_COLUMNS}
+    return row_of(case(op, impl, **fields), **columns)
+
+
+def row_of(case: Case, **columns: Any) -> dict[str, Any]:
     """Return a result row of ``case``: measured on an H200 unless ``columns`` say otherwise."""
     device = get_accelerator(columns.pop("accelerator", "h200"))
     count = count_case(case.op, case.impl, case.mode, case.dtype, case.state_dtype, case.sizes)
@@ -118,18 +125,16 @@ def default_sweep() -> list[dict[str, Any]]:
                         if (chunk > 128 and "limit" in impl) or chunk > seq_len:
                             continue
                         dims = {"num_heads": 4096 // head_dim, "head_dim_qk": head_dim // 2, "head_dim_v": head_dim}
-                        this = case(op, impl, mode=mode, seq_len=seq_len, chunk_size=chunk, **dims)
                         failed = impl == "mlstm_kernels.xl_chunk"
                         failure = {"status": "crash", "reason": "the compiler aborted the process"} if failed else {}
-                        rows.append(row(this, **failure))
+                        rows.append(row(op, impl, mode=mode, seq_len=seq_len, chunk_size=chunk, **dims, **failure))
             for op, impl in others:
-                this = case(op, impl, mode=mode, seq_len=seq_len)
                 failure = {}
                 if op == "mamba2_ssd" and seq_len == 65536:
                     failure = {"status": "timeout", "reason": "autotuning exceeded the limit of a case"}
                 if op == "simple_gla" and mode == "fwbw":
                     failure = {"status": "unsupported", "reason": "backward refused on Hopper with triton 3.4 to 3.7.0"}
-                rows.append(row(this, **failure))
+                rows.append(row(op, impl, mode=mode, seq_len=seq_len, **failure))
     # Since then a gradient is counted once.
     return [{**each, "measured_at": "2026-12-01T00:00:00+00:00"} for each in rows]
 
@@ -138,7 +143,29 @@ def decoding() -> list[dict[str, Any]]:
     """Return rows of the preset ``decode`` on an H200, whose memory the largest caches do not fit in."""
     planned = [item.case for item in plan(Request(preset="decode"), device_kind="cuda")]
     oom = {"status": "oom", "reason": "CUDA out of memory"}
-    return [row(each, **(oom if (each.context or 0) * (each.batch or 0) > 16 * 131072 else {})) for each in planned]
+    return [row_of(each, **(oom if (each.context or 0) * (each.batch or 0) > 16 * 131072 else {})) for each in planned]
+
+
+def calibration(run_id: str = "a", when: str = "2026-11-20T10:00:00+00:00", **columns: Any) -> list[RoofRow]:
+    """Return the rows of a calibration of an H200: copy 4 TB/s, bf16 700 TFLOP/s, fp32 50 TFLOP/s, fma 60 TFLOP/s."""
+    rates = (("copy", None, 4e12), ("matmul", "bf16", 700e12), ("matmul", "fp32", 50e12), ("fma", "fp32", 60e12))
+    defaults: dict[str, Any] = {
+        "device_kind": "cuda",
+        "device_name": "NVIDIA H200",
+        "device_accelerator": "h200_sxm",
+        "torch_version": "2.11.0",
+        "driver_version": "580.159",
+        "short": False,
+    }
+    times = {"ms": 1.0, "p20_ms": 0.9, "p80_ms": 1.1, "ci_low_ms": 0.95, "ci_high_ms": 1.05}
+    defaults |= {f"time_{name}": ms for name, ms in times.items()} | {"time_samples_ms": [0.9, 1.0, 1.1]}
+    return [
+        RoofRow(
+            run_id=run_id, measured_at=when, quantity=quantity, dtype=dtype, size=8192, rate=rate, best_rate=1.1 * rate,
+            unit="bytes/s" if quantity == "copy" else "FLOP/s", **{**defaults, **columns},
+        )
+        for quantity, dtype, rate in rates
+    ]  # fmt: skip
 
 
 def stored(op: str, impl: str, **sizes: object) -> dict[str, Any]:

@@ -18,7 +18,7 @@ STALE = {name: 7.5 for name in DERIVED_COLUMNS if name != "suspect"} | {"suspect
 
 
 def test_columns_are_derived_anew() -> None:
-    now = made.row(CASE, gbps=1.0)
+    now = made.row_of(CASE, gbps=1.0)
     (row,) = derive_anew(made.frame([{**now, **STALE, "accelerator": "h100_sxm"}])).to_dict("records")
     count = count_case(CASE.op, CASE.impl, CASE.mode, CASE.dtype, CASE.state_dtype, CASE.sizes)
     assert count is not None
@@ -49,13 +49,13 @@ def test_no_committed_row_is_above_its_roof() -> None:
     ],
 )
 def test_what_is_not_known_here_stays_as_stored(changed: dict, kept: tuple[str, ...]) -> None:
-    stored = {**made.row(CASE), **STALE, "accelerator": "h100_sxm", **changed}
-    (row,) = derive_anew(made.frame([stored, made.row(CASE)]).iloc[:1]).to_dict("records")
+    stored = {**made.row_of(CASE), **STALE, "accelerator": "h100_sxm", **changed}
+    (row,) = derive_anew(made.frame([stored, made.row_of(CASE)]).iloc[:1]).to_dict("records")
     assert {name for name in DERIVED_COLUMNS if row[name] == STALE[name]} == set(kept)
 
 
 def test_columns_that_are_not_loaded_are_not_added() -> None:
-    frame = made.frame([made.row(CASE)]).drop(columns=["flops", "suspect"])
+    frame = made.frame([made.row_of(CASE)]).drop(columns=["flops", "suspect"])
     assert list(derive_anew(frame).columns) == list(frame.columns)
 
 

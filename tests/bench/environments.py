@@ -1,4 +1,4 @@
-"""Machines that tests are about, whatever machine they run on."""
+"""A processor and an H200 as tests describe them, whatever machine they run on."""
 
 from __future__ import annotations
 

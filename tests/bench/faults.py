@@ -23,16 +23,17 @@ from lrbench.kernels.spec import Implementation
 from lrbench.results.schema import Case
 
 
-def planned(fault: str, *, seq_len: int = 32, chunk_size: int = 16, mode: str = "fw") -> PlannedCase:
-    """Return a small mLSTMsig case whose implementation is the function ``fault`` of this module."""
+def planned(fault: str, *, module: str = "faults", **fields: Any) -> PlannedCase:
+    """Return a small mLSTMsig case, with other fields if given, whose implementation is the function ``fault``."""
     implementation = Implementation(
-        name=fault, call=f"tests.bench.faults:{fault}", devices=("cpu", "cuda"), dtypes=("fp32",)
+        name=fault, call=f"tests.bench.{module}:{fault}", devices=("cpu", "cuda"), dtypes=("fp32",)
     )
-    case = Case(
-        kernel="tfla", op="mlstm_sig", impl=fault, provider="lrbench", mode=mode, dtype="fp32", state_dtype="fp32",
-        batch=1, seq_len=seq_len, num_heads=1, head_dim_qk=16, head_dim_v=16, chunk_size=chunk_size,
-    )  # fmt: skip
-    return PlannedCase(case=case, target=implementation)
+    small: dict[str, Any] = {
+        "kernel": "tfla", "op": "mlstm_sig", "impl": fault, "provider": "lrbench", "mode": "fw", "dtype": "fp32",
+        "state_dtype": "fp32", "batch": 1, "seq_len": 32, "num_heads": 1, "head_dim_qk": 16, "head_dim_v": 16,
+        "chunk_size": 16,
+    }  # fmt: skip
+    return PlannedCase(case=Case(**{**small, **fields}), target=implementation)
 
 
 def describe(worker: Any, text: str) -> dict[str, Any]:

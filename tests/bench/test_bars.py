@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 from lrbench.analysis.accelerators.roofs import RoofRow, stored_roofs
 from lrbench.analysis.counts import count_case
 from lrbench.bench import bars, calibrate, clock, run
-from lrbench.bench.bars import BEST, COPY, DEFAULT, Bar, Entry, Verdict, judge, judge_overall
+from lrbench.bench.bars import BEST, COPY, DEFAULT, Bar, Entry, judge, judge_overall
 from lrbench.bench.complete import unfinished
 from lrbench.bench.environment import current_environment
 from lrbench.bench.plan import PlannedCase
@@ -57,8 +58,7 @@ def entry(impl: str, chunk_size: int, samples_ms: list[float], mode: str = "fw",
     return record, "" if record.status == "ok" else f"{record.status}: {record.reason}"
 
 
-def judged(bar: Bar, entries: list[Entry], **options: Any) -> Verdict:
-    return judge("T=64", bar, entries, **options)
+judged = partial(judge, "T=64")
 
 
 @pytest.mark.parametrize(("theirs_ms", "outcome"), [(3.0, "held"), (2.9, "missed")])

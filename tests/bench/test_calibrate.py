@@ -34,7 +34,7 @@ def short() -> Calibration:
     return calibrate.calibrate(short=True)
 
 
-def test_rates_hang_together(short: Calibration) -> None:
+def test_rates_follow_from_sizes_and_times(short: Calibration) -> None:
     assert short.failure is None
     assert {"copy", "matmul"} <= {row.quantity for row in short.rows}
     for row in short.rows:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Iterator
+from itertools import cycle, repeat
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,27 +15,24 @@ from lrbench.analysis.check import statistics
 from lrbench.bench import clock
 from lrbench.bench.environment import DeviceState
 
+IDLE = repeat(DeviceState())
+
 
 class Scripted:
     """A clock that returns the samples it is given and runs the calls."""
 
     enqueues = False
 
-    def __init__(self, samples: Iterator[float], states: Iterator[DeviceState] | None = None) -> None:
+    def __init__(self, samples: Iterator[float], states: Iterator[DeviceState] = IDLE) -> None:
         self.samples, self.states = samples, states
 
     def sample(self, call: clock.Call, count: int, enqueue_ms: float | None = None) -> tuple[list[float], DeviceState]:
         for _ in range(count):
             call.call(call.prepare())
-        return [next(self.samples) for _ in range(count)], next(self.states) if self.states else DeviceState()
+        return [next(self.samples) for _ in range(count)], next(self.states)
 
     def synchronize(self) -> None:
         pass
-
-
-def alternating(*values: float) -> Iterator[float]:
-    while True:
-        yield from values
 
 
 def alone(the_clock: clock.Clock, call: clock.Call, budget_s: float, ci_target: float = 0.01) -> clock.Timing:
@@ -43,14 +41,14 @@ def alone(the_clock: clock.Clock, call: clock.Call, budget_s: float, ci_target: 
     return timing
 
 
-def measure(samples: Iterator[float], budget_s: float, states: Iterator[DeviceState] | None = None) -> clock.Timing:
+def measure(samples: Iterator[float], budget_s: float, states: Iterator[DeviceState] = IDLE) -> clock.Timing:
     return alone(Scripted(samples, states), clock.Call(call=lambda _: None), budget_s)
 
 
 def test_brief_calls_are_called_for_their_samples_alone() -> None:
     """Not to warm up and not for the host's time, and no more often than time allows."""
     log: list[None] = []
-    the_clock = Scripted(alternating(60_000.0, 61_000.0))
+    the_clock = Scripted(cycle((60_000.0, 61_000.0)))
     the_clock.enqueues = True
     call = clock.Call(call=lambda _: log.append(None))
     (timing,) = clock.measure(the_clock, [call], clock.Sampling(budget_s=clock.BRIEF_BUDGET_S, brief=True))
@@ -59,28 +57,28 @@ def test_brief_calls_are_called_for_their_samples_alone() -> None:
 
 
 def test_steady_times_stop_at_ten_samples() -> None:
-    assert measure(alternating(2.0), budget_s=1e9).samples_ms == [2.0] * 10
+    assert measure(repeat(2.0), budget_s=1e9).samples_ms == [2.0] * 10
 
 
 def test_noisy_times_go_on_until_the_interval_is_tight() -> None:
-    timing = measure(alternating(1.0, 1.015, 1.03), budget_s=1e9)
+    timing = measure(cycle((1.0, 1.015, 1.03)), budget_s=1e9)
     assert 10 < len(timing.samples_ms) < clock.MAX_SAMPLES
     assert statistics.relative_half_width(timing.samples_ms) <= 0.01
 
 
 def test_hopeless_noise_stops_at_the_maximum_and_keeps_every_sample() -> None:
-    timing = measure(alternating(1.0, 2.0), budget_s=1e9)
+    timing = measure(cycle((1.0, 2.0)), budget_s=1e9)
     assert len(timing.samples_ms) == clock.MAX_SAMPLES
     assert timing.samples_ms[:4] == [1.0, 2.0, 1.0, 2.0]
 
 
 def test_a_spent_budget_stops_but_never_below_ten_samples() -> None:
-    assert len(measure(alternating(1.0, 2.0), budget_s=0.0).samples_ms) == clock.MIN_SAMPLES
+    assert len(measure(cycle((1.0, 2.0)), budget_s=0.0).samples_ms) == clock.MIN_SAMPLES
     # Ten samples of a second each spend any smaller budget, although the test does not wait for them.
-    assert len(measure(alternating(1000.0, 2000.0), budget_s=5.0).samples_ms) == clock.MIN_SAMPLES
+    assert len(measure(cycle((1000.0, 2000.0)), budget_s=5.0).samples_ms) == clock.MIN_SAMPLES
 
 
-def test_columns() -> None:
+def test_columns_are_order_statistics_of_the_samples() -> None:
     columns = measure(iter([float(n) for n in range(1, 11)]), budget_s=0.0).columns()
     assert columns["time_ms"] == 5.5
     assert columns["time_p20_ms"] == pytest.approx(2.8)
@@ -91,7 +89,7 @@ def test_columns() -> None:
 
 def test_throttling_in_any_batch_marks_the_case() -> None:
     states = iter([DeviceState(throttled="hardware slowdown", power_w=1.0)] + [DeviceState(power_w=2.0)] * 100)
-    timing = measure(alternating(1.0, 1.015, 1.03), budget_s=1e9, states=states)
+    timing = measure(cycle((1.0, 1.015, 1.03)), budget_s=1e9, states=states)
     assert timing.state == DeviceState(throttled="hardware slowdown", power_w=2.0)
 
 
@@ -106,7 +104,7 @@ def test_calls_take_turns_forwards_and_backwards() -> None:
     log: list[str] = []
     calls = [clock.Call(call=lambda _, name=name: log.append(name)) for name in "ab"]
     states = (DeviceState(throttled="power" if len(log) == 9 else None) for _ in itertools.count())
-    timings = clock.measure(Scripted(alternating(1.0), states), calls, clock.Sampling(rounds=4))
+    timings = clock.measure(Scripted(repeat(1.0), states), calls, clock.Sampling(rounds=4))
     rounds = ["".join(log[n : n + 2]) for n in range(0, len(log), 2)]
     assert len(rounds) == clock.WARMUP_ROUNDS + 4
     assert set(rounds[clock.WARMUP_ROUNDS :]) == {"ab", "ba"}
@@ -127,7 +125,7 @@ def test_a_call_that_fails_while_timed_drops_out(rounds: int | None) -> None:
 
 
 def test_a_settled_sample_follows_a_call_of_its_own() -> None:
-    """... in every round that counts; rounds of warming up have one call each."""
+    """In every round that counts; rounds of warming up have one call each."""
     log: list[str] = []
     calls = [clock.Call(call=lambda _, name=name: log.append(name)) for name in "ab"]
     clock.measure(clock.CpuClock(), calls, clock.Sampling(rounds=2, settle=True))
@@ -141,7 +139,7 @@ class Queue(Scripted):
     enqueues = True
 
     def __init__(self) -> None:
-        super().__init__(alternating(1.0))
+        super().__init__(repeat(1.0))
         self.log: list[str] = []
 
     def sample(self, call: clock.Call, count: int, enqueue_ms: float | None = None) -> tuple[list[float], DeviceState]:
@@ -158,7 +156,7 @@ def test_the_host_s_time_is_the_call_s_alone_and_measured_after_all_samples(
 ) -> None:
     """Of calls that follow each other without waiting, as few as fit into the queue, and without their preparation."""
     queue, late = Queue(), 0.0
-    durations = itertools.cycle((0.002, 0.007, 0.007))
+    durations = cycle((0.002, 0.007, 0.007))
 
     def call(_: Any) -> None:
         nonlocal late

@@ -15,13 +15,11 @@ from lrbench.bench.derived import Run, build_record
 from lrbench.bench.environment import Environment
 from lrbench.bench.plan import PlannedCase
 from lrbench.kernels import baselines, get_operation
-from lrbench.results.schema import Case, Record
+from lrbench.results.schema import Record
+from lrbench.tests.analysis.rows import case
 from lrbench.tests.bench.environments import H200
 
-CASE = Case(
-    kernel="tfla", op="mlstm_sig", impl="fused_chunk", provider="lrbench", mode="fw", dtype="bf16", state_dtype="fp32",
-    batch=8, seq_len=8192, num_heads=16, head_dim_qk=128, head_dim_v=256, chunk_size=128,
-)  # fmt: skip
+CASE = case("mlstm_sig", "fused_chunk")
 PLANNED = PlannedCase(case=CASE, target=get_operation("mlstm_sig").implementation("fused_chunk"))
 
 
@@ -73,10 +71,10 @@ def test_provider_version_and_same_math() -> None:
     assert (ours.accelerator, ours.model_time_ms) == (None, None)
     assert (ours.provider_version, ours.same_math) == (__version__, True)
     baseline = baselines.get_baseline("attention", "torch.sdpa_flash")
-    case = dataclasses.replace(CASE, op="attention", impl=baseline.name, provider="torch", chunk_size=None)
+    attention = dataclasses.replace(CASE, op="attention", impl=baseline.name, provider="torch", chunk_size=None)
     run = Run.start(H200)
     reply = {"status": "ok", "reason": None, "columns": {"time_ms": 10.0}}
-    row = build_record(run, PlannedCase(case=case, target=baseline), reply)
+    row = build_record(run, PlannedCase(case=attention, target=baseline), reply)
     assert row.same_math is False
     # Of its own family it is the subject.
     lightning = baselines.get_baseline("lightning", "lightning_attn.v2")

@@ -11,6 +11,7 @@ from rich.console import Console
 
 from lrbench.bench import display
 from lrbench.tests.bench import faults
+from lrbench.tests.command_line import without_styles
 from lrbench.tests.results.test_store import FAILED, RECORD
 
 
@@ -88,11 +89,13 @@ def test_a_table_that_is_too_wide_says_once_what_its_rows_share(
     monkeypatch.setattr(Console, "is_terminal", True)
     rows = [{"device": "h200_sxm", "impl": f"package.function_{n}", "empty": None, "time_ms": n} for n in (1, 2)]
     display.show(rows, "table")
-    shown = re.sub(r"\x1b\[[0-9]*m", "", capsys.readouterr().out)
-    assert shown.splitlines()[:2] == ["device h200_sxm", "impl                time_ms"]
+    assert without_styles(capsys.readouterr().out).splitlines()[:2] == [
+        "device h200_sxm",
+        "impl                time_ms",
+    ]
     monkeypatch.setenv("COLUMNS", "22")
     display.show(rows, "table")
-    assert "package.             1\nfunction_1" in re.sub(r"\x1b\[[0-9]*m", "", capsys.readouterr().out)
+    assert "package.             1\nfunction_1" in without_styles(capsys.readouterr().out)
 
 
 def test_a_sweep_elsewhere_shows_the_modelled_time_of_the_gpu_that_was_named() -> None:
@@ -138,7 +141,7 @@ def shown(width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFix
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("COLUMNS", str(width))
     display.show(ROWS, "table", title="packages that are here or missing")
-    return re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out).splitlines()
+    return without_styles(capsys.readouterr().out).splitlines()
 
 
 @pytest.mark.parametrize("width", [40, 60, 80, 120, 160])

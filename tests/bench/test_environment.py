@@ -6,7 +6,6 @@ import itertools
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ from lrbench import __version__
 from lrbench.bench import environment
 from lrbench.kernels import FAMILIES, FOLDERS, get_operation
 from lrbench.kernels.spec import DTYPES
+from lrbench.tests.command_line import run_python
 
 
 def test_probe_runs_in_a_process_of_its_own() -> None:
@@ -22,12 +22,10 @@ def test_probe_runs_in_a_process_of_its_own() -> None:
         "import sys; from lrbench.bench.workers import probe_environment; e = probe_environment();"
         "print('torch' in sys.modules, e.device_kind, e.torch_version, e.lrbench_version)"
     )
-    finished = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
-    assert finished.returncode == 0, finished.stderr
     import torch
 
     kind = "cuda" if torch.cuda.is_available() else "cpu"
-    assert finished.stdout.split() == ["False", kind, torch.__version__, __version__]
+    assert run_python(code).split() == ["False", kind, torch.__version__, __version__]
 
 
 def git(folder: Path, *arguments: str) -> str:
@@ -36,17 +34,33 @@ def git(folder: Path, *arguments: str) -> str:
     return result.stdout.strip()
 
 
+def commit(folder: Path, name: str, text: str | None) -> str:
+    """Write a file, or remove it where there is no text, and return the commit of that."""
+    (folder / name).parent.mkdir(parents=True, exist_ok=True)
+    if text is None:
+        (folder / name).unlink()
+    else:
+        (folder / name).write_text(text)
+    git(folder, "add", "--all")
+    git(folder, "commit", "-qm", name)
+    return git(folder, "rev-parse", "HEAD")
+
+
+@pytest.fixture
+def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty repository in the place of this one."""
+    monkeypatch.setattr(environment, "ROOT", tmp_path)
+    git(tmp_path, "init", "-q")
+    return tmp_path
+
+
 def test_git_state_of_a_checkout(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("LRBENCH_GIT_COMMIT", raising=False)
     monkeypatch.setattr(environment, "ROOT", tmp_path)
     assert environment.git_state() == (None, None)
     git(tmp_path, "init", "-q")
-    (tmp_path / "results").mkdir()
-    for name in ("kernel.py", "results/old.parquet"):
-        (tmp_path / name).write_text("1")
-    git(tmp_path, "add", ".")
-    git(tmp_path, "commit", "-qm", "One")
-    head = git(tmp_path, "rev-parse", "HEAD")
+    commit(tmp_path, "kernel.py", "1")
+    head = commit(tmp_path, "results/old.parquet", "1")
     assert environment.git_state() == (head, False)
     # Results that a sweep writes, and files git does not know, are no change to what is measured.
     (tmp_path / "results" / "old.parquet").write_text("2")
@@ -56,82 +70,78 @@ def test_git_state_of_a_checkout(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     assert environment.git_state() == (head, True)
 
 
-def test_rows_of_earlier_commits_are_of_the_same_code(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_rows_of_earlier_commits_are_of_the_same_code(checkout: Path) -> None:
     """Until a commit changes what they measured: their kernels, of peers how they are called, or what times them."""
-    monkeypatch.setattr(environment, "ROOT", tmp_path)
-    git(tmp_path, "init", "-q")
-    commits = []
     changes = {
         "kernels/common/calls.py": "wsmp", "kernels/baselines/fla.py": "p", "docs/a.md": "", "kernels/wkv/scan.py": "w",
         "kernels/scalar_decay/gates.py": "sm", "kernels/mamba2_ssd.py": "m", "bench/clock.py": "wsmp",
     }  # fmt: skip
-    for name in changes:
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(name)
-        git(tmp_path, "add", ".")
-        git(tmp_path, "commit", "-qm", name)
-        commits.append(git(tmp_path, "rev-parse", "HEAD"))
-    kinds = {
-        "w": ("wkv4", "lrbench"),
-        "s": ("mlstm_sig", "lrbench"),
-        "m": ("mamba2_ssd", "lrbench"),
-        "p": ("gla", "fla"),
-    }
-    for kind, (op, provider) in kinds.items():
-        rows = [{"op": op, "impl": kind, "dtype": "bf16", "provider": provider, "git_commit": each} for each in commits]
+    commits = [commit(checkout, name, name) for name in changes]
+    for kind, op in (("w", "wkv4"), ("s", "mlstm_sig"), ("m", "mamba2_ssd"), ("p", "gla")):
+        about = {"op": op, "impl": kind, "dtype": "bf16", "provider": "fla" if kind == "p" else "lrbench"}
+        rows = [{**about, "git_commit": each} for each in commits]
         first = 0
         for n, changed in enumerate(changes.values()):
             first = n if kind in changed else first
-            assert [each for each in range(n + 1) if environment.is_of(rows[each], commits[n])] == [
-                *range(first, n + 1)
-            ]
-    row = {"op": "gla", "impl": "fla.chunk_gla", "dtype": "bf16", "provider": "fla", "git_commit": commits[1]}
-    assert environment.is_of(row, None)
-    assert not environment.is_of({**row, "git_commit": "--output=x"}, commits[0]) and not (tmp_path / "x").exists()
-    # Of what is as it was, rows from before the change are as well.
-    (tmp_path / "kernels/baselines/fla.py").write_text("another")
-    git(tmp_path, "commit", "-qam", "another")
-    assert not environment.is_of(row, git(tmp_path, "rev-parse", "HEAD"))
-    git(tmp_path, "revert", "--no-edit", "HEAD")
-    (tmp_path / "bench/clock.py").unlink()
-    git(tmp_path, "commit", "-qam", "as it was")
-    assert environment.is_of(row, git(tmp_path, "rev-parse", "HEAD"))
-    # Another way to write the same is said to be one, and of what it is not; several add up.
-    before = git(tmp_path, "rev-parse", "HEAD")
-    written = [before]
-    for text in ("written anew", "and once more"):
-        (tmp_path / "kernels/baselines/fla.py").write_text(text)
-        git(tmp_path, "commit", "-qam", text)
-        written.append(git(tmp_path, "rev-parse", "HEAD"))
-    anew = written[-1]
-    for but, same in (
-        ((), True), (("gla",), False), (("gla fla.chunk_gla",), False), (("bf16",), False),
-        (("gla fla.fused", "fp32"), True),
-    ):  # fmt: skip
-        said = [
-            environment.Rewrite(before=one, after=other, but=but, why="x") for one, other in itertools.pairwise(written)
-        ]
-        monkeypatch.setattr(environment, "rewrites", lambda said=said: said)
-        assert environment.is_of(row, anew) is same
-        assert environment.is_of({**row, "git_commit": anew}, anew)
-        assert not environment.is_of({**row, "git_commit": anew}, commits[0])
-    monkeypatch.setattr(environment, "rewrites", tuple)
-    git(tmp_path, "reset", "-q", "--hard", before)
-    # What a file says beside its statements is not measured; what another says that is no Python is.
-    head = git(tmp_path, "rev-parse", "HEAD")
-    for name, text, same in (
-        ("kernels/baselines/fla.py", '"""Says what it is."""\nkernels / baselines / fla.py  # as it was\n', True),
-        ("kernels/baselines/fla.py", "kernels / baselines / fla.pyx", False),
+            same = [each for each in range(n + 1) if environment.is_of(rows[each], commits[n])]
+            assert same == [*range(first, n + 1)]
+
+
+FLA = "kernels/baselines/fla.py"
+
+
+def is_of(measured: str, here: str | None) -> bool:
+    """Whether a row of fla's, measured at one commit, is of the code of another."""
+    row = {"op": "gla", "impl": "fla.chunk_gla", "dtype": "bf16", "provider": "fla", "git_commit": measured}
+    return environment.is_of(row, here)
+
+
+def test_rows_are_of_code_that_is_again_as_it_was(checkout: Path) -> None:
+    measured = commit(checkout, FLA, "1")
+    assert not is_of(measured, commit(checkout, FLA, "2"))
+    commit(checkout, "bench/clock.py", "1")
+    assert not is_of(measured, commit(checkout, FLA, "1"))
+    assert is_of(measured, commit(checkout, "bench/clock.py", None))
+
+
+def test_of_a_commit_that_git_does_not_know_its_own_rows_alone_are(checkout: Path) -> None:
+    here = commit(checkout, FLA, "1")
+    assert is_of(here, None)
+    assert not is_of("--output=x", here) and not (checkout / "x").exists()
+    assert not is_of(here, "c" * 40) and is_of("c" * 40, "c" * 40)
+
+
+@pytest.mark.parametrize(
+    ("but", "same"),
+    [((), True), (("gla",), False), (("gla fla.chunk_gla",), False), (("bf16",), False), (("gla x", "fp32"), True)],
+)
+def test_a_listed_rewrite_changes_the_code_of_what_it_names_alone(
+    but: tuple[str, ...], same: bool, checkout: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rewrites that follow one another add up."""
+    without, *written = (commit(checkout, *each) for each in (("a.md", ""), (FLA, "1"), (FLA, "2"), (FLA, "3")))
+    listed = [
+        environment.Rewrite(before=one, after=other, but=but, why="x") for one, other in itertools.pairwise(written)
+    ]
+    monkeypatch.setattr(environment, "rewrites", lambda: listed)
+    assert is_of(written[0], written[-1]) is same
+    assert is_of(written[-1], written[-1])
+    assert not is_of(written[-1], without)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "same"),
+    [
+        (FLA, '"""Says what it is."""\nx = 1  # as it was\n', True),
+        (FLA, "x = 2", False),
         ("kernels/baselines/new.py", "", False),
         ("kernels/baselines/fla.cu", "// says what it is", False),
-    ):
-        (tmp_path / name).write_text(text)
-        git(tmp_path, "add", ".")
-        git(tmp_path, "commit", "-qm", name)
-        assert environment.is_of(row, git(tmp_path, "rev-parse", "HEAD")) is same
-        git(tmp_path, "reset", "-q", "--hard", head)
-    # Where git knows nothing of a commit, rows of that commit alone are.
-    assert not environment.is_of(row, "c" * 40) and environment.is_of({**row, "git_commit": "c" * 40}, "c" * 40)
+    ],
+)
+def test_comments_in_python_are_no_change_and_all_else_is(name: str, text: str, same: bool, checkout: Path) -> None:
+    commit(checkout, "kernels/baselines/fla.cu", "// it")
+    measured = commit(checkout, FLA, "x = 1")
+    assert is_of(measured, commit(checkout, name, text)) is same
 
 
 def test_no_kernel_is_made_of_code_that_its_rows_do_not_count() -> None:
@@ -162,11 +172,7 @@ def test_workers_do_not_see_the_package_folder() -> None:
     """``import kernels`` must not find ours: transformers asks for a package of that name."""
     package = Path(environment.__file__).resolve().parent.parent
     code = "import importlib.util, lrbench.results.schema; print(importlib.util.find_spec('kernels'))"
-    finished = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, cwd=package, env=environment.worker_environ()
-    )
-    assert finished.returncode == 0, finished.stderr
-    assert finished.stdout.strip() == "None"
+    assert run_python(code, cwd=package, env=environment.worker_environ()) == "None\n"
 
 
 def test_worker_environment_keeps_what_the_parent_can_import(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -79,5 +79,5 @@ def test_compilation_is_shared_by_processes_and_none_on_a_cpu() -> None:
 @pytest.mark.parametrize(
     ("seconds", "text"), [(0.0, "1 s"), (119, "119 s"), (300, "5 min"), (3 * 3600, "3 h"), (8 * 86400, "8 days")]
 )
-def test_durations(seconds: float, text: str) -> None:
+def test_a_time_is_said_in_the_unit_of_its_size(seconds: float, text: str) -> None:
     assert describe_s(seconds) == f"about {text}"

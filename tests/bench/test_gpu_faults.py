@@ -6,7 +6,6 @@ shows too is in test_run.py.
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import shlex
 import signal
@@ -40,10 +39,7 @@ EXPECTED = {
 
 def planned(fault: str) -> PlannedCase:
     """Return a case of one name, so that it may run in the process of another."""
-    item = faults.planned(fault)
-    call = item.target.call if fault == "right" else f"tests.bench.gpu_faults:{fault}"
-    target = dataclasses.replace(item.target, call=call)
-    return dataclasses.replace(item, case=dataclasses.replace(item.case, impl="faulty"), target=target)
+    return faults.planned(fault, module="faults" if fault == "right" else "gpu_faults", impl="faulty")
 
 
 def run_with_next(fault: str) -> list[Reply]:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from lrbench.bench.memory import MemoryUse, StorageTracker, measure_memory, storage_bytes
+from lrbench.bench.memory import MemoryUse, measure_memory, storage_bytes
 
 UNIT = 64 * 64 * 4
 
@@ -82,13 +82,3 @@ def test_a_peak_inside_a_custom_backward_is_seen() -> None:
     # Inputs 2, output 1, scratch 10, its sum 1, the gradient 1.
     assert in_units(use)[0] == pytest.approx(15, abs=1)
     assert use.workspace_bytes >= 10 * UNIT
-
-
-def test_live_bytes_return_to_the_inputs() -> None:
-    x = unit()
-    with StorageTracker([x]) as tracker:
-        for _ in range(5):
-            y = x * 2
-            del y
-    assert tracker.live_bytes == UNIT
-    assert tracker.peak_bytes == 2 * UNIT

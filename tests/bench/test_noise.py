@@ -50,7 +50,7 @@ def watched(machine: SimpleNamespace, *, gpu: bool = False, **after: float) -> s
         ({"yardstick_ms": 0.75}, "slow CPU: 1.25x slower than at other times", None),
     ],
 )
-def test_load(
+def test_load_and_a_slow_core_are_noise(
     machine: SimpleNamespace,
     monkeypatch: pytest.MonkeyPatch,
     after: dict[str, float],
@@ -174,7 +174,9 @@ def test_lowered_clocks(machine: SimpleNamespace, throttled: str | None, expecte
         ([0.0] * 10, None),
     ],
 )
-def test_drift(machine: SimpleNamespace, samples: list[float], expected: str | None) -> None:
+def test_last_samples_that_differ_from_the_first_are_drift(
+    machine: SimpleNamespace, samples: list[float], expected: str | None
+) -> None:
     assert noise.Watch(gpu=False).noise(samples, DeviceState()) == expected
 
 

@@ -97,7 +97,7 @@ def test_one_run_counts_every_case(fake, profile: Lrbench, tmp_path: Path) -> No
     assert code == 0
     (path,) = (tmp_path / "out").iterdir()
     assert path.name.endswith(".profile.parquet")
-    rows = store.read_file(path, ProfileRow, what="profile").to_pylist()
+    rows = store.read_file(path, ProfileRow).to_pylist()
     assert rows == json.loads(out)
     assert [row["seq_len"] for row in rows] == [1024, 2048, 4096]
     for row in rows:

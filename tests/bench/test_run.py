@@ -9,7 +9,6 @@ import dataclasses
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -31,9 +30,11 @@ from lrbench.kernels.spec import Implementation
 from lrbench.results import store
 from lrbench.results.folder import finished_cases
 from lrbench.results.schema import Record
+from lrbench.tests.analysis.rows import calibration
 from lrbench.tests.bench import faults
 from lrbench.tests.bench.environments import PROCESSOR
 from lrbench.tests.bench.runs import Instant, Silent, run
+from lrbench.tests.command_line import start_python
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -52,8 +53,7 @@ FAULTS = (
 
 def faulty_case(n: int, fault: str) -> PlannedCase:
     """The n-th case: one implementation name for all, so that all run in one worker, replaced when it is lost."""
-    item = faults.planned(fault, seq_len=32 + n, mode="fwbw" if fault == "wrong_gradient" else "fw")
-    return dataclasses.replace(item, case=dataclasses.replace(item.case, impl="faulty"))
+    return faults.planned(fault, impl="faulty", seq_len=32 + n, mode="fwbw" if fault == "wrong_gradient" else "fw")
 
 
 Faulty = tuple[Outcome, Silent, float, float]
@@ -135,12 +135,7 @@ def test_where_the_time_went(faulty_run: Faulty) -> None:
 
 
 def test_roofs_lie_beside_the_rows_of_their_sweep(tmp_path: Path) -> None:
-    environment = PROCESSOR.columns()
-    timing = {f"time_{name}ms": 1.0 for name in ("", "p20_", "p80_", "ci_low_", "ci_high_")}
-    copy = RoofRow(
-        run_id="calibration", measured_at="2026-01-01T00:00:00+00:00", quantity="copy", size=2**30, unit="bytes/s",
-        rate=2e12, best_rate=2.1e12, short=True, time_samples_ms=[1.0], **timing, **environment,
-    )  # fmt: skip
+    copy, *_ = calibration()
     outcome = run(tmp_path, [faults.planned("right")], executor=Instant(), roofs=(copy,))
     assert outcome.path is not None
     (stored,) = store.read_file(outcome.path.with_suffix(".roofs.parquet"), RoofRow).to_pylist()
@@ -220,15 +215,6 @@ print("interrupted", outcome.interrupted, outcome.remaining + len(outcome.record
 """
 
 
-def start_sweep(folder: Path, fault: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-c", SWEEP_SLOWLY, str(folder), fault],
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONSAFEPATH": "1"},
-    )
-
-
 def wait_for_cases(process: subprocess.Popen[str], count: int) -> None:
     assert process.stdout is not None
     for _ in range(count):
@@ -292,7 +278,7 @@ def test_a_worker_that_is_still_importing_torch_dies_with_its_parent(tmp_path: P
         "import sys, time; sys.path.insert(0, sys.argv[1]); from lrbench.bench.workers import WorkerProcess; "
         "worker = WorkerProcess(); time.sleep(60)"
     )
-    process = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], env={**os.environ, "PYTHONSAFEPATH": "1"})
+    process = start_python(code, tmp_path)
     (child,) = wait_for_children(process.pid)
     process.kill()
     process.wait()
@@ -300,7 +286,7 @@ def test_a_worker_that_is_still_importing_torch_dies_with_its_parent(tmp_path: P
 
 
 def test_an_interrupt_ends_a_hanging_worker(tmp_path: Path) -> None:
-    process = start_sweep(tmp_path, "hangs")
+    process = start_python(SWEEP_SLOWLY, tmp_path, "hangs")
     wait_for_cases(process, 1)
     children = wait_for_children(process.pid)
     process.send_signal(signal.SIGINT)
@@ -311,7 +297,7 @@ def test_an_interrupt_ends_a_hanging_worker(tmp_path: Path) -> None:
 
 
 def test_killing_the_sweep_loses_no_row_and_leaves_no_worker(tmp_path: Path) -> None:
-    process = start_sweep(tmp_path, "slow")
+    process = start_python(SWEEP_SLOWLY, tmp_path, "slow")
     wait_for_cases(process, 4)
     children = wait_for_children(process.pid)
     process.kill()

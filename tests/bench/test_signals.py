@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import random
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -16,6 +14,7 @@ from lrbench.bench.plan import PlannedCase, Request, plan
 from lrbench.bench.run import Outcome
 from lrbench.results import lock, store
 from lrbench.tests.bench.runs import Instant, Silent, run
+from lrbench.tests.command_line import start_python
 
 PLANNED = plan(
     Request(ops=("mlstm_sig",), impls=("torch",), modes=("fw",), dtypes=("fp32",), seq_lens=tuple(range(16, 3216, 16))),
@@ -45,12 +44,7 @@ def sweep(folder: Path) -> Outcome:
 def end_sweep(folder: Path, number: signal.Signals, after_s: float) -> list[str]:
     """Start a sweep, send it a signal so long after its begin, and return the cases that it had told of."""
     code = "import sys, pathlib; from lrbench.tests.bench.test_signals import sweep; sweep(pathlib.Path(sys.argv[1]))"
-    process = subprocess.Popen(
-        [sys.executable, "-c", code, str(folder)],
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONSAFEPATH": "1", "TMPDIR": str(folder.parent)},
-    )
+    process = start_python(code, folder, TMPDIR=str(folder.parent))
     assert process.stdout is not None
     assert process.stdout.readline() == "begin\n"
     time.sleep(after_s)

@@ -30,16 +30,11 @@ def test_bad_input() -> None:
 @pytest.mark.parametrize("capability", [80, 90])
 def test_the_loop_is_made_of_multiply_adds(capability: int) -> None:
     """One fma per value, thread and unrolled step; no load, and no multiplication or addition apart."""
-    import triton
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-
     from lrbench.bench import vector_rate as v
+    from lrbench.tests.kernels.offline import compile_kernel, record_launches
 
-    signature = {"out_ptr": "*fp32", "factor": "fp32", "addend": "fp32", "iterations": "i32"}
-    constants = {"UNROLL": v.UNROLL, "BLOCK": v.BLOCK}
-    source = ASTSource(v.fma_kernel, signature=signature | dict.fromkeys(constants, "constexpr"), constexprs=constants)
-    compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options={"num_warps": v.WARPS})
-    ptx = compiled.asm["ptx"]
+    with record_launches(v) as launches:
+        v.run_chains(torch.empty(v.BLOCK))
+    ptx = compile_kernel(launches[0], capability).asm["ptx"]
     assert ptx.count("fma.rn.f32") == v.UNROLL * v.BLOCK // (32 * v.WARPS)
     assert not any(name in ptx for name in ("ld.global", "mul.f32", "mul.rn.f32", "add.f32", "add.rn.f32"))

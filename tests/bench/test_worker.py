@@ -31,8 +31,7 @@ def test_a_reference_that_does_not_fit_is_taken_at_a_smaller_shape(monkeypatch: 
         return evaluate(operation, function, inputs, grad_out, **keywords)
 
     monkeypatch.setattr(check, "evaluate", limited)
-    item = faults.planned("right")
-    columns = worker.Worker("cpu").verify(dataclasses.replace(item, case=dataclasses.replace(item.case, batch=4)))
+    columns = worker.Worker("cpu").verify(faults.planned("right", batch=4))
     assert asked[0] == 4
     assert columns["checked"] == "batch=1"
 
@@ -124,7 +123,7 @@ def test_a_lost_device_ends_the_worker_after_its_answer(monkeypatch: pytest.Monk
         (worker.CaseFailure("incorrect", "output is wrong"), "incorrect", "output is wrong"),
     ],
 )
-def test_classification(error: Exception, status: str, reason: str) -> None:
+def test_an_exception_has_a_status_and_a_reason(error: Exception, status: str, reason: str) -> None:
     assert worker.classify(error) == (status, reason)
 
 

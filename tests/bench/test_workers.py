@@ -88,6 +88,7 @@ def test_several_workers_at_once() -> None:
 
 
 def named(item: PlannedCase, name: str, *, autotunes: bool = False) -> PlannedCase:
+    """Return a case of a package of this name."""
     target = dataclasses.replace(get_baseline("mlstm_sig", "mlstm_kernels.xl_chunk_siging"), autotunes=autotunes)
     return PlannedCase(case=dataclasses.replace(item.case, provider=name), target=target)
 

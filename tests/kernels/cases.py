@@ -3,7 +3,8 @@ interpreter, and at real sizes on a GPU."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from functools import partial
 from typing import Any
@@ -84,7 +85,7 @@ def case(
     slow: bool = False,
     **keywords: Any,
 ) -> Any:
-    """Return a test's parameters: a :class:`Case`, and keywords of the law.
+    """Return a test's parameter: a :class:`Case`, with its name and marks.
 
     Args:
         place: portable (the main process), interpret or gpu.
@@ -105,8 +106,7 @@ def case(
     told = [_short(value) for name, value in keywords.items() if name != "ranges"]
     parts = (place, op, impl, str(dtype).removeprefix("torch."), label, *told)
     return pytest.param(
-        Case(op=op, impl=impl, dtype=dtype, device=DEVICES[place], **{"sizes": default, **given}),
-        law,
+        Case(op=op, impl=impl, dtype=dtype, device=DEVICES[place], law=law, **{"sizes": default, **given}),
         id="-".join(filter(None, parts)),
         marks=[*marks, pytest.mark.slow] if slow else marks,
     )
@@ -123,12 +123,7 @@ portable, interpreted, on_gpu = (partial(case, place) for place in SIZES)
 
 def on_each(*cases: Any) -> Any:
     """Parametrise a test by cases."""
-    return pytest.mark.parametrize("case", [each._replace(values=each.values[:1]) for each in cases])
-
-
-def on_each_with_law(*cases: Any) -> Any:
-    """Parametrise a test by cases and what the law takes besides."""
-    return pytest.mark.parametrize(("case", "law"), cases)
+    return pytest.mark.parametrize("case", cases)
 
 
 PORTABLE = [
@@ -180,6 +175,13 @@ def serial_config(dtype: torch.dtype) -> WkvConfig:
 TIME_TILES = {**SCANS, **WKVS}
 """Every kernel over channels: name -> operation, implementation, keywords."""
 
+
+def tiled(form: str, dtype: torch.dtype, **keywords: Any) -> Any:
+    """Return a case of a kernel over channels, one of :data:`TIME_TILES`, in the interpreter."""
+    op, impl, kwargs = TIME_TILES[form]
+    return interpreted(op, impl, dtype, **{"label": form, **keywords, "kwargs": kwargs})
+
+
 MLP_SMALL = mlp.TileConfig(block_m=16, block_f=32, block_k=16, subtiles=2, group_m=2, use_tma=True, persistent=True)
 MLP_TILES = {
     "descriptors": MLP_SMALL,
@@ -199,8 +201,14 @@ MLP_ALTERNATIVES = {
     "narrow": {"block_f": 64},
 }
 """Forward launches worth timing on Hopper; all must be right first."""
-MLP_FORMS = [("gated_mlp", impl, layout) for layout in LAYOUTS for impl in ("fused", "fused_save")]
+MLP_FORMS = [(impl, layout) for layout in LAYOUTS for impl in ("fused", "fused_save")]
 """The first projects again in the backward pass, the second saves the pre-activations; weights in every layout."""
+
+
+def each_mlp(make: Callable[..., Any], *dtypes: torch.dtype, **keywords: Any) -> list[Any]:
+    """Return what makes a case (:data:`interpreted`, :data:`on_gpu`) makes of each form of the gated MLP."""
+    forms = itertools.product(MLP_FORMS, dtypes)
+    return [make("gated_mlp", impl, dtype, layout=layout, **keywords) for (impl, layout), dtype in forms]
 
 
 def launches(name: str) -> dict[str, Any]:

@@ -4,10 +4,8 @@ architecture's limits."""
 from __future__ import annotations
 
 import importlib
-import itertools
 import pkgutil
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -53,13 +51,6 @@ def pretend(patch: pytest.MonkeyPatch, capability: int = 90) -> None:
             patch.setattr(module, "check_kernel_support", lambda *_, **__: None)
 
 
-@contextmanager
-def recording() -> Iterator[list[list[Launch]]]:
-    """Record the launches of every module instead of running them; yields one list for each module."""
-    with ExitStack() as stack:
-        yield [stack.enter_context(record_launches(module)) for module in MODULES]
-
-
 def flatten(result: Any) -> list[Tensor]:
     """Return the tensors of nested tuples."""
     return [result] if isinstance(result, Tensor) else [tensor for part in result for tensor in flatten(part)]
@@ -81,13 +72,13 @@ def record(case: Case, capability: int = 90, *, training: bool = True, carry: bo
         [torch.zeros(shape, requires_grad=training and n < 2) for n, shape in enumerate(shapes)] or None
     )
     carried = {} if state is None else {"initial_state": state, "return_last_state": True}
-    with pytest.MonkeyPatch.context() as patch, recording() as recorded, torch.set_grad_enabled(training):
+    with pytest.MonkeyPatch.context() as patch, record_launches(*MODULES) as launches, torch.set_grad_enabled(training):
         pretend(patch, capability)
         outputs = flatten(case.function(*inputs.values(), **case.options, **carried))
         if training:
             outputs = [x for x in outputs if x.requires_grad]
             torch.autograd.backward(outputs, [torch.zeros_like(x) for x in outputs])
-    return list(itertools.chain(*recorded))
+    return launches
 
 
 def check(launches: Sequence[Launch], capability: int = 90, *, max_stack_bytes: int | None = MAX_STACK_BYTES) -> None:

@@ -1,4 +1,4 @@
-"""What tests of kernels stand on: memory that shows what they leave unwritten, and the plans that calls follow."""
+"""For tests of kernels: memory that torch leaves uninitialised is NaN, and the plans that calls follow are recorded."""
 
 from __future__ import annotations
 

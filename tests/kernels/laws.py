@@ -180,6 +180,7 @@ class Case:
         ranges: inputs to draw uniformly from a range instead of as the operation draws them.
         layout: of a gated MLP's weights, see :data:`LAYOUTS`.
         seed: of the draw.
+        law: keywords of the law that it is held to.
         wrap: makes another function of the implementation.
     """
 
@@ -194,6 +195,7 @@ class Case:
     ranges: Ranges | None = None
     layout: str | None = None
     seed: int = 0
+    law: Mapping[str, Any] = field(default_factory=dict)
     wrap: Callable[[Function], Function] = lambda fn: fn
 
     @property

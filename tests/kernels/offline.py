@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import triton
 from triton.backends.compiler import GPUTarget
@@ -76,23 +77,15 @@ class Recorder:
 
 
 @contextmanager
-def record_launches(module: Any, *names: str) -> Iterator[list[Launch]]:
-    """Replace jit functions of ``module`` by recorders; yield the list to which they append launches.
-
-    Args:
-        module: the module in which the launcher looks the kernels up.
-        names: names of the functions to replace; by default every jit function of the module.
-    """
+def record_launches(*modules: Any) -> Iterator[list[Launch]]:
+    """Replace every jit function of ``modules`` by a recorder; yield the list to which they append launches."""
     launches: list[Launch] = []
-    names = names or tuple(name for name, value in vars(module).items() if isinstance(value, triton.JITFunction))
-    kept = {name: getattr(module, name) for name in names}
-    for name, kernel in kept.items():
-        setattr(module, name, Recorder(kernel, launches))
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        for module in modules:
+            for name, value in [*vars(module).items()]:
+                if isinstance(value, triton.JITFunction):
+                    patch.setattr(module, name, Recorder(value, launches))
         yield launches
-    finally:
-        for name, kernel in kept.items():
-            setattr(module, name, kernel)
 
 
 def _specialise(launch: Launch) -> tuple[dict[str, Any], dict[tuple[int, ...], Any], dict[tuple[int, ...], Any]]:
@@ -141,7 +134,7 @@ def compile_kernel(launch: Launch, capability: int) -> Any:
 
 def _source_of(kernel: Any) -> type[ASTSource]:
     """Return the class from which triton compiles a kernel, another one for kernels in Gluon."""
-    if not getattr(kernel, "is_gluon", bool)():
+    if not (hasattr(kernel, "is_gluon") and kernel.is_gluon()):
         return ASTSource
     from triton.experimental.gluon._runtime import GluonASTSource
 

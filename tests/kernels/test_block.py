@@ -20,7 +20,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "kernels" / "tfla.md"
+from lrbench.tests import ROOT
+
+PAGE = ROOT / "docs" / "kernels" / "tfla.md"
 SEEDS = range(3)
 STEPS, BATCH, VALUES = 200, 32, 16
 

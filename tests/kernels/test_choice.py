@@ -63,7 +63,7 @@ def test_a_small_device_needs_no_cuts(scheme: str) -> None:
     assert lengths[0] < lengths[1] == 65536
 
 
-def test_squares_stay_short() -> None:
+def test_chunks_whose_tiles_are_all_computed_stay_short() -> None:
     """Where a chunk's tiles are all computed, work grows with its length, however many sequences there are."""
     found = [forward_chunk(shape(65536, 4096, dims), "sweep") for dims in ((16, 16), (64, 128), (512, 512))]
     assert found == [64, 128, 256]
@@ -100,7 +100,7 @@ def test_choices_lose_little() -> None:
         assert max(lost) <= 0.1
 
 
-def test_costs_are_found_again() -> None:
+def test_the_fit_recovers_planted_costs() -> None:
     """From the times that other costs make, beside what every time of a problem has in common."""
     planted = replace(COSTS, walk=0.06, launch=20.0, store=0.8, merge=2.0)
     problems = []

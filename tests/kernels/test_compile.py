@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from lrbench.kernels import FAMILIES
+from lrbench.kernels import FAMILIES, Operation
 from lrbench.kernels.gated_mlp import project
 from lrbench.kernels.gated_mlp.config import ACTIVATIONS, GatedMlpConfig, case_config, select_tile
 from lrbench.kernels.scalar_decay.declare import SCHEMES
@@ -141,10 +141,9 @@ ENGINE = [
         )
     ),
     *itertools.chain.from_iterable(
-        compiled([engine(op, impl, (128, 256), chunk_size)], stack=None, carry=False, slow=(op, impl) not in ci)
-        for ci in ([("mlstm_exp", "xl_chunk"), ("mlstm_sig", "limit_chunk")],)
+        compiled([engine(op, impl, (128, 256), chunk_size)], stack=None, carry=False, slow=op != in_ci)
         for op in MLSTM
-        for impl, chunk_size in (("xl_chunk", 256), ("limit_chunk", 64))
+        for impl, chunk_size, in_ci in (("xl_chunk", 256, "mlstm_exp"), ("limit_chunk", 64, "mlstm_sig"))
     ),
 ]
 LIGHTNINGS = [
@@ -199,16 +198,6 @@ MLPS = [
         for impl, training in (("fused", False), ("fused", True), ("fused_save", True))
     ),
 ]
-STEPS = compiled(
-    [
-        Case(op=operation.name, impl="step", dtype=BF16, sizes=sizes)
-        for operation, implementation in IMPLEMENTATIONS
-        if "step" in implementation.modes
-        for sizes in (heads(1, 1, 2, 128, 256) if "num_heads" in operation.sizes else channels(2, 1, 1024),)
-    ],
-    stack=0,
-    training=False,
-)
 
 
 @pytest.mark.parametrize(("case", "capability", "stack", "how"), [*ENGINE, *LIGHTNINGS, *SCANS, *MLPS])
@@ -216,12 +205,18 @@ def test_launches(case: Case, capability: int, stack: int | None, how: dict[str,
     check(record(case, capability, **how), capability, max_stack_bytes=stack)
 
 
-@pytest.mark.parametrize(("case", "capability", "stack", "how"), STEPS)
-def test_steps(case: Case, capability: int, stack: int | None, how: dict[str, bool]) -> None:
+WITH_STEPS = [operation for operation, implementation in IMPLEMENTATIONS if "step" in implementation.modes]
+
+
+@pytest.mark.parametrize("operation", WITH_STEPS, ids=lambda operation: operation.name)
+@pytest.mark.parametrize("capability", CAPABILITIES)
+def test_steps(capability: int, operation: Operation) -> None:
+    sizes = heads(1, 1, 2, 128, 256) if "num_heads" in operation.sizes else channels(2, 1, 1024)
+    case = Case(op=operation.name, impl="step", dtype=BF16, sizes=sizes)
     for carry in (False, True):
-        launches = record(case, capability, carry=carry, **how)
+        launches = record(case, capability, training=False, carry=carry)
         assert [launch.kernel.__name__ for launch in launches] == ["step_kernel"]
-        check(launches, capability, max_stack_bytes=stack)
+        check(launches, capability, max_stack_bytes=0)
 
 
 @pytest.mark.slow

@@ -16,7 +16,8 @@ from lrbench.kernels import get_operation
 from lrbench.kernels.gated_mlp import fused as gated_mlp
 from lrbench.kernels.lightning import tiles
 from lrbench.kernels.spec import Implementation
-from lrbench.tests.kernels.compiling import pretend, recording
+from lrbench.tests.kernels.compiling import MODULES, pretend
+from lrbench.tests.kernels.offline import record_launches
 
 pytestmark = pytest.mark.compile
 
@@ -41,12 +42,12 @@ def compile_keys(item: PlannedCase) -> set[tuple[Any, ...]]:
     with FakeTensorMode():
         given = operation.make_inputs(case.sizes, dtype=DTYPES[case.dtype])
         runnable = prepare(item, given, config=config).runnable
-        with recording() as recorded:
+        with record_launches(*MODULES) as launches:
             with torch.set_grad_enabled(gradients):
                 y = runnable.forward()
             if gradients:
                 torch.autograd.grad(y, list(runnable.leaves.values()), torch.empty_like(y))
-    return {launch.compile_key() for launches in recorded for launch in launches}
+    return {launch.compile_key() for launch in launches}
 
 
 @pytest.mark.parametrize(

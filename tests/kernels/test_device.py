@@ -22,8 +22,8 @@ from lrbench.kernels import Implementation, Operation
 from lrbench.kernels.common.device import on_device_of
 from lrbench.results.schema import Case
 from lrbench.tests.kernels import laws
-from lrbench.tests.kernels.compiling import IMPLEMENTATIONS, MODULES, pretend, record, recording
-from lrbench.tests.kernels.offline import Recorder
+from lrbench.tests.kernels.compiling import IMPLEMENTATIONS, MODULES, pretend, record
+from lrbench.tests.kernels.offline import Recorder, record_launches
 
 KERNELS = {
     value
@@ -81,7 +81,7 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[Launches]:
     monkeypatch.setattr(Tensor, "is_cuda", True)
     monkeypatch.setattr(Tensor, "get_device", lambda self: 1)
     monkeypatch.setattr(Recorder, "__call__", lambda self, *_, **__: seen.append((self.kernel, seen.current)))
-    with recording():
+    with record_launches(*MODULES):
         yield seen
     assert seen.current == 0
 
@@ -104,7 +104,7 @@ def test_kernels_run_where_their_inputs_are(
 
 
 @pytest.mark.compile
-def test_every_kernel_is_among_them(launches: Launches) -> None:
+def test_every_kernel_is_launched_by_an_implementation(launches: Launches) -> None:
     """The test above launches every kernel there is; one that is added needs an implementation that launches it."""
     for operation, implementation in IMPLEMENTATIONS:
         run(operation, implementation)

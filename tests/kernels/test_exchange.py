@@ -83,7 +83,7 @@ def test_words_on_a_cpu_are_zero() -> None:
 
 
 @gpu
-def test_whose_words_on_gpu() -> None:
+def test_streams_large_requests_and_graphs_have_words_of_their_own_on_gpu() -> None:
     """One stream's calls share words; another stream, many words and a captured graph get others."""
     x = torch.empty(1, device="cuda")
     words, call = exchange.exchange_words(x, 8)

@@ -23,19 +23,13 @@ from lrbench.kernels.gated_mlp.config import ACTIVATIONS, GatedMlpConfig, TileCo
 from lrbench.kernels.gated_mlp.reference import activate, definition, k_major_inputs, portable, projections
 from lrbench.kernels.gated_mlp.validate import check_kernel_support, is_k_major
 from lrbench.tests.kernels import laws
-from lrbench.tests.kernels.cases import MLP_ALTERNATIVES, MLP_SMALL, launches, mlp_sizes, shifted
+from lrbench.tests.kernels.cases import MLP_ALTERNATIVES, MLP_FORMS, MLP_SMALL, launches, mlp_sizes, shifted
 from lrbench.tests.kernels.laws import LAYOUTS, Case
 
 interpret = pytest.mark.interpret
 gpu = pytest.mark.gpu
 
-FORMS = {
-    f"{impl}-{layout}": (partial(gated_mlp, impl=impl), prepare)
-    for layout, prepare in LAYOUTS.items()
-    for impl in ("fused", "fused_save")
-}
-"""Name -> function, and what lays its weights out."""
-each_form = pytest.mark.parametrize("form", FORMS)
+each_form = pytest.mark.parametrize(("impl", "layout"), MLP_FORMS)
 
 
 def draw(*sizes: int, dtype: torch.dtype, device: str = "cpu") -> tuple[dict[str, Tensor], Tensor]:
@@ -44,10 +38,10 @@ def draw(*sizes: int, dtype: torch.dtype, device: str = "cpu") -> tuple[dict[str
     return dict(problem.inputs), problem.cotangents["h"].to(dtype)
 
 
-def results(fn: laws.Function, inputs: Mapping[str, Tensor], dy: Tensor, **kwargs: Any) -> list[Tensor]:
+def results(inputs: Mapping[str, Tensor], dy: Tensor, **options: Any) -> list[Tensor]:
     """Return y and the gradients of x and the weights."""
     leaves = [x.detach().requires_grad_() for x in inputs.values()]
-    y = fn(*leaves, **kwargs)
+    y = gated_mlp(*leaves, **options)
     return [y.detach(), *torch.autograd.grad(y, leaves, dy)]
 
 
@@ -142,13 +136,12 @@ def test_every_launch_chosen_is_valid(capability: tuple[int, int], end: str) -> 
 @interpret
 @each_form
 @pytest.mark.parametrize("tile", ["descriptors", "pointers", None])
-def test_saved_tensors_may_come_back_elsewhere(form: str, tile: str | None) -> None:
+def test_saved_tensors_may_come_back_elsewhere(impl: str, layout: str, tile: str | None) -> None:
     """Hooks that offload what the backward pass needs give copies back, each in memory of its own; those that move
     tensors to pinned memory, as torch's save_on_cpu, give contiguous ones back, or some."""
-    fn, prepare = FORMS[form]
     inputs, dy = draw(5, 16, 24, dtype=torch.float32)
-    given, config = prepare(inputs), launches(tile) if tile else {}
-    expected = results(fn, given, dy, **config)
+    given, options = LAYOUTS[layout](inputs), {"impl": impl, **(launches(tile) if tile else {})}
+    expected = results(given, dy, **options)
     for first in (0, 1, 2, None):
         seen: list[torch.Tensor] = []
 
@@ -159,7 +152,7 @@ def test_saved_tensors_may_come_back_elsewhere(form: str, tile: str | None) -> N
             return torch.empty(kept.size(), dtype=kept.dtype).copy_(kept) if len(seen) > first else kept
 
         with torch.autograd.graph.saved_tensors_hooks(lambda kept: kept, back):
-            found = results(fn, given, dy, **config)
+            found = results(given, dy, **options)
         assert len(seen) >= 2
         for one, other in zip(found, expected, strict=True):
             # stride as well: gradients are laid out as the weights were given.
@@ -168,15 +161,14 @@ def test_saved_tensors_may_come_back_elsewhere(form: str, tile: str | None) -> N
 
 @interpret
 @each_form
-def test_one_token_of_any_stride(form: str) -> None:
+def test_one_token_of_any_stride(impl: str, layout: str) -> None:
     """Torch calls a tensor of one row contiguous whatever its row stride."""
-    fn, prepare = FORMS[form]
     inputs, dy = draw(1, 16, 24, dtype=torch.float16)
-    expected = results(fn, prepare(inputs), dy)
+    expected = results(LAYOUTS[layout](inputs), dy, impl=impl)
     inputs["x"], dy = (torch.cat((t, t[:, :4]), 1)[:, : t.shape[1]] for t in (inputs["x"], dy))
     assert inputs["x"].stride() == (20, 1)
     assert inputs["x"].is_contiguous()
-    for one, other in zip(results(fn, prepare(inputs), dy), expected, strict=True):
+    for one, other in zip(results(LAYOUTS[layout](inputs), dy, impl=impl), expected, strict=True):
         assert torch.equal(one, other)
 
 
@@ -201,8 +193,8 @@ def test_weights_that_overlap(device: str) -> None:
         exact = laws.reference(problem)
         laws.assert_close(laws.evaluate(problem, gated_mlp), exact, laws.tolerances(problem, exact), "shared weights")
         found, expected = (
-            results(gated_mlp, {"x": inputs["x"], **{n: layout(w) for n, w in columns.items()}}, dy)
-            for layout in (lambda w: w, torch.Tensor.contiguous)
+            results({"x": inputs["x"], **{n: lay(w) for n, w in columns.items()}}, dy)
+            for lay in (lambda w: w, torch.Tensor.contiguous)
         )
         for one, other in zip(found, expected, strict=True):
             assert relative_error(one, other.double()) < 1e-3
@@ -210,11 +202,10 @@ def test_weights_that_overlap(device: str) -> None:
 
 @interpret
 @each_form
-def test_weights_changed_before_the_backward_pass_are_refused(form: str) -> None:
-    fn, prepare = FORMS[form]
+def test_weights_changed_before_the_backward_pass_are_refused(impl: str, layout: str) -> None:
     inputs, dy = draw(5, 16, 24, dtype=torch.float32)
-    leaves = [x.detach().requires_grad_() for x in prepare(inputs).values()]
-    y = fn(*leaves)
+    leaves = [x.detach().requires_grad_() for x in LAYOUTS[layout](inputs).values()]
+    y = gated_mlp(*leaves, impl=impl)
     with torch.no_grad():
         leaves[-1].mul_(2)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
@@ -313,43 +304,39 @@ def test_the_interpreter_refuses_gpu_tensors() -> None:
 @gpu
 @each_form
 @pytest.mark.parametrize("name", MLP_ALTERNATIVES)
-def test_alternatives_on_gpu(form: str, name: str) -> None:
+def test_alternatives_on_gpu(impl: str, layout: str, name: str) -> None:
     """Every launch worth timing gives the same as the definition, and the same bits twice: no race."""
     if torch.cuda.get_device_capability() < (9, 0):
         pytest.skip(f"these launches use descriptors: compute capability {torch.cuda.get_device_capability()} has none")
-    fn, prepare = FORMS[form]
     capability = torch.cuda.get_device_capability()
     sizes = (2050, 1032, 1800)
     inputs, _ = draw(*sizes, dtype=torch.bfloat16, device="cuda")
-    given = prepare(inputs)
+    given = LAYOUTS[layout](inputs)
     tiles = {
-        end: select_tile(end=end, k_major="rows" not in form, tokens=4096, work=0, capability=capability, item_bytes=2)
+        end: select_tile(end=end, k_major=layout != "rows", tokens=4096, work=0, capability=capability, item_bytes=2)
         for end in ("gate", "gradient")
     }
     config = GatedMlpConfig(forward=replace(tiles["gate"], **MLP_ALTERNATIVES[name]), gradient=tiles["gradient"])
-    impl, layout = form.split("-")
     case = Case(op="gated_mlp", impl=impl, dtype=torch.bfloat16, sizes=mlp_sizes(*sizes), device="cuda", layout=layout)
     laws.check_matches_reference(replace(case, kwargs={"config": config}), gradients=impl == "fused")
-    first = fn(*given.values(), config=config)
+    first = gated_mlp(*given.values(), impl=impl, config=config)
     for _ in range(5):
-        assert torch.equal(fn(*given.values(), config=config), first)
+        assert torch.equal(gated_mlp(*given.values(), impl=impl, config=config), first)
 
 
 @gpu
 @each_form
 @pytest.mark.parametrize("sizes", [(2050, 1032, 1800), (128, 4096, 256), (3000, 64, 14336)], ids=str)
-def test_whole_numbers_are_exact_on_gpu(form: str, sizes: tuple[int, int, int]) -> None:
+def test_whole_numbers_are_exact_on_gpu(impl: str, layout: str, sizes: tuple[int, int, int]) -> None:
     """Small whole numbers leave no rounding: any wrong element shows, however the tiles fall."""
-    fn, prepare = FORMS[form]
     tokens, d_model, d_ff = sizes
     generator = torch.Generator("cuda").manual_seed(0)
     x, w_up, w_gate = (
         torch.randint(-1, 2, shape, generator=generator, device="cuda").to(torch.bfloat16)
         for shape in ((tokens, d_model), (d_model, d_ff), (d_model, d_ff))
     )
-    inputs = {"x": x, "w_up": w_up, "w_gate": w_gate}
-    given = prepare(inputs)
-    y = fn(*given.values(), activation="relu")
+    given = LAYOUTS[layout]({"x": x, "w_up": w_up, "w_gate": w_gate})
+    y = gated_mlp(*given.values(), impl=impl, activation="relu")
     exact = (x.double() @ w_gate.double()).relu() * (x.double() @ w_up.double())
     wrong = (y != exact.to(torch.bfloat16)).nonzero()
     assert not len(wrong), f"{len(wrong)} of {y.numel()} elements differ, from {wrong[0]} to {wrong[-1]}"

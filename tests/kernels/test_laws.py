@@ -24,22 +24,22 @@ from lrbench.tests.kernels.cases import (
     F64,
     HEADS,
     LIGHTNING,
-    MLP_FORMS,
     OPERATIONS,
     PORTABLE,
     SCANS,
     SIZES,
     TIME_TILES,
     channels,
+    each_mlp,
     heads,
     interpreted,
     launches,
     mlp_sizes,
     on_each,
-    on_each_with_law,
     on_gpu,
     portable,
     serial_config,
+    tiled,
 )
 from lrbench.tests.kernels.laws import EXTREMES, Case
 
@@ -114,7 +114,7 @@ PORTABLE_SHAPES = {
 }  # fmt: skip
 
 
-@on_each_with_law(
+@on_each(
     *(portable(op, impl, dtype, chunk_size=16) for op, impl in PORTABLE for dtype in DTYPES),
     *(
         portable(op, "torch", dtype, chunk_size=chunk_size)
@@ -185,43 +185,26 @@ PORTABLE_SHAPES = {
         for impl in LIGHTNING
         for sizes in (heads(30, 1, 2, 16, 16), heads(1, 64, 2, 128, 16), heads(1, 33, 2, 40, 200))
     ),
-    *(
-        interpreted(op, impl, dtype, kwargs=kwargs, label=form)
-        for form, (op, impl, kwargs) in TIME_TILES.items()
-        for dtype in (F32, F16)
-    ),
+    *(tiled(form, dtype) for form in TIME_TILES for dtype in (F32, F16)),
     # The interpreter computes bfloat16 rightly where there are no dots.
     *(
-        interpreted(
-            op,
-            impl,
-            BF16 if form in SCANS else F16,
-            sizes=channels(2, seq_len, 24),
-            initial_state=False,
-            kwargs=kwargs,
-            label=form,
-        )
-        for form, (op, impl, kwargs) in TIME_TILES.items()
+        tiled(form, BF16 if form in SCANS else F16, sizes=channels(2, seq_len, 24), initial_state=False)
+        for form in TIME_TILES
         for seq_len in (1, 8)
     ),
     interpreted("rglru_layer", "fused", F32, kwargs=SCANS["rglru fused"][2]),
     *(
-        interpreted(*form, dtype, layout=layout, kwargs=launches(tile), label=tile)
-        for *form, layout in MLP_FORMS
+        each
         for tile in ("descriptors", "pointers", "programs", "pointer programs")
-        for dtype in (F32, F16)
+        for each in each_mlp(interpreted, F32, F16, kwargs=launches(tile), label=tile)
     ),
     *(
-        interpreted(*form, F16, layout=layout, sizes=mlp_sizes(*sizes), kwargs=launches("descriptors"))
-        for *form, layout in MLP_FORMS
-        for sizes in ((1, 8, 8), (1, 72, 136), (17, 8, 56))
+        each
+        for sizes in (mlp_sizes(1, 8, 8), mlp_sizes(1, 72, 136), mlp_sizes(17, 8, 56))
+        for each in each_mlp(interpreted, F16, sizes=sizes, kwargs=launches("descriptors"))
     ),
     # Launches of its own choice.
-    *(
-        interpreted(*form, dtype, layout=layout, sizes=mlp_sizes(5, 16, 24))
-        for *form, layout in MLP_FORMS
-        for dtype in (F32, F16)
-    ),
+    *each_mlp(interpreted, F32, F16, sizes=mlp_sizes(5, 16, 24)),
     *(
         on_gpu(op, impl, dtype, sizes=heads(*sizes), chunk_size=chunk_size)
         for op, impl, chunk_size in (
@@ -320,9 +303,7 @@ PORTABLE_SHAPES = {
     ),
     *(on_gpu("rglru_layer", "fused", dtype, sizes=channels(2, 1000, 256)) for dtype in (F16, BF16)),
     *(
-        on_gpu(*form, dtype, layout=layout, sizes=mlp_sizes(*sizes))
-        for *form, layout in MLP_FORMS
-        for dtype in (F32, F16, BF16)
+        each
         for sizes in (
             (4096, 4096, 1792),
             (1024, 512, 3584),
@@ -331,13 +312,14 @@ PORTABLE_SHAPES = {
             (16, 2048, 1024),
             (1, 256, 264),
         )
+        for each in each_mlp(on_gpu, F32, F16, BF16, sizes=mlp_sizes(*sizes))
     ),
 )
-def test_matches_reference(case: Case, law: Law) -> None:
-    laws.check_matches_reference(case, **law)
+def test_matches_reference(case: Case) -> None:
+    laws.check_matches_reference(case, **case.law)
 
 
-@on_each_with_law(
+@on_each(
     *(
         portable(op, "torch", dtype, splits=splits, chunk_size=16)
         for op in HEADS
@@ -347,38 +329,31 @@ def test_matches_reference(case: Case, law: Law) -> None:
     *(portable(op, "torch", dtype, splits=(1, 20), chunk_size=8) for op in CHANNELS for dtype in (F64, F32, BF16)),
     *(interpreted(op, impl, F16, splits=(17,), chunk_size=16) for op, impl in ENGINE_SPLITS),
     *(interpreted("lightning", impl, F16, sizes=heads(2, 35, 2, 24, 40), splits=(17,)) for impl in LIGHTNING),
-    *(
-        interpreted(op, impl, BF16 if form in SCANS else F16, splits=(1, 12), kwargs=kwargs, label=form)
-        for form, (op, impl, kwargs) in TIME_TILES.items()
-        if form in ("rglru fused", "linear_scan", "wkv4 scan", "wkv4 serial")
-    ),
+    *(tiled(form, BF16, splits=(1, 12)) for form in ("rglru fused", "linear_scan")),
+    *(tiled(form, F16, splits=(1, 12)) for form in ("wkv4 scan", "wkv4 serial")),
     *recurrences_on_gpu(lambda op: [{"splits": (100, 101)}]),
     *(serial_on_gpu(dtype, splits=(100, 701)) for dtype in (F32, F16, BF16)),
 )
-def test_split_equals_whole(case: Case, law: Law) -> None:
-    laws.check_matches_reference(case, **law)
+def test_split_equals_whole(case: Case) -> None:
+    laws.check_matches_reference(case, **case.law)
 
 
-@on_each_with_law(
+@on_each(
     *(portable(op, "torch", dtype, chunk_size=16) for op in HEADS for dtype in (F32, BF16)),
     *(portable(op, impl, F32) for op, impl in PORTABLE if op in CHANNELS),
     portable("gated_mlp", "torch", F64),
     *(interpreted("lightning", impl, F16, sizes=heads(2, 35, 2, 24, 40)) for impl in LIGHTNING),
-    interpreted("rglru", "fused", F32, exact=True, kwargs=SCANS["rglru fused"][2]),
-    interpreted("wkv4", "scan", F32, exact=True, sizes=channels(2, 9, 24), kwargs=TIME_TILES["wkv4 scan"][2]),
-    *(
-        interpreted(*form, dtype, layout=layout, sizes=mlp_sizes(21, 24, 40), kwargs=launches("descriptors"))
-        for *form, layout in MLP_FORMS
-        for dtype in (F16, F32)
-    ),
+    tiled("rglru fused", F32, exact=True),
+    tiled("wkv4 scan", F32, exact=True, sizes=channels(2, 9, 24)),
+    *each_mlp(interpreted, F16, F32, sizes=mlp_sizes(21, 24, 40), kwargs=launches("descriptors")),
     *recurrences_on_gpu(lambda op: [{}]),
-    *(on_gpu(*form, dtype, layout=layout) for *form, layout in MLP_FORMS for dtype in (F32, BF16)),
+    *each_mlp(on_gpu, F32, BF16),
 )
-def test_batch_invariant(case: Case, law: Law) -> None:
-    laws.check_batch_invariant(case, **law)
+def test_batch_invariant(case: Case) -> None:
+    laws.check_batch_invariant(case, **case.law)
 
 
-@on_each_with_law(
+@on_each(
     *(
         portable(op, "torch", dtype, sizes=heads(2, 90, 8, 16, 16), chunk_size=chunk_size, **extreme)
         for op in HEADS
@@ -405,12 +380,12 @@ def test_batch_invariant(case: Case, law: Law) -> None:
         for dtype in (F32, F16)
     ),
     *(
-        interpreted("rglru", "fused", dtype, kwargs=SCANS["rglru fused, long rows backward"][2], **extreme)
+        tiled("rglru fused, long rows backward", dtype, **extreme)
         for extreme in extremes("rglru")
         for dtype in (F32, F16)
     ),
     *(
-        interpreted(*TIME_TILES[form][:2], F32, sizes=channels(1, 19, 24), kwargs=TIME_TILES[form][2], **extreme)
+        tiled(form, F32, sizes=channels(1, 19, 24), **extreme)
         for form in ("wkv4 scan", "wkv4 serial", "wkv4 naive")
         for extreme in extremes("wkv4")
     ),
@@ -432,21 +407,20 @@ def test_batch_invariant(case: Case, law: Law) -> None:
     *recurrences_on_gpu(extremes),
     *(serial_on_gpu(dtype, **extreme) for extreme in extremes("wkv4") for dtype in (F32, F16, BF16)),
     *(
-        on_gpu(
-            *form, dtype, layout=layout, sizes=mlp_sizes(130, 136, 264), options={"activation": activation}, **extreme
-        )
-        for *form, layout in MLP_FORMS
-        for dtype in (F32, BF16)
+        each
         for activation in ACTIVATIONS
         for extreme in ({}, *extremes("gated_mlp"))
+        for each in each_mlp(
+            on_gpu, F32, BF16, sizes=mlp_sizes(130, 136, 264), options={"activation": activation}, **extreme
+        )
     ),
 )
-def test_extremes(case: Case, law: Law) -> None:
+def test_extremes(case: Case) -> None:
     """Results stay finite and right over the inputs' whole range, and an MLP's for every activation."""
-    laws.check_matches_reference(case, **law)
+    laws.check_matches_reference(case, **case.law)
 
 
-@on_each_with_law(
+@on_each(
     *(
         portable(op, "torch", dtype, sizes=heads(2, 50, 2, 16, 24), starts=(1, 16, 29), chunk_size=chunk_size)
         for op in laws.DECAY_GATES
@@ -472,8 +446,8 @@ def test_extremes(case: Case, law: Law) -> None:
         for separator in (-1e4, *SEPARATORS)
     ),
 )
-def test_packed_documents(case: Case, law: Law) -> None:
-    laws.check_packed_documents(case, **law)
+def test_packed_documents(case: Case) -> None:
+    laws.check_packed_documents(case, **case.law)
 
 
 @on_each(
@@ -487,16 +461,13 @@ def test_gradients_of_the_last_state_alone(case: Case) -> None:
 @on_each(
     *(portable("mlstm_exp", "torch", dtype, chunk_size=16) for dtype in (F64, F32)),
     *(portable(op, impl, F32, sizes=channels(2, 9, 32)) for op, impl in PORTABLE if op == "wkv4"),
-    *(
-        interpreted(*TIME_TILES[form][:2], F32, sizes=channels(2, 9, 32), kwargs=TIME_TILES[form][2], label=form)
-        for form in ("wkv4 scan", "wkv4 serial", "wkv4 naive")
-    ),
+    *(tiled(form, F32, sizes=channels(2, 9, 32)) for form in ("wkv4 scan", "wkv4 serial", "wkv4 naive")),
 )
 def test_state_scale_is_free(case: Case) -> None:
     laws.check_state_scale_is_free(case)
 
 
-@on_each_with_law(
+@on_each(
     *(interpreted(op, "step", F32, sizes=heads(1, 11, 2, 24, 40), prefix=8) for op in HEADS),
     *(interpreted(op, "step", F32, prefix=16) for op in ONE_PASS),
     *(
@@ -505,33 +476,27 @@ def test_state_scale_is_free(case: Case) -> None:
         for dtype in (F32, F16, BF16)
     ),
 )
-def test_steps_continue_a_sequence(case: Case, law: Law) -> None:
-    laws.check_steps(case, **law)
+def test_steps_continue_a_sequence(case: Case) -> None:
+    laws.check_steps(case, **case.law)
 
 
 TWICE = ("parallel", "associative_scan", "torch_associative_scan")
 """Implementations in torch's own functions can be differentiated twice."""
 
 
-@on_each_with_law(
+@on_each(
     *(
         portable(op, impl, F64, twice=impl in TWICE or op == "gated_mlp", chunk_size=16)
         for op, impl in PORTABLE
         if op != "rglru_layer"
     ),
     *(interpreted("lightning", impl, F32, sizes=heads(1, 41, 2, 16, 24)) for impl in LIGHTNING),
-    *(
-        interpreted(op, impl, F32, sizes=channels(2, 9, 8), kwargs=kwargs)
-        for op, impl, kwargs in (SCANS["rglru fused"], TIME_TILES["wkv4 scan"])
-    ),
-    *(
-        interpreted(*form, F32, layout=layout, sizes=mlp_sizes(5, 16, 24), kwargs=launches("descriptors"))
-        for *form, layout in MLP_FORMS
-    ),
-    *(on_gpu(*form, BF16, layout=layout, sizes=mlp_sizes(5, 16, 24)) for *form, layout in MLP_FORMS),
+    *(tiled(form, F32, sizes=channels(2, 9, 8)) for form in ("rglru fused", "wkv4 scan")),
+    *each_mlp(interpreted, F32, sizes=mlp_sizes(5, 16, 24), kwargs=launches("descriptors")),
+    *each_mlp(on_gpu, BF16, sizes=mlp_sizes(5, 16, 24)),
 )
-def test_gradients_alone(case: Case, law: Law) -> None:
-    laws.check_gradients_alone(case, **law)
+def test_gradients_alone(case: Case) -> None:
+    laws.check_gradients_alone(case, **case.law)
 
 
 @on_each(*(portable(op, impl, F32, chunk_size=16) for op, impl in PORTABLE), *PORTABLE_MLPS)
@@ -588,15 +553,15 @@ def leaks(fn: laws.Function) -> laws.Function:
     return wrong
 
 
-@on_each_with_law(
+@on_each(
     *(portable(op, "torch", BF16, wrap=off_by_two_percent, name="h") for op in OPERATIONS),
     *(
         portable(op, "torch", BF16, wrap=leaks, name="n" if op in ("mlstm_exp", "wkv4") else "C")
         for op in (*HEADS, *CHANNELS)
     ),
 )
-def test_a_wrong_implementation_is_found(case: Case, law: Law) -> None:
-    with pytest.raises(AssertionError, match=rf"{case.op} against its definition: .*{law['name']}: error"):
+def test_a_wrong_implementation_is_found(case: Case) -> None:
+    with pytest.raises(AssertionError, match=rf"{case.op} against its definition: .*{case.law['name']}: error"):
         laws.check_matches_reference(case)
 
 

@@ -435,7 +435,7 @@ def test_hooks_see_the_same_saved_tensors_each_time(toy: Callable[..., Any], pla
     assert plans
 
 
-def test_threads(toy: Callable[..., Any], plans: list[Any]) -> None:
+def test_threads_that_call_at_once_get_right_results(toy: Callable[..., Any], plans: list[Any]) -> None:
     """Threads that come at once may each record; all are right."""
 
     def work(seed: int) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 import pytest
 import torch
@@ -18,14 +19,13 @@ from lrbench.tests.kernels.cases import (
     F16,
     F32,
     SCAN_ROWS_FORWARD,
-    SCANS,
     SIZES,
     channels,
-    interpreted,
     on_each,
     on_gpu,
     portable,
     tile,
+    tiled,
 )
 from lrbench.tests.kernels.laws import Case
 from lrbench.tests.kernels.words import check_shapes_share_words, give_words
@@ -75,7 +75,7 @@ def test_rglru_is_griffins_recurrence() -> None:
 
 @on_each(
     portable("rglru", "torch", F32, sizes=channels(2, 9, 8)),
-    *(interpreted(*SCANS["rglru fused"][:2], dtype, sizes=channels(2, 9, 8), kwargs=FUSED) for dtype in (F16, F32)),
+    *(tiled("rglru fused", dtype, sizes=channels(2, 9, 8)) for dtype in (F16, F32)),
     *(
         on_gpu("rglru", impl, dtype, sizes=channels(2, 9, 8), slow=impl != "fused")
         for impl in ("fused", "chunked", "naive")
@@ -95,21 +95,13 @@ def test_a_closed_gate_keeps_the_state(case: Case) -> None:
     assert torch.equal(of_state, torch.ones_like(state))
 
 
-def test_one_minus_square_keeps_its_bits() -> None:
-    """A sequence of barely open gates: sqrt(1 - a^2) as it stands would be 0 in float32, and h with it."""
-    rows = torch.full((1, 5, 4), -18.0)
-    c = torch.full((4,), -9.0)
-    x = torch.ones_like(rows)
-    h = RGLRU.function("torch")(x, rows, x, c)
-    exact = resolve(RGLRU.recurrent)(x.double(), rows.double(), x.double(), c.double())
-    assert exact.min() > 0
-    assert (h - exact).abs().max() <= 1e-6 * exact.max()
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("c", [-60.0, 100.0, 900.0, 5000.0])
 def test_a_decay_rate_of_any_size_stays_right(c: float, dtype: torch.dtype) -> None:
-    """softplus(c) is c for large c and exp(c) for c far below 0; a gate that is nearly shut keeps a inside (0, 1)."""
+    """softplus(c) is c for large c and exp(c) for c far below 0; a gate that is nearly shut keeps a inside (0, 1).
+
+    There sqrt(1 - a^2) as it stands would be 0, and h with it.
+    """
     x, r, i = (torch.full((1, 1, 2), value, dtype=dtype) for value in (1.0, -30.0, 0.0))
     rate = torch.full((2,), c, dtype=dtype, requires_grad=True)
     h = RGLRU.function("torch")(x, r, i, rate)
@@ -167,25 +159,19 @@ def test_calls_of_different_shapes_share_words(monkeypatch: pytest.MonkeyPatch) 
 
 
 @interpret
-def test_bad_launches() -> None:
+@pytest.mark.parametrize(
+    ("forward", "backward", "why"),
+    [
+        (tile(4, 3, 16), tile(4, 2, 16), "forward.block_o must be a power of two, got 3"),
+        (tile(4, 2, 16), tile(32, 1, 16), "forward tiles must hold whole rows of the backward pass (32 steps), got 8"),
+        (tile(32, 1, 16), tile(32, 1, 16), "chunks must hold whole rows of the backward pass (32 steps), got 16 steps"),
+    ],
+)
+def test_bad_launches(forward: TileConfig, backward: TileConfig, why: str) -> None:
     inputs = RGLRU.make_inputs(SIZES["interpret"][1], dtype=torch.float32)
-    small = tile(4, 2, 16)
-
-    def rejects(match: str, **tiles: TileConfig) -> None:
-        with pytest.raises(ValueError, match=match):
-            RGLRU.function("chunked")(
-                *inputs.values(), chunk_size=16, config=ScanConfig(**{"forward": small, "backward": small, **tiles})
-            )
-
-    odd = tile(4, 3, 16)
-    long = tile(32, 1, 16)
-    rejects("config: forward.block_o must be a power of two, got 3", forward=odd)
-    rejects(r"config: forward tiles must hold whole rows of the backward pass \(32 steps\), got 8 steps", backward=long)
-    rejects(
-        r"config: chunks must hold whole rows of the backward pass \(32 steps\), got 16 steps",
-        forward=long,
-        backward=long,
-    )
+    config = ScanConfig(forward=forward, backward=backward)
+    with pytest.raises(ValueError, match=re.escape(f"config: {why}")):
+        RGLRU.function("chunked")(*inputs.values(), chunk_size=16, config=config)
 
 
 @gpu

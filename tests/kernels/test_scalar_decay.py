@@ -49,7 +49,7 @@ def test_mlstm_exp_normalizer_gradient_over_many_groups(dtype: torch.dtype, monk
     [*((op, {}) for op in laws.DECAY_GATES), ("mlstm_exp", {"normalizer_gradient": True})],
     ids=lambda x: "".join(x),
 )
-def test_groups_of_either_kind(
+def test_groups_that_are_factored_and_groups_that_are_computed_pair_by_pair(
     op: str, options: dict[str, Any], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A document that starts within a group has its weights computed pair by pair; the other groups are factored."""

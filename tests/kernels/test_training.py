@@ -144,7 +144,7 @@ class _Calls(TorchDispatchMode):
 
 
 @on_each(*KERNELS)
-def test_registered(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_operators_pass_torchs_own_checks(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     """The operators of a compiled call pass torch's own checks: schema, shapes without running, autograd, tracing."""
     problem = case.draw()
     with monkeypatch.context() as patch, _Calls() as seen:
@@ -208,15 +208,13 @@ class _Layer(torch.nn.Module):
     def __init__(self, case: Case) -> None:
         super().__init__()
         self.function = case.function
-        self.names = list(case.draw().inputs)
-        for name, x in case.draw().inputs.items():
-            if name in case.operation.differentiable:
-                self.register_parameter(f"in_{name}", torch.nn.Parameter(x.clone()))
-            else:
-                self.register_buffer(f"in_{name}", x)
+        self.inputs = dict(case.draw().inputs)
+        self.inputs |= {name: torch.nn.Parameter(self.inputs[name]) for name in case.operation.differentiable}
+        for name in case.operation.differentiable:
+            self.register_parameter(f"in_{name}", self.inputs[name])
 
     def forward(self) -> Tensor:
-        return self.function(*(getattr(self, f"in_{name}") for name in self.names))
+        return self.function(*self.inputs.values())
 
 
 @pytest.mark.usefixtures("_process_group")

@@ -25,12 +25,12 @@ from lrbench.tests.kernels.cases import (
     WKV_SERIAL,
     WKVS,
     channels,
-    interpreted,
     on_each,
     on_gpu,
     portable,
     serial_config,
     tile,
+    tiled,
 )
 from lrbench.tests.kernels.laws import Case
 from lrbench.tests.kernels.words import check_shapes_share_words, give_words
@@ -63,7 +63,7 @@ def test_late_tokens_keep_their_weights() -> None:
 
 FORMS = [
     *(portable(op, impl, F32) for op, impl in PORTABLE if op == "wkv4"),
-    *(interpreted(op, impl, F32, kwargs=kwargs, label=form) for form, (op, impl, kwargs) in WKVS.items()),
+    *(tiled(form, F32) for form in WKVS),
 ]
 
 
@@ -80,7 +80,7 @@ def test_first_output_is_first_value(case: Case) -> None:
 @pytest.mark.parametrize(
     ("some", "initial_state"), [(slice(3, 14), True), (slice(0, 3), False)], ids=["middle", "first"]
 )
-def test_left_out_tokens(case: Case, some: slice, initial_state: bool) -> None:
+def test_keys_of_minus_infinity_leave_tokens_out(case: Case, some: slice, initial_state: bool) -> None:
     """Keys of minus infinity leave tokens out: later tokens see what they would with a weight too small to count.
 
     Tokens of the middle, behind a state, and the first ones, behind nothing, as padding on the left is.
@@ -101,7 +101,7 @@ def test_left_out_tokens(case: Case, some: slice, initial_state: bool) -> None:
 
 @interpret
 @pytest.mark.parametrize("how", [{}, {"reload": False}, {"hold": True}], ids=str)
-def test_rows_of_two_runs(how: dict[str, Any]) -> None:
+def test_rows_that_take_two_exponents(how: dict[str, Any]) -> None:
     """Rows so long that they take two exponents."""
     config = replace(WkvConfig(forward=tile(32, 2, 16), backward=tile(8, 2, 16), look=2), **how)
     laws.check_matches_reference(
@@ -109,29 +109,25 @@ def test_rows_of_two_runs(how: dict[str, Any]) -> None:
     )
 
 
+SHORT_CHAIN = WkvConfig(forward=tile(2, 2, 16), backward=tile(2, 4, 16), look=2)
+SHORT_SERIAL = replace(WKV_SERIAL, forward=tile(2, 2, 16), backward=tile(2, 4, 16))
+HEAVY = {
+    "chain": ("scan", SHORT_CHAIN, 96, (1e-5, 1e-3)),
+    "serial-chain": ("scan", SHORT_SERIAL, 96, (1e-5, 1e-3)),
+    "serial-rows": ("scan", replace(SHORT_SERIAL, forward=tile(2, 4, 16)), 96, (1e-2, 2)),
+    "serial for as long as a key weighs": ("scan", SHORT_SERIAL, 320, (0.3, 0.5)),
+    "row": ("scan", WkvConfig(forward=tile(32, 2, 32), backward=tile(32, 2, 32), look=2), 128, (1e-2, 2)),
+    "walk": ("naive", WKV_NAIVE, 192, (1e-5, 1e-3)),
+    "walk for as long as a key weighs": ("naive", WKV_NAIVE, 320, (0.3, 0.5)),
+}
+"""What lowers exponents time and again -> implementation, launches, length and the range of the rates."""
+
+
 @interpret
-@pytest.mark.parametrize(
-    ("name", "config", "seq_len", "rates"),
-    [
-        ("scan", WkvConfig(forward=tile(2, 2, 16), backward=tile(2, 4, 16), look=2), 96, (1e-5, 1e-3)),
-        ("scan", replace(WKV_SERIAL, forward=tile(2, 2, 16), backward=tile(2, 4, 16)), 96, (1e-5, 1e-3)),
-        ("scan", replace(WKV_SERIAL, forward=tile(2, 4, 16), backward=tile(2, 4, 16)), 96, (1e-2, 2)),
-        ("scan", replace(WKV_SERIAL, forward=tile(2, 2, 16), backward=tile(2, 4, 16)), 320, (0.3, 0.5)),
-        ("scan", WkvConfig(forward=tile(32, 2, 32), backward=tile(32, 2, 32), look=2), 128, (1e-2, 2)),
-        ("naive", WKV_NAIVE, 192, (1e-5, 1e-3)),
-        ("naive", WKV_NAIVE, 320, (0.3, 0.5)),
-    ],
-    ids=[
-        "chain",
-        "serial-chain",
-        "serial-rows",
-        "serial for as long as a key weighs",
-        "row",
-        "walk",
-        "walk for as long as a key weighs",
-    ],
-)
-def test_heavy_past(name: str, config: WkvConfig, seq_len: int, rates: tuple[float, float]) -> None:
+@pytest.mark.parametrize(("name", "config", "seq_len", "rates"), HEAVY.values(), ids=HEAVY)
+def test_a_heavy_first_key_keeps_its_weight(
+    name: str, config: WkvConfig, seq_len: int, rates: tuple[float, float]
+) -> None:
     """A first key of 100, above all others, keeps its weight: exponents are not rounded again and again on the way.
 
     What lowers them time and again is a chain of groups of two tiles, a row's steps, or one program's rows. Outputs,
@@ -161,7 +157,7 @@ def test_heavy_past(name: str, config: WkvConfig, seq_len: int, rates: tuple[flo
     [("scan", WKV_ROWS_FORWARD), ("scan", WKV_SERIAL), ("naive", replace(WKV_NAIVE, forward=tile(8, 1, 32)))],
     ids=["scan", "serial", "walk"],
 )
-def test_a_past_beyond_all_others(name: str, config: WkvConfig) -> None:
+def test_a_key_of_2000_outweighs_all_others(name: str, config: WkvConfig) -> None:
     """A key of 2000 still outweighs all others when it has decayed by e^-1200, at rates that leave nothing of a float
     in a few steps: every output is its value."""
     k = torch.empty(1, 100, 16).uniform_(-100, 100, generator=torch.Generator().manual_seed(0))
@@ -189,12 +185,11 @@ def test_a_past_that_decayed_within_its_row(how: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("name", "config", "seq_len", "rate"),
     [
-        ("scan", WkvConfig(forward=tile(2, 2, 16), backward=tile(2, 2, 16), look=2), 288, 0.03),
-        ("scan", replace(WKV_SERIAL, forward=tile(2, 2, 16), backward=tile(2, 2, 16)), 288, 0.03),
-        ("scan", replace(WKV_SERIAL, forward=tile(2, 2, 16), backward=tile(2, 2, 16)), 288, 0.09),
-        ("naive", WKV_NAIVE, 512, 0.24),
+        pytest.param("scan", SHORT_CHAIN, 288, 0.03, id="chain"),
+        pytest.param("scan", SHORT_SERIAL, 288, 0.03, id="serial"),
+        pytest.param("scan", SHORT_SERIAL, 288, 0.09, id="serial-fast"),
+        pytest.param("naive", WKV_NAIVE, 512, 0.24, id="walk"),
     ],
-    ids=["chain", "serial", "serial-fast", "walk"],
 )
 def test_stale_exponents_are_renewed(name: str, config: WkvConfig, seq_len: int, rate: float) -> None:
     """A slow rate decays a past that outweighs all that follows; at the last step a token weighs as much as it."""
@@ -271,7 +266,7 @@ def test_serial_calls_of_different_shapes_share_words(monkeypatch: pytest.Monkey
 @interpret
 @pytest.mark.parametrize("den", [1e-30, 1e-37, 1e-40, 0.0])
 @pytest.mark.parametrize(("name", "config"), [("scan", WKV_ROWS_FORWARD), ("scan", WKV_SERIAL), ("naive", WKV_NAIVE)])
-def test_a_state_that_is_hardly_there(name: str, config: WkvConfig, den: float) -> None:
+def test_a_state_of_tiny_weight_does_not_overflow(name: str, config: WkvConfig, den: float) -> None:
     """However small den is, nothing overflows; below float32's normal numbers there is no state."""
     k, v = torch.full((1, 24, 16), -5.0), torch.ones(1, 24, 16)
     v[:, 1:] = 3.0

@@ -56,7 +56,7 @@ def test_check_size() -> None:
         check_size(10**400, "batch")
 
 
-def test_lists() -> None:
+def test_names_are_separated_by_commas() -> None:
     assert parse_names("a, b,") == ("a", "b")
     for text in ("", " , "):
         with pytest.raises(ValueError, match=f"op must have at least one name, got '{text}'"):

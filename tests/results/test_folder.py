@@ -24,7 +24,7 @@ NOTHING = ("unavailable", "import failed: No module named 'fla'")
 def row(day: int, op: str = "mlstm_sig", impl: str = "fused_chunk", **columns: Any) -> dict[str, Any]:
     """Return a row of one case of an operation, measured on a day of January."""
     at = {"run_id": f"{day:032}", "measured_at": f"2026-01-{day:02}T00:00:00+00:00"}
-    return made.row(made.case(op, impl), **at, **columns)
+    return made.row(op, impl, **at, **columns)
 
 
 def held(path: Path) -> dict[str, list[tuple[str, int]]]:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
-import sys
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -15,22 +13,28 @@ from pathlib import Path
 import pytest
 
 from lrbench.results import lock
+from lrbench.tests.command_line import start_python
 
-HOLD = """
+HOLD_A_LOCK = """
 import sys, time
 from pathlib import Path
 from lrbench.results import lock
-{setup}
-print({shown}, flush=True)
+with lock.hold(Path(sys.argv[1]), "it"):
+    print(flush=True)
+    time.sleep(60)
+"""
+MAKE_FOLDER = """
+import time
+from lrbench.results import lock
+print(lock.temporary_folder(), flush=True)
 time.sleep(60)
 """
 
 
 @contextmanager
-def another_process(setup: str, shown: str, *arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    code = HOLD.format(setup=setup, shown=shown)
-    environ = {**os.environ, "PYTHONSAFEPATH": "1", "TMPDIR": tempfile.gettempdir()}
-    process = subprocess.Popen([sys.executable, "-c", code, *arguments], stdout=subprocess.PIPE, text=True, env=environ)
+def another_process(code: str, *arguments: object) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """Run code in a process of its own until the end; yield it with the first line that it prints."""
+    process = start_python(code, *arguments, TMPDIR=tempfile.gettempdir())
     assert process.stdout is not None
     try:
         yield process, process.stdout.readline().strip()
@@ -39,12 +43,9 @@ def another_process(setup: str, shown: str, *arguments: str) -> Iterator[tuple[s
         process.wait()
 
 
-HELD = "held = lock.hold(Path(sys.argv[1]), 'it'); held.__enter__()"
-
-
 def test_the_holder_is_named_and_a_killed_one_holds_nothing(tmp_path: Path) -> None:
     path = tmp_path / "lock"
-    with another_process(HELD, "0", str(path)) as (process, _):
+    with another_process(HOLD_A_LOCK, path) as (process, _):
         with pytest.raises(lock.HeldError, match=f"the folder x is in use by another lrbench: process {process.pid} "):
             lock.hold(path, "the folder x").__enter__()
         process.kill()
@@ -59,7 +60,7 @@ def test_who_waits_is_told_once_and_gets_the_lock(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(lock, "POLL_S", 0.01)
     told: list[str] = []
     path = tmp_path / "lock"
-    with another_process(HELD, "0", str(path)) as (process, _):
+    with another_process(HOLD_A_LOCK, path) as (process, _):
         threading.Timer(0.3, process.kill).start()
         with lock.hold(path, "it", told.append):
             assert len(told) == 1
@@ -88,8 +89,7 @@ def test_temporary_folders_of_killed_processes_are_removed(tmp_path: Path, monke
     lock.temporary_folder.cache_clear()
     not_ours = tmp_path / "lrbench-profile-x"
     not_ours.mkdir()
-    shown = "lock.temporary_folder()"
-    with another_process("", shown) as (dead, left), another_process("", shown) as (_, alive):
+    with another_process(MAKE_FOLDER) as (dead, left), another_process(MAKE_FOLDER) as (_, alive):
         (Path(left) / "worker").mkdir()
         dead.send_signal(signal.SIGKILL)
         dead.wait()

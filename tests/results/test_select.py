@@ -33,11 +33,9 @@ from ..analysis import rows as made
 
 @pytest.fixture
 def results(tmp_path: Path) -> Path:
-    made.write(
-        [made.row(made.case("mlstm_sig", "fused_chunk", chunk_size=c)) for c in (64, 128)], tmp_path / "a.parquet"
-    )
+    made.write([made.row("mlstm_sig", "fused_chunk", chunk_size=c) for c in (64, 128)], tmp_path / "a.parquet")
     (tmp_path / "more").mkdir()
-    made.write([made.row(made.case("attention", "torch.sdpa_cudnn"))], tmp_path / "more" / "b.parquet")
+    made.write([made.row("attention", "torch.sdpa_cudnn")], tmp_path / "more" / "b.parquet")
     return tmp_path
 
 
@@ -64,13 +62,12 @@ def test_a_folder_without_results_is_refused(tmp_path: Path) -> None:
 
 
 def test_best_rows_choose_the_chunk_size_and_nothing_else() -> None:
-    cases = [
-        made.case("mlstm_sig", "fused_chunk", chunk_size=chunk, mode=mode, seq_len=seq_len)
+    frame = made.frame(
+        made.row("mlstm_sig", "fused_chunk", chunk_size=chunk, mode=mode, seq_len=seq_len)
         for chunk in (64, 128, 256)
         for mode in ("fw", "fwbw")
         for seq_len in (1024, 8192)
-    ]
-    frame = made.frame([made.row(case) for case in cases])
+    )
     best = best_rows(frame)
     assert len(best) == 4
     for _, group in frame.groupby(["mode", "seq_len"]):
@@ -82,8 +79,8 @@ def test_best_rows_choose_the_chunk_size_and_nothing_else() -> None:
 def test_failed_rows_never_count_as_measured() -> None:
     frame = made.frame(
         [
-            made.row(made.case("mlstm_sig", "fused_chunk", chunk_size=64)),
-            made.row(made.case("mlstm_sig", "fused_chunk", chunk_size=128), status="oom", reason="out of memory"),
+            made.row("mlstm_sig", "fused_chunk", chunk_size=64),
+            made.row("mlstm_sig", "fused_chunk", chunk_size=128, status="oom", reason="out of memory"),
         ]
     )
     assert best_rows(frame)["chunk_size"].tolist() == [64]
@@ -92,18 +89,19 @@ def test_failed_rows_never_count_as_measured() -> None:
 
 
 def test_latest_rows_keep_the_newest_of_a_case_per_device() -> None:
-    case = made.case("mlstm_sig", "fused_chunk")
     frame = made.frame(
         [
-            made.row(case, measured_at="2026-01-02T00:00:00+00:00", time_ms=1.0),
-            made.row(case, measured_at="2026-01-01T00:00:00+00:00", time_ms=2.0),
-            made.row(case, measured_at="2026-01-01T00:00:00+00:00", time_ms=3.0, accelerator="h100"),
+            made.row("mlstm_sig", "fused_chunk", measured_at="2026-01-02T00:00:00+00:00", time_ms=1.0),
+            made.row("mlstm_sig", "fused_chunk", measured_at="2026-01-01T00:00:00+00:00", time_ms=2.0),
+            made.row(
+                "mlstm_sig", "fused_chunk", measured_at="2026-01-01T00:00:00+00:00", time_ms=3.0, accelerator="h100"
+            ),
         ]
     )
     assert sorted(latest_rows(frame)["time_ms"]) == [1.0, 3.0]
 
 
-def test_single() -> None:
+def test_one_device_must_be_chosen_where_there_are_several() -> None:
     frame = pd.DataFrame({"device_name": ["A", "B", None]})
     with pytest.raises(ValueError, match="device must be chosen where results hold several: A, B"):
         single(frame, "device_name", option="device")
@@ -143,30 +141,30 @@ def test_rows_chosen_while_they_are_read_are_the_same(text: str, monkeypatch: py
     assert newest(select(text, COMMITTED, newest=True, without=[run])) == newest(others or every)
 
 
+DAYS = [f"2026-01-0{day}T00:00:00+00:00" for day in range(1, 9)]
+
+
 def test_of_many_rows_the_newest_of_each_kind_are_loaded(large: None, tmp_path: Path) -> None:
     """Models take the newest right row of an idle machine, whatever was measured since."""
-    cases = [made.case("mlstm_sig", "fused_chunk", seq_len=length) for length in (1024, 2048)]
     kinds = ({}, {"noise": "drift"}, {"status": "incorrect", "reason": "wrong"}, {"suspect": "above the roof"})
     rows = [
-        made.row(case, measured_at=f"2026-01-0{1 + n}T00:00:00+00:00", accelerator=device, **kinds[n % 4])
+        made.row("mlstm_sig", "fused_chunk", seq_len=seq_len, accelerator=device, measured_at=DAYS[n], **kinds[n % 4])
         for n in range(8)
-        for case in cases
+        for seq_len in (1024, 2048)
         for device in ("h100", "h200")
     ]
     made.write(rows[::2], tmp_path / "a.parquet")
     made.write(rows[1::2], tmp_path / "b.parquet")
     found = load_rows(tmp_path, newest=True)
     assert len(found) == 16
-    assert {row["measured_at"] for row in found} == {f"2026-01-0{n}T00:00:00+00:00" for n in (5, 6, 7, 8)}
+    assert {row["measured_at"] for row in found} == {*DAYS[4:]}
 
 
 def test_a_missing_value_meets_no_condition(large: None, tmp_path: Path) -> None:
-    """... and hides no older row that does, although statistics leave it out."""
-    case = made.case("mlstm_sig", "fused_chunk")
-    commits = {"2026-01-01T00:00:00+00:00": "abc", "2026-01-02T00:00:00+00:00": None}
-    made.write(
-        [made.row(case, measured_at=at, git_commit=commit) for at, commit in commits.items()], tmp_path / "a.parquet"
-    )
+    """A newer row without a value hides no older one that has it, although statistics leave it out."""
+    commits = {DAYS[0]: "abc", DAYS[1]: None}
+    rows = [made.row("mlstm_sig", "fused_chunk", measured_at=at, git_commit=each) for at, each in commits.items()]
+    made.write(rows, tmp_path / "a.parquet")
     for newest_alone in (False, True):
         table = read_results(tmp_path, ["git_commit"], [[("git_commit", "==", "abc")]], newest=newest_alone)
         assert table["git_commit"].to_pylist() == ["abc"]
@@ -174,7 +172,7 @@ def test_a_missing_value_meets_no_condition(large: None, tmp_path: Path) -> None
 
 @pytest.mark.parametrize("size", [0, store.LARGE_BYTES])
 def test_a_partitioned_store(size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """... as pyarrow writes it: without the columns that the folders' names tell."""
+    """As pyarrow writes it, without the columns that the folders' names tell."""
     folder = tmp_path / "with blank"
     monkeypatch.setattr(store, "LARGE_BYTES", size)
     every = read_results(COMMITTED)
@@ -207,7 +205,7 @@ def test_files_of_other_writers_are_chosen_from(large: None, tmp_path: Path) -> 
 
 
 def test_bad_files_among_many_rows(large: None, tmp_path: Path) -> None:
-    made.write([made.row(made.case("mlstm_sig", "fused_chunk"))], tmp_path / "a.parquet")
+    made.write([made.row("mlstm_sig", "fused_chunk")], tmp_path / "a.parquet")
     with pytest.raises(ValueError, match=r"kernel:rglru selects no row$"):
         select("kernel:rglru,mode:fw", [tmp_path])
     with pytest.raises(ValueError, match=r"seq_len:9k selects no row of kernel:tfla$"):
@@ -234,7 +232,7 @@ def test_bad_files_among_many_rows(large: None, tmp_path: Path) -> None:
 def test_files_of_older_rows_are_not_read_for_the_newest(tmp_path: Path) -> None:
     names = ("a.parquet", "history.parquet", "a.history.parquet", "prehistory.parquet")
     for day, name in enumerate(names, start=1):
-        row = made.row(made.case("mlstm_sig", "fused_chunk"), measured_at=f"2026-01-0{day}T00:00:00+00:00")
+        row = made.row("mlstm_sig", "fused_chunk", measured_at=f"2026-01-0{day}T00:00:00+00:00")
         made.write([row], tmp_path / name)
     assert [path.name for path in current_files([tmp_path])] == ["a.parquet", "prehistory.parquet"]
     assert {row["measured_at"][:10] for row in stored_rows([tmp_path], "fw", "bf16")} == {"2026-01-01", "2026-01-04"}

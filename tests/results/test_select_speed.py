@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pyarrow as pa
@@ -13,7 +11,7 @@ import pytest
 from lrbench.results.store import arrow_schema
 
 from ..analysis import rows as made
-from ..command_line import ENVIRON
+from ..command_line import run_python
 from .large_store import make_store
 
 ROWS = 1_000_000
@@ -39,8 +37,7 @@ def test_a_million_rows(tmp_path: Path) -> None:
     repeats = -(-ROWS // len(sweep))
     path = tmp_path / "million.parquet"
     pq.write_table(pa.concat_tables([sweep] * repeats).slice(0, ROWS), path, compression="zstd")
-    finished = subprocess.run([sys.executable, "-c", MEASURE, str(path)], capture_output=True, text=True, check=True)
-    rows, seconds, gib = (float(value) for value in finished.stdout.split())
+    rows, seconds, gib = map(float, run_python(MEASURE, path).split())
     print(f"{rows:,.0f} rows: {seconds:.2f} s of processor time, {gib:.2f} GiB")
     assert rows == ROWS
     assert seconds < SECONDS
@@ -80,10 +77,7 @@ def test_answers_from_a_million_rows(command: str, store: Path) -> None:
     """Rows are chosen while they are read: all of them took a check 16 s and 6 GB."""
     new, past = (pq.read_table(store / "h200_sxm" / f"wkv{name}.parquet")["run_id"] for name in ("", "-00000.history"))
     arguments = command.format(new=new[0], old=past[40], older=past[41]).split()
-    call = [sys.executable, "-c", ANSWER, *arguments, "--results", str(store)]
-    finished = subprocess.run(call, capture_output=True, text=True, env=ENVIRON)
-    assert finished.returncode == 0, finished.stderr
-    *printed, used = finished.stdout.splitlines()
+    *printed, used = run_python(ANSWER, *arguments, "--results", store).splitlines()
     seconds, gib = map(float, used.split())
     print(f"{command}: {seconds:.2f} s of processor time, {gib:.2f} GiB")
     assert len(printed) > 3

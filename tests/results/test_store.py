@@ -7,8 +7,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -125,38 +123,40 @@ def test_recover_leaves_what_is_no_journal_of_a_sweep(tmp_path: Path, name: str,
     assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == {name: content}
 
 
+GOOD, ALSO_GOOD = line_of(RECORD), line_of(FAILED)
+BAD_LINES = (
+    line_of(RECORD, seq_len=10**23),
+    line_of(RECORD, seq_len="abc"),
+    line_of(RECORD, schema_version=4),
+    b"1\n",
+    line_of(RECORD, seq_len=1.5),
+    line_of(RECORD, compile_s=float("nan")),
+    line_of(RECORD, time_samples_ms=[0.1, float("inf")]),
+    GOOD.replace(b"0.30000000000000004", b"1e400"),
+    b'{"seq_len": 1}\n',
+    b"\x00\x00\x00\n",
+)
+DAMAGED_FIRST_LINES = (b"\x00\x00\x00\n", b"\xff\xfe\n", b"\n", GOOD[:50] + b"\n", b"{}\n")
+
+
 @pytest.mark.parametrize(
-    "bad",
+    ("content", "kept"),
     [
-        line_of(RECORD, seq_len=10**23),
-        line_of(RECORD, seq_len="abc"),
-        line_of(RECORD, schema_version=4),
-        b"1\n",
-        line_of(RECORD, seq_len=1.5),
-        line_of(RECORD, compile_s=float("nan")),
-        line_of(RECORD, time_samples_ms=[0.1, float("inf")]),
-        line_of(RECORD).replace(b"0.30000000000000004", b"1e400"),
-        b'{"seq_len": 1}\n',
-        b"\x00\x00\x00\n",
+        *((GOOD + bad + ALSO_GOOD, [RECORD, FAILED]) for bad in BAD_LINES),
+        *((first + GOOD, [RECORD]) for first in DAMAGED_FIRST_LINES),
+        (line_of(RECORD, batch=2**63), []),
     ],
 )
-def test_recover_keeps_the_good_rows_and_sets_a_bad_journal_aside(tmp_path: Path, bad: bytes) -> None:
-    journal = tmp_path / "sweep-dead.jsonl"
-    journal.write_bytes(line_of(RECORD) + bad + line_of(FAILED))
-    aside = tmp_path / "sweep-dead.jsonl.bad"
-    assert store.recover(tmp_path) == [tmp_path / "sweep-dead.parquet", aside]
-    assert rows(tmp_path) == [dataclasses.asdict(RECORD), dataclasses.asdict(FAILED)]
-    assert aside.read_bytes() == line_of(RECORD) + bad + line_of(FAILED)
+def test_recover_keeps_the_good_rows_and_sets_a_bad_journal_aside(
+    tmp_path: Path, content: bytes, kept: list[Record]
+) -> None:
+    (tmp_path / "sweep-dead.jsonl").write_bytes(content)
+    parquet, aside = tmp_path / "sweep-dead.parquet", tmp_path / "sweep-dead.jsonl.bad"
+    assert store.recover(tmp_path) == [*([parquet] if kept else []), aside]
+    assert parquet.exists() == bool(kept)
+    assert not kept or rows(parquet) == [dataclasses.asdict(record) for record in kept]
+    assert aside.read_bytes() == content
     assert store.recover(tmp_path) == []
-
-
-@pytest.mark.parametrize("first", [b"\x00\x00\x00\n", b"\xff\xfe\n", b"\n", line_of(RECORD)[:50] + b"\n", b"{}\n"])
-def test_recover_keeps_the_rows_after_a_damaged_first_line(tmp_path: Path, first: bytes) -> None:
-    (tmp_path / "sweep-dead.jsonl").write_bytes(first + line_of(RECORD))
-    aside = tmp_path / "sweep-dead.jsonl.bad"
-    assert store.recover(tmp_path) == [tmp_path / "sweep-dead.parquet", aside]
-    assert rows(tmp_path) == [dataclasses.asdict(RECORD)]
-    assert aside.read_bytes() == first + line_of(RECORD)
 
 
 @pytest.mark.parametrize(
@@ -180,12 +180,6 @@ def test_text_that_utf8_or_a_terminal_cannot_take_is_kept_as_its_escape(
     (tmp_path / "sweep-dead.jsonl").write_bytes(line_of(RECORD) + line_of(broken))
     assert store.recover(tmp_path) == [tmp_path / "sweep-dead.parquet"]
     assert rows(tmp_path) == kept
-
-
-def test_recover_sets_a_journal_without_one_good_row_aside(tmp_path: Path) -> None:
-    (tmp_path / "sweep-dead.jsonl").write_bytes(line_of(RECORD, batch=2**63))
-    assert store.recover(tmp_path) == [tmp_path / "sweep-dead.jsonl.bad"]
-    assert not list(tmp_path.glob("*.parquet"))
 
 
 def test_recover_overwrites_no_parquet_file(tmp_path: Path) -> None:
@@ -231,38 +225,6 @@ def test_recover_leaves_a_run_alone_that_ends_meanwhile(tmp_path: Path, monkeypa
     monkeypatch.setattr(store.fcntl, "flock", lock_late)
     assert store.recover(tmp_path) == []
     assert [path.name for path in tmp_path.iterdir()] == ["sweep-run.parquet"]
-
-
-WRITE_FOREVER = """
-import sys
-from pathlib import Path
-from lrbench.results import store
-from lrbench.tests.results.test_store import RECORD
-writer = store.RunWriter(Path(sys.argv[1]), "sweep-run")
-while True:
-    writer.append(RECORD)
-    print(flush=True)
-"""
-
-
-def test_kill_mid_run_loses_no_row_that_was_appended(tmp_path: Path) -> None:
-    process = subprocess.Popen(
-        [sys.executable, "-c", WRITE_FOREVER, str(tmp_path)],
-        stdout=subprocess.PIPE,
-        env={**os.environ, "PYTHONSAFEPATH": "1"},
-    )
-    assert process.stdout is not None
-    appended = 0
-    while appended < 20:
-        assert process.stdout.readline() == b"\n"
-        appended += 1
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    appended += len(process.stdout.read())
-    (path,) = store.recover(tmp_path)
-    recovered = rows(path)
-    assert len(recovered) >= appended
-    assert all(row == dataclasses.asdict(RECORD) for row in recovered)
 
 
 def test_a_full_disk_keeps_whole_rows_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -353,6 +315,7 @@ def with_column(name: str, values: list[object]) -> Callable[[pa.Table], pa.Tabl
         (with_column("seq_len", [1.5]), r"column seq_len must cast to int64 in .*run.parquet"),
         (with_column("schema_version", [4]), r"schema_version must be from 1 to 3, got 4 in .*run.parquet"),
         (lambda table: table.drop_columns(["schema_version"]), "must have a column schema_version"),
+        (lambda table: table.append_column("op", table["op"]), r"must have each column once, got op several times"),
     ],
 )
 def test_what_is_no_result_is_refused(change: Callable[[pa.Table], pa.Table], message: str, tmp_path: Path) -> None:
@@ -368,6 +331,13 @@ def test_a_folder_is_read_without_calibrations_and_profiles(tmp_path: Path) -> N
     write(tmp_path, FAILED, name="myroofs")
     assert [row["status"] for row in rows(tmp_path)] == ["oom", "ok"]
     assert store.holds_results(tmp_path / "profile-of-roofs.parquet")
+
+
+@pytest.mark.parametrize("row", store.ROW_NAMES)
+def test_every_row_set_has_a_name_in_messages(row: type, tmp_path: Path) -> None:
+    (tmp_path / "bad.parquet").write_text("no parquet")
+    with pytest.raises(ValueError, match=f"^{store.ROW_NAMES[row]}s must be parquet files, got .*bad.parquet"):
+        store.read_file(tmp_path / "bad.parquet", row)
 
 
 def test_what_counts_as_finished(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,29 +13,10 @@ from lrbench.analysis.accelerators.roofs import RoofRow, stored_roofs, with_roof
 from lrbench.analysis.counts import count
 from lrbench.analysis.model.runtime_model import runtime_model
 
+from .. import rows as made
+from ..rows import calibration
+
 H200 = get_accelerator("h200")
-
-
-def calibration(run_id: str = "a", when: str = "2026-11-20T10:00:00+00:00", **columns: Any) -> list[RoofRow]:
-    """Return the rows of a calibration of an H200: copy 4 TB/s, bf16 700 TFLOP/s, fp32 50 TFLOP/s, fma 60 TFLOP/s."""
-    rates = (("copy", None, 4e12), ("matmul", "bf16", 700e12), ("matmul", "fp32", 50e12), ("fma", "fp32", 60e12))
-    defaults: dict[str, Any] = {
-        "device_kind": "cuda",
-        "device_name": "NVIDIA H200",
-        "device_accelerator": "h200_sxm",
-        "torch_version": "2.11.0",
-        "driver_version": "580.159",
-        "short": False,
-    }
-    times = {"ms": 1.0, "p20_ms": 0.9, "p80_ms": 1.1, "ci_low_ms": 0.95, "ci_high_ms": 1.05}
-    defaults |= {f"time_{name}": ms for name, ms in times.items()} | {"time_samples_ms": [0.9, 1.0, 1.1]}
-    return [
-        RoofRow(
-            run_id=run_id, measured_at=when, quantity=quantity, dtype=dtype, size=8192, rate=rate, best_rate=1.1 * rate,
-            unit="bytes/s" if quantity == "copy" else "FLOP/s", **{**defaults, **columns},
-        )
-        for quantity, dtype, rate in rates
-    ]  # fmt: skip
 
 
 @pytest.fixture
@@ -112,9 +92,7 @@ def test_rows_are_added_to_what_is_there(results: Path) -> None:
 
 
 def test_a_file_of_something_else_is_left_alone(results: Path) -> None:
-    from .. import rows as made
-
-    path = made.write([made.row(made.case("mlstm_sig", "fused_chunk"))], results / "roofs.parquet")
+    path = made.write([made.row("mlstm_sig", "fused_chunk")], results / "roofs.parquet")
     before = path.read_bytes()
     with pytest.raises(ValueError, match="must have a column roofs_version to be an lrbench calibration"):
         write_roofs(calibration(), path)

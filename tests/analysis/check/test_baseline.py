@@ -62,14 +62,16 @@ def test_the_folder_is_that_of_the_accelerator(tmp_path: Path, monkeypatch: pyte
         ([measured(device_accelerator=None, device_name="GPU")], "GPU is no accelerator .* --into"),
     ],
 )
-def test_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: list[dict[str, Any]], message: str) -> None:
+def test_a_run_that_makes_no_baseline_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: list[dict[str, Any]], message: str
+) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ValueError, match=message):
         promote(write(rows, tmp_path / "x.parquet"))
     assert not (tmp_path / "results").exists()
 
 
-def test_refuses_what_would_change_nothing(tmp_path: Path) -> None:
+def test_a_run_that_would_change_nothing_is_refused(tmp_path: Path) -> None:
     folder = tmp_path / "base"
     write(run_of(3, seed=2, measured_at="2026-06-01T00:00:00+00:00"), folder / "newer.parquet")
     with pytest.raises(ValueError, match="must be newer than what it replaces"):

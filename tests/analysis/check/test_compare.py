@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from lrbench.analysis.check.compare import as_dict, case_rows, compare, group_rows, judge, unmatched_rows
 from lrbench.analysis.check.statistics import Interval
-from lrbench.results.select import describe, matching, newest, parse_terms, select
+from lrbench.results.select import describe, matching, newest, parse_terms
 
-from ..measured import failed, measured, run_of, samples
-from ..rows import write
+from ..measured import failed, measured, run_of, samples, timed
 
 
 @pytest.mark.parametrize(
@@ -30,13 +28,13 @@ from ..rows import write
         (0.0, float("inf"), "unclear"),
     ],
 )
-def test_verdicts(low: float, high: float, verdict: str) -> None:
+def test_a_verdict_follows_from_the_interval_and_the_margin(low: float, high: float, verdict: str) -> None:
     assert judge(Interval(low=low, high=high), 0.02) == verdict
 
 
 def test_finds_what_is_slower_and_what_is_the_same() -> None:
-    a = [*run_of(3, seed=1, noise=0.002), measured(mode="fwbw", times=samples(2, noise=0.002))]
-    b = [*run_of(3, seed=2, noise=0.002, slower=1.2), measured(mode="fwbw", times=samples(2, noise=0.002, seed=9))]
+    a = [*run_of(3, seed=1), timed(2.0, mode="fwbw")]
+    b = [*run_of(3, seed=2, slower=1.2), measured(mode="fwbw", times=samples(2, noise=0.002, seed=9))]
     found = compare(a, b)
     assert [pair.verdict for pair in found.pairs] == ["slower"] * 3 + ["same"]
     forward, both, everything = found.groups
@@ -142,7 +140,7 @@ SELECTABLE = [
 ]
 
 
-def test_terms_select() -> None:
+def test_terms_select_rows() -> None:
     assert matching(SELECTABLE, parse_terms("commit:abc123")) == SELECTABLE[:2]
     assert matching(SELECTABLE, parse_terms("op:mlstm_sig,seq_len:1k")) == SELECTABLE[1:2]
     assert matching(SELECTABLE, parse_terms("kernel:tfla")) == SELECTABLE
@@ -166,10 +164,5 @@ def test_bad_selectors(terms: str, message: str) -> None:
         matching(SELECTABLE, parse_terms(terms))
 
 
-def test_select_reads_files_and_folders(tmp_path: Path) -> None:
-    path = write([measured()], tmp_path / "a.parquet")
-    assert describe(select(str(path), ())[0]) == "mlstm_sig fused_chunk fw B=8 T=8k H=16 dim 128/256 chunk 128 bf16"
-    assert len(select(str(tmp_path), ())) == 1
-    assert len(select("op:mlstm_sig", [tmp_path])) == 1
-    with pytest.raises(ValueError, match="does not exist"):
-        select("missing.parquet", ())
+def test_a_case_is_described_by_its_sizes() -> None:
+    assert describe(measured()) == "mlstm_sig fused_chunk fw B=8 T=8k H=16 dim 128/256 chunk 128 bf16"

@@ -8,24 +8,14 @@ import pytest
 
 from lrbench.analysis.check.history import case_history, history_rows
 
-from ..measured import failed, measured, samples
+from ..measured import measured, three_commits
 from ..rows import write
 
 
 @pytest.fixture
 def results(tmp_path: Path) -> Path:
-    times = {"c": 2.0, "b": 2.0, "a": 3.0}
-    for day, (commit, time_ms) in enumerate(times.items(), start=1):
-        columns = {
-            "git_commit": commit * 40,
-            "run_id": f"run-{commit}",
-            "measured_at": f"2026-01-0{day}T00:00:00+00:00",
-        }
-        triton = "3.6.0" if commit != "a" else "3.7.1"
-        rows = [measured(times=samples(time_ms, noise=0.002), triton_version=triton, **columns)]
-        if commit == "b":
-            rows = [failed("crash", "died", **columns)]
-        write(rows, tmp_path / f"{commit}.parquet")
+    for row in three_commits():
+        write([row], tmp_path / f"{row['run_id']}.parquet")
     return tmp_path
 
 

@@ -15,37 +15,34 @@ from lrbench.analysis.check.history import history_rows
 from lrbench.analysis.check.regression import check, summary, worth_measuring_again
 from lrbench.analysis.check.thresholds import load_thresholds
 from lrbench.results.select import load_rows, with_slowness
+from lrbench.tests import ROOT
 from lrbench.tests.command_line import Lrbench
 
-from ..measured import failed, measured, samples
+from ..measured import failed, slower, timed
 from ..rows import write
 
 Row = dict[str, Any]
 
-COMMITTED = load_thresholds(Path(__file__).resolve().parents[3] / "results" / "thresholds.toml")
+COMMITTED = load_thresholds(ROOT / "results" / "thresholds.toml")
 BUSY = "busy CPU: waited 1.31 s per s for a core, load 3.1 on 2 cores"
 NOISY = "unclear: noisy"
-
-
-def timed(median_ms: float, noise: str | None = None, **columns: Any) -> Row:
-    return measured(times=samples(median_ms, noise=0.002), noise=noise, **columns)
 
 
 @pytest.mark.parametrize(
     ("new", "old", "expected"),
     [
         (timed(2.2), timed(2.0), "regression"),
-        (timed(2.2, BUSY), timed(2.0), NOISY),
-        (timed(2.2), timed(2.0, BUSY), NOISY),
-        (timed(1.8, BUSY), timed(2.0), NOISY),
-        (timed(1.8), timed(2.0, BUSY), NOISY),
+        (timed(2.2, noise=BUSY), timed(2.0), NOISY),
+        (timed(2.2), timed(2.0, noise=BUSY), NOISY),
+        (timed(1.8, noise=BUSY), timed(2.0), NOISY),
+        (timed(1.8), timed(2.0, noise=BUSY), NOISY),
         # No slower in spite of load is no regression; a baseline that load lengthened would hide one.
-        (timed(2.0, BUSY), timed(2.0), "ok"),
-        (timed(2.0), timed(2.0, BUSY), NOISY),
+        (timed(2.0, noise=BUSY), timed(2.0), "ok"),
+        (timed(2.0), timed(2.0, noise=BUSY), NOISY),
         # Memory, errors and what broke do not depend on load.
-        (timed(2.2, BUSY, peak_memory_bytes=2**31), timed(2.0), "regression"),
-        (timed(2.0, BUSY, host_ms=0.4), timed(2.0, host_ms=0.2), NOISY),
-        (failed("crash", ""), timed(2.0, BUSY), "failed"),
+        (timed(2.2, noise=BUSY, peak_memory_bytes=2**31), timed(2.0), "regression"),
+        (timed(2.0, noise=BUSY, host_ms=0.4), timed(2.0, host_ms=0.2), NOISY),
+        (failed("crash", ""), timed(2.0, noise=BUSY), "failed"),
         # The same CPU at another speed, by the yardstick; another CPU has another yardstick.
         (timed(2.2, yardstick_ms=1.1), timed(2.0, yardstick_ms=1.0), "regression"),
         (timed(2.8, yardstick_ms=1.5), timed(2.0, yardstick_ms=1.0), NOISY),
@@ -64,7 +61,7 @@ def test_a_noisy_time_is_no_verdict(new: Row, old: Row, expected: str) -> None:
 
 def test_the_three_sweeps_of_one_commit() -> None:
     """Beside another job they took 3.886, 1.435 and 0.963 ms: neither improved nor regressed, and not compared."""
-    sweeps = [timed(ms, BUSY) for ms in (3.886, 1.435, 0.963)]
+    sweeps = [timed(ms, noise=BUSY) for ms in (3.886, 1.435, 0.963)]
     for old, new in itertools.permutations(sweeps, 2):
         found = check([new], [old], COMMITTED)
         assert found.counts == {NOISY: 1}
@@ -77,11 +74,11 @@ def test_the_three_sweeps_of_one_commit() -> None:
     assert [row["verdict"] for row in history_rows(sweeps)] == [None, NOISY, NOISY]
 
 
-def test_the_commands_say_it(lrbench: Lrbench, tmp_path: Path) -> None:
+def test_check_and_compare_say_which_rows_were_noisy(lrbench: Lrbench, tmp_path: Path) -> None:
     """The check cannot tell and exits with 2; compare has the same word; both say which rows were noisy."""
     sizes = [{"chunk_size": 16 * n} for n in (1, 2, 3)]
     old = write([timed(2.0, run_id="a", **each) for each in sizes], tmp_path / "old.parquet")
-    rows = [timed(2.9, BUSY, run_id="b", **each) for each in sizes[:2]] + [timed(2.0, run_id="b", **sizes[2])]
+    rows = [timed(2.9, noise=BUSY, run_id="b", **each) for each in sizes[:2]] + [timed(2.0, run_id="b", **sizes[2])]
     new = write(rows, tmp_path / "new.parquet")
     code, out, err = lrbench("check", new, "--baseline", old)
     first, _, *lines = out.splitlines()
@@ -98,7 +95,7 @@ def test_the_commands_say_it(lrbench: Lrbench, tmp_path: Path) -> None:
 
 
 def test_rows_without_a_yardstick_stay_as_they_are() -> None:
-    rows = [timed(2.0), timed(2.0, BUSY, yardstick_ms=9.0), timed(2.0, yardstick_ms=1.0)]
+    rows = [timed(2.0), timed(2.0, noise=BUSY, yardstick_ms=9.0), timed(2.0, yardstick_ms=1.0)]
     (same,) = with_slowness(rows)
     assert all(a is b for a, b in zip(same, rows, strict=True))
 
@@ -133,13 +130,6 @@ def verdicts(pairs: Sequence[tuple[Sequence[Row], Sequence[Row]]]) -> Counter[st
     )
 
 
-def slower(rows: Sequence[Row], factor: float) -> list[Row]:
-    return [
-        {**row, "time_ms": factor * row["time_ms"], "time_samples_ms": [factor * ms for ms in row["time_samples_ms"]]}
-        for row in rows
-    ]
-
-
 def test_no_false_alarm_in_runs_of_one_commit(six: list[list[Row]]) -> None:
     """No time of six runs of the same code regressed or improved; without the marks more than half would."""
     pairs = list(itertools.combinations(six, 2))
@@ -172,7 +162,7 @@ def test_quiet_runs_are_hardly_marked(six: list[list[Row]]) -> None:
 def test_a_slowdown_is_found_in_quiet_runs(six: list[list[Row]], factor: float, least: int) -> None:
     """The threshold of times on a CPU is 1.25: of 15 cases without a mark, those made 1.5x slower are all found."""
     for old, new in itertools.permutations(six[:2]):
-        found = check(slower(new, factor), old, COMMITTED)
+        found = check([slower(row, factor) for row in new], old, COMMITTED)
         assert not found.passed and not found.too_few
         assert found.counts["regression"] >= least
         assert found.counts[NOISY] == 1

@@ -34,7 +34,7 @@ def test_counts_memory_and_errors_have_not_moved(stored: list[dict[str, Any]], t
 @pytest.mark.parametrize(
     ("column", "factor"), [("flops", 1.001), ("bytes", 0.99), ("tensor_flops", 2.0), ("peak_memory_bytes", 1.02)]
 )
-def test_what_moves_is_found(stored: list[dict[str, Any]], column: str, factor: float) -> None:
+def test_a_value_that_moves_fails_the_check(stored: list[dict[str, Any]], column: str, factor: float) -> None:
     moved = [{**row, column: factor * row[column]} if n == 3 else row for n, row in enumerate(stored)]
     (case,) = check(moved, stored, THRESHOLDS).failures
     assert (case.row["case_id"], case.verdict) == (stored[3]["case_id"], "regression")

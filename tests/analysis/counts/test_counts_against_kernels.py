@@ -16,13 +16,13 @@ import pytest
 import torch
 
 from lrbench.analysis.counts import Count, count, count_case
-from lrbench.analysis.counts.executed import parse_tiles
 from lrbench.analysis.counts.executed_mlp import GATED_MLP
 from lrbench.kernels import get_operation, resolve
 from lrbench.kernels.scalar_decay.autograd import backward_problem
 from lrbench.kernels.scalar_decay.config import fit_chunk
 from lrbench.kernels.scalar_decay.declare import SCHEMES
 from lrbench.kernels.scalar_decay.launch import Problem
+from lrbench.tests.kernels.laws import Case
 
 RAGGED = {"batch": 1, "seq_len": 200, "num_heads": 2, "head_dim_qk": 72, "head_dim_v": 136}
 ALIGNED = {"batch": 1, "seq_len": 256, "num_heads": 1, "head_dim_qk": 128, "head_dim_v": 256}
@@ -274,32 +274,15 @@ def test_whole_tiles_and_one_column_block_leave_nothing_to_recompute_forward() -
     assert deeper.executed_parts["h: recomputed_intra"] == 2 * deeper.executed_parts["h: intra"]
 
 
-def test_tiles_of_other_architectures() -> None:
-    sizes = {"seq_len": 512, "head_dim_qk": 128, "head_dim_v": 64, "chunk_size": 512, "formulation": "walk"}
-    older = parse_tiles(["block_t=32", "block_x=64"])
-    assert older == {"block_t": 32, "block_x": 64}
-    assert count("mlstm_sig", tiles=older, **sizes).executed_parts["h: recomputed_intra"] > 0
-    for setting, message in (("block_t=48", "power of two >= 16, got '48'"), ("block_q=32", "tile must be one of")):
-        with pytest.raises(ValueError, match=message):
-            parse_tiles([setting])
-    with pytest.raises(ValueError, match="tiles must be left out for the formulation chunkwise"):
-        count("mlstm_sig", tiles=older, **sizes | {"formulation": "chunkwise"})
-
-
 @pytest.mark.compile
 @pytest.mark.parametrize("op", ["mlstm_sig", "mlstm_exp"])
-def test_a_tile_takes_the_tensor_core_instructions_it_is_counted_with(op: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tile_takes_the_tensor_core_instructions_it_is_counted_with(op: str) -> None:
     """The kernels compiled for compute capability 9.0: one pass through every loop, in FLOPs of its instructions."""
-    from lrbench.kernels.scalar_decay import engine, launch
-    from lrbench.tests.kernels.offline import record_launches
+    from lrbench.tests.kernels.compiling import record
 
-    monkeypatch.setattr(engine, "check_kernel_support", lambda *_, **__: None)
-    monkeypatch.setattr(launch, "capability", lambda device: (9, 0))
     sizes = {"batch": 1, "seq_len": 128, "num_heads": 1, "head_dim_qk": 64, "head_dim_v": 64}
-    operation = get_operation(op)
-    tensors = operation.make_inputs(sizes, dtype=torch.bfloat16)
-    with torch.no_grad(), record_launches(launch) as launches:
-        operation.function("fused_chunk")(*tensors.values(), chunk_size=64)
+    case = Case(op=op, impl="fused_chunk", dtype=torch.bfloat16, sizes=sizes, kwargs={"chunk_size": 64})
+    launches = record(case, training=False, carry=False)
     # Two chunks of one tile each: half of everything but the pass for the states, which only the second chunk needs.
     result = count_case(op, "fused_chunk", "fw", "bf16", "fp32", {**sizes, "chunk_size": 64})
     assert result is not None and result.executed_tensor_flops is not None
@@ -309,15 +292,9 @@ def test_a_tile_takes_the_tensor_core_instructions_it_is_counted_with(op: str, m
 
 def instruction_flops(launch: Any) -> int:
     """Return the FLOPs of the warpgroup products in a recorded launch's code for compute capability 9.0."""
-    import triton
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
+    from lrbench.tests.kernels.offline import compile_kernel
 
-    from lrbench.tests.kernels.offline import _specialise
-
-    signature, constexprs, attributes = _specialise(launch)
-    source = ASTSource(fn=launch.kernel, signature=signature, constexprs=constexprs, attrs=attributes)
-    ptx = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=launch.options).asm["ptx"]
+    ptx = compile_kernel(launch, 90).asm["ptx"]
     assert "mma.sync" not in ptx
     shapes = re.findall(r"wgmma\.mma_async\S*?m(\d+)n(\d+)k(\d+)", ptx)
     warpgroups = launch.options.get("num_warps", 4) // 4

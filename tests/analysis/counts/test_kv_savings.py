@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from dataclasses import replace
 
 import pytest
-from typer.testing import CliRunner
 
 from lrbench.analysis.counts.kv_savings import MODELS, Model, savings
-from lrbench.cli import app
+from lrbench.tests.command_line import Run
 
 SMALL = Model(name="small", d_model=2, d_ff=6, layers=3, kv_heads=2, head_dim=4)
 
@@ -46,18 +43,8 @@ def test_bad_input(change: dict[str, int], kwargs: dict[str, object], match: str
         savings(replace(SMALL, **change), **{"tokens": 8, **kwargs})  # type: ignore[arg-type]
 
 
-def test_command_prints_every_model() -> None:
-    result = CliRunner().invoke(app, ["kv-savings", "--tokens", "256,512", "--format", "csv"])
-    assert result.exit_code == 0
-    rows = list(csv.DictReader(io.StringIO(result.stdout)))
-    assert len(rows) == 2 * 2 * len(MODELS)
-    own = ["--d-model", "2", "--d-ff", "6", "--layers", "3", "--kv-heads", "2", "--head-dim", "4"]
-    result = CliRunner().invoke(app, ["kv-savings", *own, "--tokens", "10", "--format", "csv"])
-    (plain, _) = csv.DictReader(io.StringIO(result.stdout))
-    assert int(plain["saved_bytes"]) == savings(SMALL, 10)[0].saved_bytes
-
-
-def test_command_refuses_half_a_model() -> None:
-    result = CliRunner().invoke(app, ["kv-savings", "--d-model", "64"])
-    assert isinstance(result.exception, ValueError)
-    assert "missing: --d-ff, --layers, --kv-heads, --head-dim" in str(result.exception)
+def test_command_prints_every_model_or_the_one_that_is_given(run: Run) -> None:
+    assert len(run.json("kv-savings", "--tokens", "256,512")) == 2 * 2 * len(MODELS)
+    own = "--d-model 2 --d-ff 6 --layers 3 --kv-heads 2 --head-dim 4 --tokens 10"
+    plain, _ = run.json("kv-savings", *own.split())
+    assert plain["saved_bytes"] == savings(SMALL, 10)[0].saved_bytes

@@ -31,7 +31,7 @@ OURS_LABEL = series_label("mlstm_sig", OURS)
 def pair(factor: float = 3.0, **columns: Any) -> list[dict[str, Any]]:
     """Return rows of ours and of a peer that takes ``factor`` times as long, over sequence length."""
     return [
-        made.row(made.case("mlstm_sig", impl, seq_len=length), time_ms=time_ms, **columns)
+        made.row("mlstm_sig", impl, seq_len=length, time_ms=time_ms, **columns)
         for length in LENGTHS
         for impl, time_ms in ((OURS, 1.0), (THEIRS, factor))
     ]
@@ -84,8 +84,8 @@ def test_all_shows_every_line() -> None:
         (
             "runtime",
             [
-                *(made.row(made.case("mlstm_sig", OURS, seq_len=t), time_ms=1.0) for t in (*LENGTHS, 16384)),
-                made.row(made.case("mlstm_sig", THEIRS), time_ms=3.0),
+                *(made.row("mlstm_sig", OURS, seq_len=t, time_ms=1.0) for t in (*LENGTHS, 16384)),
+                made.row("mlstm_sig", THEIRS, time_ms=3.0),
             ],
             "Runtime over sequence length",
         ),
@@ -96,19 +96,19 @@ def test_all_shows_every_line() -> None:
         ),
         (
             "chunk-size",
-            [made.row(made.case("mlstm_sig", OURS, chunk_size=L), time_ms=128 / L) for L in (64, 128)],
+            [made.row("mlstm_sig", OURS, chunk_size=L, time_ms=128 / L) for L in (64, 128)],
             "mLSTMsig fused_chunk is fastest at chunk size 128, 2 times as fast as at its worst",
         ),
         (
             "chunk-size",
-            [made.row(made.case("mlstm_sig", OURS, chunk_size=L), time_ms=t) for L, t in ((64, 1.057), (128, 1.0))],
+            [made.row("mlstm_sig", OURS, chunk_size=L, time_ms=t) for L, t in ((64, 1.057), (128, 1.0))],
             "mLSTMsig fused_chunk is fastest at chunk size 128, 1.06 times as fast as at its worst",
         ),
         # Our fastest at its best, though another is faster at every chunk size that both have.
         (
             "chunk-size",
             [
-                made.row(made.case("mlstm_sig", impl, chunk_size=L), time_ms=ms)
+                made.row("mlstm_sig", impl, chunk_size=L, time_ms=ms)
                 for impl, ms_at in (("limit_chunk", (2.0, 2.2)), (OURS, (4.0, 3.0, 1.0)))
                 for L, ms in zip((64, 128, 512), ms_at, strict=False)
             ],
@@ -140,11 +140,11 @@ def test_operations_have_colours_and_their_implementations_markers_of_their_own(
 def test_what_varies_in_the_rows_is_along_the_axis(held: str, said: str) -> None:
     """A row at another batch or number of tokens, however often it was measured, leaves no single point."""
     rows = [
-        made.row(made.case("mlstm_sig", OURS, seq_len=t, batch=8 if held == "batch" else 65536 // t, chunk_size=chunk))
+        made.row("mlstm_sig", OURS, seq_len=t, batch=8 if held == "batch" else 65536 // t, chunk_size=chunk)
         for t in LENGTHS
         for chunk in (64, 128)
     ]
-    rows += [made.row(made.case("mlstm_sig", OURS, seq_len=4096, batch=3, chunk_size=chunk)) for chunk in made.CHUNKS]
+    rows += [made.row("mlstm_sig", OURS, seq_len=4096, batch=3, chunk_size=chunk) for chunk in made.CHUNKS]
     figure = plot("runtime", made.frame(rows))
     assert [x for x, _ in lines(figure, 0)[OURS_LABEL]] == list(LENGTHS)
     assert said in text(figure)
@@ -154,32 +154,30 @@ def test_what_varies_in_the_rows_is_along_the_axis(held: str, said: str) -> None
 
 def test_a_length_with_one_chunk_size_is_left_out_or_told() -> None:
     sizes = {1024: (64, 128), 2048: (64,), 8192: (64, 128)}
-    cases = [
-        made.case("mlstm_sig", OURS, seq_len=t, chunk_size=chunk) for t, chunks in sizes.items() for chunk in chunks
-    ]
-    figure = plot("runtime", made.frame(map(made.row, cases)))
+    rows = [made.row("mlstm_sig", OURS, seq_len=t, chunk_size=chunk) for t, chunks in sizes.items() for chunk in chunks]
+    figure = plot("runtime", made.frame(rows))
     assert [x for x, _ in lines(figure, 0)[OURS_LABEL]] == [1024, 8192]
     assert f"Left out, since one chunk size was measured: {OURS_LABEL} at 2k." in text(figure)
-    alone = plot("runtime", made.frame(made.row(each) for each in cases if each.chunk_size == 64))
+    alone = plot("runtime", made.frame(row for row in rows if row["chunk_size"] == 64))
     assert [x for x, _ in lines(alone, 0)[OURS_LABEL]] == list(LENGTHS)
     assert f"At the one chunk size that was measured: {OURS_LABEL}." in text(alone)
-    takes_one = [made.row(made.case("gla", "fla.chunk_gla", seq_len=t, chunk_size=64)) for t in LENGTHS]
+    takes_one = [made.row("gla", "fla.chunk_gla", seq_len=t, chunk_size=64) for t in LENGTHS]
     assert "one chunk size" not in text(plot("runtime", made.frame(takes_one)))
 
 
 def test_what_is_left_out_takes_the_value_of_most_points() -> None:
     """Of a line over length the chunk sizes are one point; over chunk size the length with most of them is shown."""
     narrow = {"num_heads": 64, "head_dim_v": 64}
-    cases = [made.case("mlstm_sig", OURS, **narrow, chunk_size=chunk) for chunk in made.CHUNKS]
-    cases += [made.case("mlstm_sig", OURS, seq_len=t, chunk_size=64) for t in LENGTHS[:2]]
-    cases += [made.case("mlstm_sig", OURS, seq_len=8192, chunk_size=chunk) for chunk in (64, 128)]
-    few = made.frame(map(made.row, cases))
+    rows = [made.row("mlstm_sig", OURS, **narrow, chunk_size=chunk) for chunk in made.CHUNKS]
+    rows += [made.row("mlstm_sig", OURS, seq_len=t, chunk_size=64) for t in LENGTHS[:2]]
+    rows += [made.row("mlstm_sig", OURS, seq_len=8192, chunk_size=chunk) for chunk in (64, 128)]
+    few = made.frame(rows)
     figure = plot("runtime", few)
     assert [x for x, _ in lines(figure, 0)[OURS_LABEL]] == list(LENGTHS)
     # With fewer than two points left, those of one chunk size stay and are named.
     assert f"At the one chunk size that was measured: {OURS_LABEL} at 1k, 2k." in text(figure)
-    cases += [made.case("mlstm_sig", OURS, seq_len=65536, **narrow, chunk_size=L) for L in (*made.CHUNKS, 2048)]
-    shown = drawing("chunk-size", made.frame(map(made.row, cases)))
+    rows += [made.row("mlstm_sig", OURS, seq_len=65536, **narrow, chunk_size=L) for L in (*made.CHUNKS, 2048)]
+    shown = drawing("chunk-size", made.frame(rows))
     assert "T = 65,536" in shown.setting and "128 (qk), 64 (v)" in shown.setting
     assert "T = 8,192" in drawing("chunk-size", few).setting
 
@@ -187,7 +185,7 @@ def test_what_is_left_out_takes_the_value_of_most_points() -> None:
 def test_memory_with_a_gradient_counted_twice_is_not_shown() -> None:
     old, new = "2026-11-21T14:00:00+00:00", "2026-11-21T17:00:00+00:00"
     rows = [
-        made.row(made.case("mlstm_sig", impl, mode=mode, seq_len=t), measured_at=at)
+        made.row("mlstm_sig", impl, mode=mode, seq_len=t, measured_at=at)
         for impl, at in ((OURS, new), (THEIRS, old))
         for mode in ("fw", "fwbw")
         for t in LENGTHS
@@ -201,9 +199,10 @@ def test_memory_with_a_gradient_counted_twice_is_not_shown() -> None:
 
 def simple_gla_rows() -> list[dict[str, Any]]:
     """Return rows of ours at two query-key head dims, mostly at 128, and of a peer at 256 alone."""
-    at = lambda impl, dim, t, ms, **sizes: made.row(  # noqa: E731
-        made.case("simple_gla", impl, head_dim_qk=dim, seq_len=t, **sizes), time_ms=ms
-    )
+
+    def at(impl: str, dim: int, t: int, ms: float, **sizes: int) -> dict[str, Any]:
+        return made.row("simple_gla", impl, head_dim_qk=dim, seq_len=t, time_ms=ms, **sizes)
+
     rows = [at(OURS, 128, t, ms, chunk_size=chunk) for t in LENGTHS for chunk, ms in ((64, 0.2), (128, 0.1), (256, 1))]
     rows += [at(OURS, 256, t, ms, chunk_size=chunk) for t in LENGTHS for chunk, ms in ((64, 1.0), (128, 2.0))]
     rows += [at("whole_state", 128, t, 0.05, chunk_size=chunk) for t in LENGTHS for chunk in (64, 128)]
@@ -239,7 +238,7 @@ def test_query_key_head_dims_that_differ_are_said_of_their_operation() -> None:
 def test_the_default_sweep_shows_the_peers_of_every_operation_beside_ours() -> None:
     """Rows of what the default sweep plans: attention, Mamba, GLA, and simple GLA, Retention and Mamba-2 over T."""
     planned = plan(Request(impls=PEERS, head_dims=(256,), chunk_sizes=(64, 128, 256)), device_kind="cuda")
-    shown = drawing("runtime", made.frame(made.row(item.case) for item in planned), Selection(kernel="tfla"))
+    shown = drawing("runtime", made.frame(made.row_of(item.case) for item in planned), Selection(kernel="tfla"))
     forward = {line.style.label: len(line.x) for line in shown.grid[0][0].lines}
     assert set(forward) == {
         "mLSTMsig · lrbench whole_state", "mLSTMsig · mlstm_kernels xl_chunk_siging", "attention · flash_attn v4",
@@ -253,7 +252,7 @@ def test_the_default_sweep_shows_the_peers_of_every_operation_beside_ours() -> N
 def test_a_width_has_one_query_key_head_dim() -> None:
     """Over head dim, too, a point of ours and of a peer is of one problem."""
     rows = [
-        made.row(made.case("mlstm_sig", impl, num_heads=4096 // dim, head_dim_v=dim, head_dim_qk=key), time_ms=ms)
+        made.row("mlstm_sig", impl, num_heads=4096 // dim, head_dim_v=dim, head_dim_qk=key, time_ms=ms)
         for dim in (64, 128)
         for impl, key, ms in ((OURS, dim // 2, 1.0), (OURS, dim, 0.5), (THEIRS, dim // 2, 3.0))
     ]

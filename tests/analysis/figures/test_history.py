@@ -8,16 +8,11 @@ import pytest
 
 from lrbench.analysis.figures.history import MAX_CASES, history_figure
 
-from ..measured import failed, measured, run_of, samples
+from ..measured import failed, run_of, three_commits
 
 
-def test_figure() -> None:
-    days = {"c": 2.0, "b": None, "a": 3.0}
-    rows = []
-    for day, (commit, time) in enumerate(days.items(), start=1):
-        run = {"git_commit": commit * 40, "run_id": f"run-{commit}", "measured_at": f"2026-01-0{day}T00:00:00+00:00"}
-        timed = measured(times=samples(time or 1, noise=0.002), **run)
-        rows.append(timed if time else failed("crash", "died", **run))
+def test_runs_stand_in_the_order_of_time_and_those_of_a_busy_machine_are_hollow() -> None:
+    rows = three_commits()
     figure = history_figure([rows])
     (axes,) = figure.axes
     assert [label.get_text() for label in axes.get_xticklabels()] == ["ccccccc\nrun-c", "aaaaaaa\nrun-a"]

@@ -72,12 +72,9 @@ def test_every_figure_fits(kind: str, width: float | None) -> None:
     assert min(each.get_fontsize() for each in ticks) >= 6.5
 
 
-def flat(value: float = 1.0) -> list[list[Panel]]:
-    line = Line(x=[1, 2, 4], y=[value] * 3, style=curve_style(0, "constant"))
-    return [[Panel(title="", lines=[line], x_label="L (tokens)", y_label="time (ms)", sizes=[1, 2, 4])]]
-
-
 def test_a_constant_line_has_ticks() -> None:
-    figure = Drawing(grid=flat(0.33), title="Constant", setting="a test").at()
+    line = Line(x=[1, 2, 4], y=[0.33] * 3, style=curve_style(0, "constant"))
+    panel = Panel(title="", lines=[line], x_label="L (tokens)", y_label="time (ms)", sizes=[1, 2, 4])
+    figure = Drawing(grid=[[panel]], title="Constant", setting="a test").at()
     low, high = figure.axes[0].get_ylim()
     assert any(low <= tick <= high for tick in figure.axes[0].get_yticks())

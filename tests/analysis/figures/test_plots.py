@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -10,13 +9,12 @@ from xml.etree import ElementTree
 import pandas as pd
 import pytest
 from PIL import Image
-from typer.testing import CliRunner
 
 from lrbench.analysis.figures.plots import RESULT_KINDS, drawing
 from lrbench.analysis.figures.selection import Selection, failure_note
 from lrbench.analysis.figures.style import FORMATS, save_figure, series_label
 from lrbench.analysis.figures.theory import Theory
-from lrbench.cli import app
+from lrbench.tests.command_line import Lrbench, Run, one_line
 
 from .. import rows as made
 from .drawing import decoding, lines, plot, roofline, sweep, text, words
@@ -82,7 +80,10 @@ def test_decoding_steps_are_no_points_over_lengths_or_chunks() -> None:
     assert words(drawing("runtime", both)) == words(drawing("runtime", sweep()))
     # Elsewhere attention is shown at the longest context that ran.
     assert "context 131,072" in words(drawing("runtime", decoding(), Selection(batch=16)))
-    for frame, selection in ((sweep(), Selection()), (decoding(), Selection(ops=("mlstm_sig",)))):
+    wkv = decoding().assign(kernel="wkv", op="wkv4", provider="lrbench", context=None)
+    beside = pd.concat([decoding(), wkv], ignore_index=True)
+    without = ((sweep(), Selection()), (decoding(), Selection(ops=("mlstm_sig",))), (beside, Selection(kernel="wkv")))
+    for frame, selection in without:
         with pytest.raises(
             ValueError, match="results must hold decoding steps of attention, which have a context, got none"
         ):
@@ -90,15 +91,15 @@ def test_decoding_steps_are_no_points_over_lengths_or_chunks() -> None:
 
 
 def test_a_failed_chunk_size_is_no_gap_where_another_one_was_measured() -> None:
-    cases = [made.case("mlstm_sig", "fused_chunk", chunk_size=chunk) for chunk in (64, 128)]
-    frame = made.frame([made.row(cases[0]), made.row(cases[1], status="oom", reason="out of memory")])
+    failed = made.row("mlstm_sig", "fused_chunk", chunk_size=128, status="oom", reason="out of memory")
+    frame = made.frame([made.row("mlstm_sig", "fused_chunk", chunk_size=64), failed])
     assert "Not shown" not in words(drawing("runtime", frame))
     assert "oom (out of memory)" in words(drawing("chunk-size", frame))
 
 
 def test_missing_packages_are_one_short_list() -> None:
-    cases = [made.case("gla", "fla.chunk_gla"), made.case("attention", "flash_attn.v4")]
-    frame = made.frame([made.row(case, status="unavailable", reason="pip install ...") for case in cases])
+    missing = (("gla", "fla.chunk_gla"), ("attention", "flash_attn.v4"))
+    frame = made.frame([made.row(*each, status="unavailable", reason="pip install ...") for each in missing])
     assert failure_note(frame) == "Not shown. Not installed: fla.chunk_gla, flash_attn.v4."
 
 
@@ -130,7 +131,7 @@ def test_memory_is_in_gib() -> None:
 
 
 def test_several_devices_need_a_choice() -> None:
-    other = made.frame([made.row(made.case("mlstm_sig", "fused_chunk"), accelerator="h100")])
+    other = made.frame([made.row("mlstm_sig", "fused_chunk", accelerator="h100")])
     both = pd.concat([sweep(), other], ignore_index=True)
     with pytest.raises(
         ValueError, match="device must be chosen where results hold several: NVIDIA H100 SXM, NVIDIA H2"
@@ -199,10 +200,10 @@ def test_rate_work_and_time_belong_together() -> None:
 
 
 def test_suspect_points_are_ringed_and_explained() -> None:
-    impossible = made.frame([made.row(made.case("mlstm_sig", "fused_chunk", chunk_size=256), time_ms=0.2)])
+    impossible = made.frame([made.row("mlstm_sig", "fused_chunk", chunk_size=256, time_ms=0.2)])
     figure = plot("runtime", impossible)
-    assert "Ringed, suspect: fused_chunk fw: " in text(figure)
-    assert "Ringed, suspect: fused_chunk fw L = 256: " in text(roofline(impossible, "h200"))
+    for each in (figure, roofline(impossible, "h200")):
+        assert "Ringed, suspect: fused_chunk fw L = 256: " in text(each)
     rings = [line for line in figure.axes[0].lines if line.get_linestyle() == "None"]
     assert [(ring.get_xdata()[0], ring.get_ydata()[0]) for ring in rings] == [(8192, 0.2)]
     assert "Ringed" not in text(plot("runtime", sweep()))
@@ -211,7 +212,7 @@ def test_suspect_points_are_ringed_and_explained() -> None:
 def test_points_of_a_busy_machine_are_hollow() -> None:
     """A line under the figure says so, and no title rests on them."""
     rows = [
-        made.row(made.case("mlstm_sig", impl, seq_len=seq_len, chunk_size=chunk))
+        made.row("mlstm_sig", impl, seq_len=seq_len, chunk_size=chunk)
         for impl in ("fused_chunk", "mlstm_kernels.xl_chunk_siging")
         for seq_len in (1024, 8192)
         for chunk in (128, 256)
@@ -255,16 +256,15 @@ def test_what_was_not_measured_is_refused_with_what_was(selection: dict[str, Any
             plot(kind, sweep(), Selection(**selection))
 
 
-def test_one_family_is_drawn_unless_operations_are_named(tmp_path: Path) -> None:
+def test_one_family_is_drawn_unless_operations_are_named(run: Run, lrbench: Lrbench, tmp_path: Path) -> None:
     """The one with most rows, which a line says, or the one named with --kernel."""
-    cases = [made.case("mlstm_sig", "fused_chunk", seq_len=n) for n in (1024, 8192)]
-    other = dataclasses.replace(made.case("lightning", "fused_chunk"), kernel="lightning")
-    made.write([made.row(each) for each in (*cases, other)], tmp_path / "rows.parquet")
+    rows = [made.row("mlstm_sig", "fused_chunk", seq_len=n) for n in (1024, 8192)]
+    rows.append(made.row("lightning", "fused_chunk", kernel="lightning"))
+    made.write(rows, tmp_path / "rows.parquet")
 
     def drawn(*options: str) -> tuple[str, str]:
-        given = ["plot", "runtime", str(tmp_path), "-o", str(tmp_path / "f.svg"), *options]
-        done = CliRunner().invoke(app, given, catch_exceptions=False)
-        return (tmp_path / "f.svg").read_text(encoding="utf-8"), done.stderr
+        run("plot", "runtime", tmp_path, "-o", tmp_path / "f.svg", *options)
+        return (tmp_path / "f.svg").read_text(encoding="utf-8"), run.err
 
     text, said = drawn()
     assert "mLSTMsig" in text and "Lightning" not in text
@@ -275,5 +275,5 @@ def test_one_family_is_drawn_unless_operations_are_named(tmp_path: Path) -> None
     assert "mLSTMsig" in text and "Lightning" not in text and not said
     text, said = drawn("--op", "mlstm_sig,lightning")
     assert "mLSTMsig" in text and "Lightning" in text and not said
-    with pytest.raises(ValueError, match="kernel must be one of tfla, lightning in these results, got 'wkv'"):
-        drawn("--kernel", "wkv")
+    err = lrbench("plot", "runtime", tmp_path, "--kernel", "wkv")[2]
+    assert "kernel must be one of tfla, lightning in these results, got 'wkv'" in one_line(err)

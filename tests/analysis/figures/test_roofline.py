@@ -1,16 +1,12 @@
-"""Rooflines: every point on the roof of the device that measured it, its share of that roof, and what is doubtful."""
+"""Rooflines: every point on the roof of the device that measured it and its share of that roof."""
 
 from __future__ import annotations
-
-import dataclasses
-from types import MappingProxyType
 
 import pandas as pd
 import pytest
 
-from lrbench.analysis.accelerators.known import Roofs, get_accelerator
+from lrbench.analysis.accelerators.known import get_accelerator
 from lrbench.analysis.accelerators.roofs import with_stored_roofs
-from lrbench.analysis.figures.roofline import doubt
 from lrbench.analysis.figures.selection import Selection
 from lrbench.analysis.figures.style import series_label
 
@@ -38,8 +34,7 @@ def test_roofline_points_are_the_rows() -> None:
 
 
 def test_a_cpu_row_never_stands_on_a_gpus_roofline() -> None:
-    cpu_case = made.case("mlstm_sig", "torch", dtype="fp32")
-    cpu = made.frame([made.row(cpu_case, accelerator="cpu", time_ms=50.0)])
+    cpu = made.frame([made.row("mlstm_sig", "torch", dtype="fp32", accelerator="cpu", time_ms=50.0)])
     with pytest.raises(ValueError, match="rows measured on h200_sxm for its roofline, got rows of: cpu"):
         roofline(cpu, ["h200"])
     figure = roofline(pd.concat([sweep(), cpu], ignore_index=True), ["h200"], Selection(head_dim=256))
@@ -63,9 +58,7 @@ def test_the_share_is_of_the_roof_that_is_drawn() -> None:
 
 def test_several_accelerators_in_one_figure() -> None:
     """Each one's points on its own roof; one without rows shows its roof alone, wherever it stands in the list."""
-    other = made.frame(
-        [made.row(made.case("mlstm_sig", "fused_chunk", chunk_size=c), accelerator="h100") for c in (64, 128)]
-    )
+    other = made.frame([made.row("mlstm_sig", "fused_chunk", chunk_size=c, accelerator="h100") for c in (64, 128)])
     both = pd.concat([sweep(), other], ignore_index=True)
     figure = roofline(both, ["b200", "h200", "h100"], Selection(head_dim=256, modes=("fw",)))
     assert "Roof only, nothing measured: NVIDIA B200." in text(figure)
@@ -87,24 +80,7 @@ def test_an_accelerator_named_twice_is_drawn_once() -> None:
 
 
 def test_the_cpu_shares_no_figure_with_a_gpu() -> None:
-    cpu = made.frame([made.row(made.case("mlstm_sig", "torch", dtype="fp32"), accelerator="cpu", time_ms=50.0)])
+    cpu = made.frame([made.row("mlstm_sig", "torch", dtype="fp32", accelerator="cpu", time_ms=50.0)])
     both = pd.concat([sweep(), cpu], ignore_index=True)
     with pytest.raises(ValueError, match="gpu must not name the CPU beside others, got h200_sxm, cpu"):
         roofline(both, ["h200", "cpu"])
-
-
-def test_points_are_held_to_measured_roofs() -> None:
-    """Between the measured and the specified roof lies what no row calls suspect by itself."""
-    roofs = Roofs(matrix_flops=MappingProxyType({"bf16": 700e12}), bandwidth_bytes_s=4e12, source="a test")
-    h200 = dataclasses.replace(get_accelerator("h200"), measured=roofs)
-    row = made.row(made.case("mlstm_sig", "fused_chunk", chunk_size=256), time_ms=2.0)
-    assert doubt(row, h200) is None
-    roof_ms = row["flops"] / min(4e12 * row["intensity"], 700e12) * 1e3
-    above = {**row, "time_ms": 0.95 * roof_ms, "tflops": row["flops"] / (0.95 * roof_ms) / 1e9}
-    assert "is above the measured roof of" in doubt(above, h200)
-    barely = {**row, "time_ms": 0.99 * roof_ms, "tflops": row["flops"] / (0.99 * roof_ms) / 1e9}
-    assert doubt(barely, h200) is None
-    unmeasured = dataclasses.replace(h200, measured=None)
-    assert doubt(above, unmeasured) is None
-    assert "of the compulsory bytes" in doubt({**row, "time_ms": 0.2}, unmeasured)
-    assert doubt({**row, "suspect": "as stored"}, h200) == "as stored"

@@ -121,7 +121,7 @@ def test_measured_rows_stand_beside_their_accelerators_model() -> None:
 
 
 def test_rows_of_other_problems_are_refused() -> None:
-    frame = made.frame([made.row(made.case("mlstm_exp", "fused_chunk"))])
+    frame = made.frame([made.row("mlstm_exp", "fused_chunk")])
     with pytest.raises(
         ValueError, match=r"measured rows of the problem that is modelled \(op mlstm_sig, .*\), got none"
     ):

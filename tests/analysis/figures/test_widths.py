@@ -10,14 +10,13 @@ from typing import Any
 import pandas as pd
 import pytest
 from PIL import Image
-from typer.testing import CliRunner
 
 from lrbench.analysis.figures.plots import RESULT_KINDS, drawing, modelled_operation
 from lrbench.analysis.figures.roofline import roofline
 from lrbench.analysis.figures.selection import Selection
 from lrbench.analysis.figures.style import save_figure, series_label
-from lrbench.cli import app
 from lrbench.results.schema import Case
+from lrbench.tests.command_line import Run
 
 from .. import rows as made
 from .drawing import lines, plot, text, words
@@ -31,7 +30,7 @@ def row(op: str, impl: str, seq_len: int, *, kernel: str = "rglru", **fields: An
     provider = impl.rpartition(".")[0] or "lrbench"
     sizes = {"batch": 1 if kernel == "gated-mlp" else TOKENS // seq_len, "seq_len": seq_len, **fields}
     case = Case(kernel=kernel, op=op, impl=impl, provider=provider, mode="fw", dtype="fp32", **sizes)
-    return made.row(case, accelerator="cpu")
+    return made.row_of(case, accelerator="cpu")
 
 
 def mlp_row(tokens: int, d_model: int, d_ff: int) -> dict[str, Any]:
@@ -146,7 +145,7 @@ def test_small_quantities_have_units_of_their_size(channels: pd.DataFrame) -> No
 
 def test_the_model_is_of_the_operation_of_the_results(channels: pd.DataFrame) -> None:
     def measured(*ops: str) -> pd.DataFrame:
-        return made.frame(made.row(made.case(op, "fused_chunk", chunk_size=64)) for op in ops)
+        return made.frame(made.row(op, "fused_chunk", chunk_size=64) for op in ops)
 
     assert modelled_operation(measured("lightning")) == "lightning"
     assert modelled_operation(measured("lightning", "mlstm_sig")) == "mlstm_sig"
@@ -155,21 +154,18 @@ def test_the_model_is_of_the_operation_of_the_results(channels: pd.DataFrame) ->
 
 
 @pytest.mark.parametrize("command", ["plot runtime", "plot rate", "roofline --gpu cpu"])
-def test_commands_choose_a_width(command: str, tmp_path: Path) -> None:
-    name, *rest = command.split()
+def test_commands_choose_a_width(command: str, run: Run, tmp_path: Path) -> None:
     results = made.write(channel_rows(), tmp_path / "rows.parquet")
     output = tmp_path / "figure.png"
-    done = CliRunner().invoke(app, [name, *rest, str(results), "--channels", "64", "-o", str(output)])
-    assert done.exit_code == 0, done.output
+    run(*command.split(), results, "--channels", 64, "-o", output)
     assert "64 channels" in Image.open(output).info["Description"]
 
 
-def test_the_models_figure_takes_the_operation_of_the_results(tmp_path: Path) -> None:
+def test_the_models_figure_takes_the_operation_of_the_results(run: Run, tmp_path: Path) -> None:
     sizes = {"num_heads": 8, "head_dim_qk": 512, "head_dim_v": 512}
-    rows = [made.row(made.case("lightning", "fused_chunk", chunk_size=chunk, **sizes)) for chunk in (64, 128)]
+    rows = [made.row("lightning", "fused_chunk", chunk_size=chunk, **sizes) for chunk in (64, 128)]
     results, output = made.write(rows, tmp_path / "rows.parquet"), tmp_path / "figure.png"
-    done = CliRunner().invoke(app, ["plot", "model", str(results), "--gpu", "h200", "-o", str(output)])
-    assert done.exit_code == 0, done.output
+    run("plot", "model", results, "--gpu", "h200", "-o", output)
     assert "Lightning" in Image.open(output).info["Description"]
 
 
@@ -181,7 +177,7 @@ def test_a_file_that_cannot_be_written_is_said(mlp: pd.DataFrame, tmp_path: Path
 
 
 def test_at_batch_1_throughout_every_length_is_shown() -> None:
-    cases = [made.case("mlstm_sig", "fused_chunk", seq_len=t, batch=1) for t in (1024, 2048, 4096)]
-    drawn = plot("runtime", made.frame(map(made.row, cases)))
+    rows = [made.row("mlstm_sig", "fused_chunk", seq_len=t, batch=1) for t in (1024, 2048, 4096)]
+    drawn = plot("runtime", made.frame(rows))
     assert [x for x, _ in lines(drawn, 0)[series_label("mlstm_sig", "fused_chunk")]] == [1024, 2048, 4096]
     assert "batch 1" in text(drawn)

@@ -96,11 +96,11 @@ def test_modelled_memory_is_what_was_measured_where_states_dominate(mode: str, c
 
 def test_report_with_measurements(tmp_path: Path) -> None:
     times = {64: 2.0, 128: 1.5, 256: 1.2, 512: 1.3, 1024: 1.9}
-    rows = [made.row(made.case("mlstm_sig", "fused_chunk", chunk_size=c), time_ms=t) for c, t in times.items()]
+    rows = [made.row("mlstm_sig", "fused_chunk", chunk_size=c, time_ms=t) for c, t in times.items()]
     rows.append({**rows[0], "measured_at": "2025-01-01T00:00:00+00:00", "time_ms": 9.0})
-    rows.append(made.row(made.case("mlstm_sig", "fused_chunk", chunk_size=128, mode="fwbw"), time_ms=0.1))
-    rows.append(made.row(made.case("mlstm_sig", "fused_chunk", chunk_size=128), time_ms=0.1, accelerator="h100"))
-    rows.append(made.row(made.case("mlstm_sig", "fused_chunk", chunk_size=32), status="oom", reason="out of memory"))
+    rows.append(made.row("mlstm_sig", "fused_chunk", chunk_size=128, mode="fwbw", time_ms=0.1))
+    rows.append(made.row("mlstm_sig", "fused_chunk", chunk_size=128, time_ms=0.1, accelerator="h100"))
+    rows.append(made.row("mlstm_sig", "fused_chunk", chunk_size=32, status="oom", reason="out of memory"))
     made.write(rows, tmp_path / "results.parquet")
     report = chunk_size_report(made.question(rows=stored_rows((tmp_path,), "fw", "bf16")))
     measured = {each["chunk_size"]: each["measured_ms"] for each in report["candidates"]}

@@ -15,14 +15,15 @@ from lrbench.analysis.counts import count_case
 from lrbench.analysis.model.fit import OTHER_SOFTWARE, Fit, case_of, fit_rows, likely_ratios, relative_fit
 from lrbench.analysis.model.prediction import predict_case, stored_rows
 from lrbench.analysis.model.runtime_model import runtime_model
-from lrbench.analysis.model.terms import FORMULATION, sequential_steps
+from lrbench.analysis.model.terms import FORMULATION, Case, sequential_steps
+from lrbench.results.select import records
 from lrbench.results.store import committed_results
 
 from .. import rows as made
 
 H200, B200 = get_accelerator("h200"), get_accelerator("b200")
 CASE = made.case("mlstm_sig", "fused_chunk")
-AT_64_STEPS = ("mlstm_sig", "fused_chunk", "fw", "bf16", "fp32", {**CASE.sizes, "seq_len": 64 * CASE.chunk_size})
+AT_64_STEPS = Case("mlstm_sig", "fused_chunk", "fw", "bf16", "fp32", {**CASE.sizes, "seq_len": 64 * CASE.chunk_size})
 
 
 def measured(noise: float, *, step_ms: float = 0.002) -> pd.DataFrame:
@@ -43,14 +44,14 @@ def measured(noise: float, *, step_ms: float = 0.002) -> pd.DataFrame:
                 )
                 counted = count_case(case.op, case.impl, case.mode, case.dtype, case.state_dtype, case.sizes)
                 model = runtime_model(counted, H200, "bf16")
-                steps = sequential_steps(case.op, case.impl, case.mode, case.dtype, case.sizes)
+                steps = sequential_steps(Case(case.op, case.impl, case.mode, case.dtype, None, case.sizes))
                 time_ms = 2 * 0.015 + steps * step_ms + 2.5 * model.flops_ms + 1.4 * model.bytes_ms
-                rows.append(made.row(case, time_ms=time_ms * (1 + generator.uniform(-noise, noise))))
+                rows.append(made.row_of(case, time_ms=time_ms * (1 + generator.uniform(-noise, noise))))
     return made.frame(rows)
 
 
 def fit_of(frame: pd.DataFrame, op: str = "mlstm_sig", **options: str) -> Fit:
-    fit = fit_rows(frame.to_dict("records"), op, "fused_chunk", "fw", "bf16", models=(FORMULATION,), **options)
+    fit = fit_rows(records(frame), op, "fused_chunk", "fw", "bf16", models=(FORMULATION,), **options)
     assert fit is not None
     return fit
 
@@ -86,8 +87,8 @@ def test_an_interval_covers_what_was_measured() -> None:
     frame = measured(0.1)
     fit = fit_of(frame)
     inside = 0
-    for row in frame.to_dict("records"):
-        case = case_of(row, "fused_chunk", "fw", "bf16")
+    for row in records(frame):
+        case = case_of(row, "fw", "bf16")
         prediction = predict_case(case, H200, fit)
         assert prediction.low_ms < prediction.time_ms < prediction.high_ms
         inside += prediction.low_ms <= row["time_ms"] <= prediction.high_ms
@@ -131,11 +132,14 @@ def test_measured_roofs_give_other_efficiencies_and_the_same_time() -> None:
 
 def test_steps_that_wait_for_one_another() -> None:
     sizes = {"seq_len": 1000, "chunk_size": 64}
-    assert sequential_steps("mlstm_sig", "fused_chunk", "fw", "bf16", sizes) == 16
-    assert sequential_steps("mlstm_sig", "fused_chunk", "step", "bf16", {"seq_len": 1}) == 1
-    assert sequential_steps("mlstm_sig", "parallel", "fw", "bf16", sizes) == 1
-    assert sequential_steps("attention", "torch.sdpa_flash", "fw", "bf16", {"seq_len": 1000}) == 1
-    assert sequential_steps("selective_scan", "mamba_ssm.selective_scan", "fw", "bf16", {"seq_len": 1000}) == 1000
+    assert sequential_steps(Case("mlstm_sig", "fused_chunk", "fw", "bf16", None, sizes)) == 16
+    assert sequential_steps(Case("mlstm_sig", "fused_chunk", "step", "bf16", None, {"seq_len": 1})) == 1
+    assert sequential_steps(Case("mlstm_sig", "parallel", "fw", "bf16", None, sizes)) == 1
+    assert sequential_steps(Case("attention", "torch.sdpa_flash", "fw", "bf16", None, {"seq_len": 1000})) == 1
+    assert (
+        sequential_steps(Case("selective_scan", "mamba_ssm.selective_scan", "fw", "bf16", None, {"seq_len": 1000}))
+        == 1000
+    )
 
 
 def test_few_rows_are_fitted_with_those_of_their_kind() -> None:
@@ -143,7 +147,7 @@ def test_few_rows_are_fitted_with_those_of_their_kind() -> None:
     fit = functools.partial(
         fit_rows, op="mlstm_sig", impl="fused_chunk", mode="fw", dtype="bf16", models=(FORMULATION,)
     )
-    rows = measured(0.05).to_dict("records")
+    rows = records(measured(0.05))
     kind = [
         {**row, "op": op, "case_id": f"{op} {row['case_id']}", "time_ms": factor * row["time_ms"]}
         for op, factor in (("retention", 0.5), ("simple_gla", 0.7), ("lightning", 0.9))
@@ -156,7 +160,7 @@ def test_few_rows_are_fitted_with_those_of_their_kind() -> None:
     assert widths[0] > 2 > 1.5 > widths[-1]
     inside = []
     for row in rows[4:]:
-        case = case_of(row, "fused_chunk", "fw", "bf16")
+        case = case_of(row, "fw", "bf16")
         found = predict_case(case, H200, fits[-1])
         inside.append(found.low_ms < row["time_ms"] < found.high_ms)
     assert np.mean(inside) > 0.85
@@ -185,7 +189,7 @@ def test_no_interval_is_below_what_the_accelerator_allows() -> None:
     rows, part = stored_rows(committed_results(), "fw", "bf16"), get_accelerator("rtx_4090")
     sizes = {"batch": 1, "seq_len": 65536, "d_model": 4096, "d_ff": 14336}
     fit = fit_rows(rows, "gated_mlp", "fused", "fw", "bf16", device=part.key)
-    found = predict_case(("gated_mlp", "fused", "fw", "bf16", None, sizes), part, fit)
+    found = predict_case(Case("gated_mlp", "fused", "fw", "bf16", None, sizes), part, fit)
     flops = 4 * 65536 * 4096 * 14336
     assert found.low_ms >= 1e3 * flops / part.peak_flops("bf16")
 

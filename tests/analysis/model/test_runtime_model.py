@@ -66,14 +66,14 @@ def test_work_without_matrix_products_runs_at_the_vector_rate() -> None:
     assert runtime_model(step, H200, "bf16").bound == "memory"
 
 
-def test_unknown_rate() -> None:
+def test_a_dtype_without_a_rate_is_refused() -> None:
     result = count("mlstm_sig", chunk_size=128, **PAPER)
     with pytest.raises(ValueError, match="dtype must be one of fp16, fp32, fp64 on v100, got 'bf16'"):
         runtime_model(result, get_accelerator("v100"), "bf16")
     assert roofline_fraction(result, get_accelerator("v100"), "bf16", 1.0) is None
 
 
-def test_suspects() -> None:
+def test_times_that_the_hardware_does_not_allow_are_suspect() -> None:
     result = count("mlstm_sig", chunk_size=128, **PAPER)
     above_roof_ms = 1e3 * result.tensor_flops / 850e12
     assert "above the measured roof of 790 TFLOP/s" in suspect_reason(result, H200, "bf16", above_roof_ms)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,16 +17,17 @@ from lrbench.analysis.model.fit import ROW_COLUMNS, Fit, fit_rows, left_out_rati
 from lrbench.analysis.model.prediction import predict_case, stored_rows
 from lrbench.analysis.model.runtime_model import floor_ms
 from lrbench.analysis.model.schedule import Launch, launches_of
-from lrbench.analysis.model.terms import FORMULATION, LAUNCHES, terms_of_launches
+from lrbench.analysis.model.terms import FORMULATION, LAUNCHES, Case, terms_of_launches
 from lrbench.results.schema import SIZE_COLUMNS
 from lrbench.results.select import load_rows
+from lrbench.results.store import committed_results
 
 from .. import rows as made
 
 H200, H100, B200 = (get_accelerator(key) for key in ("h200", "h100", "b200"))
-STORED = (Path(__file__).parents[3] / "results/h200_sxm",)
+STORED = committed_results("h200_sxm")
 SIZES = {"batch": 8, "seq_len": 8192, "num_heads": 16, "head_dim_qk": 128, "head_dim_v": 256, "chunk_size": 512}
-CASE = ("mlstm_sig", "fused_chunk", "fw", "bf16", "fp32", SIZES)
+CASE = Case("mlstm_sig", "fused_chunk", "fw", "bf16", "fp32", SIZES)
 CONSTANTS = LAUNCHES.constants
 fit_launches = functools.partial(fit_rows, models=(LAUNCHES,))
 FITTED = [(op, mode) for op in ("mlstm_sig", "mlstm_exp") for mode in ("fw", "fwbw")]
@@ -60,9 +60,9 @@ def made_rows(op: str, constants: Iterable[float], *, times: float = 1.0, **chan
                 case = made.case(
                     op, "fused_chunk", seq_len=seq_len, batch=max(1, 16384 // seq_len), chunk_size=chunk, **dims
                 )
-                found = LAUNCHES.terms((op, "fused_chunk", "fw", "bf16", "fp32", case.sizes), H200)
+                found = LAUNCHES.terms(Case(op, "fused_chunk", "fw", "bf16", "fp32", case.sizes), H200)
                 time_ms = times * sum(x * y for x, y in zip(constants, found, strict=True))
-                row = made.row(case, time_ms=time_ms, suspect=None, measured_at="2026-12-01T00:00:00+00:00")
+                row = made.row_of(case, time_ms=time_ms, suspect=None, measured_at="2026-12-01T00:00:00+00:00")
                 rows.append({**row, **changes})
     return rows
 
@@ -123,7 +123,7 @@ def test_one_chunk_needs_no_states_and_few_programs_merge_theirs() -> None:
     ],
 )
 def test_unknown_launches_are_none(impl: str, mode: str, dtype: str, chunk: int) -> None:
-    case = ("mlstm_sig", impl, mode, dtype, "fp32", {**SIZES, "chunk_size": chunk})
+    case = Case("mlstm_sig", impl, mode, dtype, "fp32", {**SIZES, "chunk_size": chunk})
     assert launches_of(*case) is None
 
 
@@ -210,7 +210,7 @@ def test_regret_over_the_stored_sweep(op: str, mode: str) -> None:
 
 
 def test_predictions_elsewhere_are_intervals(fits: dict[tuple[str, str], Fit]) -> None:
-    case = ("mlstm_sig", "fused_chunk", "fwbw", "bf16", "fp32", SIZES)
+    case = Case("mlstm_sig", "fused_chunk", "fwbw", "bf16", "fp32", SIZES)
     fit = fits["mlstm_sig", "fwbw"]
     here, there = (predict_case(case, each, fit) for each in (H200, B200))
     for each in (here, there):
@@ -241,30 +241,23 @@ def test_single_rows_of_one_group_are_left_out() -> None:
 
 @pytest.mark.compile
 @pytest.mark.parametrize("op", ["mlstm_sig", "mlstm_exp"])
-def test_multiprocessors_hold_as_many_programs_as_compiled_kernels_leave_room_for(
-    op: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_multiprocessors_hold_as_many_programs_as_compiled_kernels_leave_room_for(op: str) -> None:
     import torch
 
     from lrbench.analysis.model.schedule import RESIDENT
-    from lrbench.kernels import get_operation
-    from lrbench.kernels.scalar_decay import engine, launch
-    from lrbench.tests.kernels.offline import compile_launch, record_launches
+    from lrbench.tests.kernels.compiling import record
+    from lrbench.tests.kernels.laws import Case
+    from lrbench.tests.kernels.offline import compile_launch
 
-    monkeypatch.setattr(engine, "check_kernel_support", lambda *_, **__: None)
-    monkeypatch.setattr(launch, "capability", lambda device: (9, 0))
-    operation = get_operation(op)
     sizes = {"batch": 1, "seq_len": 128, "num_heads": 1, "head_dim_qk": 128, "head_dim_v": 256}
-    tensors = operation.make_inputs(sizes, dtype=torch.bfloat16)
-    with torch.no_grad(), record_launches(launch) as recorded:
-        operation.function("fused_chunk")(*tensors.values(), chunk_size=64)
+    case = Case(op=op, impl="fused_chunk", dtype=torch.bfloat16, sizes=sizes, kwargs={"chunk_size": 64})
     kinds = {
         "fused_chunk_kernel": "walk",
         "chunk_h_kernel": "states",
         "normaliser_kernel": "normaliser",
         "chunk_h_merge_kernel": "merge",
     }
-    for item in recorded:
+    for item in record(case, training=False, carry=False):
         kind = kinds.get(item.kernel.__name__)
         if kind is not None:
             used = compile_launch(item, 90)

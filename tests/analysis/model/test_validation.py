@@ -54,7 +54,7 @@ def rows_of(impl: str, accelerator: str, factor: float, noise: float) -> list[di
                 count_case(case.op, impl, case.mode, case.dtype, case.state_dtype, case.sizes), part, "bf16"
             )
             time_ms = factor * (2 * model.flops_ms + 1.5 * model.bytes_ms) * (1 + generator.uniform(-noise, noise))
-            rows.append(made.row(case, time_ms=time_ms, accelerator=accelerator))
+            rows.append(made.row_of(case, time_ms=time_ms, accelerator=accelerator))
     return rows
 
 

@@ -26,8 +26,8 @@ import pytest
 
 from lrbench.analysis.report import export
 from lrbench.results.select import latest_rows, load_results
+from lrbench.tests import ROOT
 
-ROOT = Path(__file__).resolve().parents[3]
 COMMITTED = ROOT / "results" / "h200_sxm"
 REQUIRED = "LRBENCH_REQUIRE_BROWSER"
 

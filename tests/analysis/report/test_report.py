@@ -17,13 +17,13 @@ from lrbench import cli
 from lrbench.analysis.report import chunks, export, markup
 from lrbench.analysis.report.contents import Report
 from lrbench.analysis.report.speedups import TIMES, speedups
-from lrbench.results.schema import CASE_COLUMNS, Case
+from lrbench.results.schema import Case
 from lrbench.results.select import latest_rows, load_results, load_rows, ok_rows
+from lrbench.tests import ROOT
 from lrbench.tests.command_line import Lrbench, one_line
 
 from .. import rows as made
 
-ROOT = Path(__file__).resolve().parents[3]
 COMMITTED = ROOT / "results" / "h200_sxm"
 SECTIONS = (
     "title", "opening", "peers", "results", "figures", "optimal_chunks", "speedups", "failures", "elsewhere",
@@ -33,11 +33,10 @@ SAMPLES = [0.99, 0.995, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.005, 1.01]
 
 
 def row(op: str, impl: str, time_ms: float | None = None, **columns: Any) -> dict[str, Any]:
-    """Return a row; sizes, mode and dtypes go to its case, all else to the record."""
-    fields = {name: columns.pop(name) for name in (*columns,) if name in CASE_COLUMNS}
+    """Return a row, with samples where a time is given."""
     if time_ms is not None:
         columns |= {"time_ms": time_ms, "time_samples_ms": [time_ms * each for each in SAMPLES]}
-    return made.row(made.case(op, impl, **fields), **columns)
+    return made.row(op, impl, **columns)
 
 
 def report(rows: Iterable[Mapping[str, Any]], folder: Path, gpu: str = "h200") -> Report:
@@ -104,7 +103,7 @@ def mlp(tokens: int, impl: str, time_ms: float, run: str, **tested: Any) -> dict
     sizes = {"batch": 1, "seq_len": tokens, "d_model": 128, "d_ff": 512}
     each = Case(kernel="gated-mlp", op="gated_mlp", impl=impl, provider=provider, mode="fw", dtype="bf16", **sizes)
     columns = {"time_ms": time_ms, "time_samples_ms": [time_ms] * 3, "run_id": run, "throttled": "power cap"}
-    return made.row(each, **{**columns, **tested})
+    return made.row_of(each, **{**columns, **tested})
 
 
 def test_families_are_told_one_after_the_other(tmp_path: Path) -> None:
@@ -227,10 +226,10 @@ def channels(tmp_path: Path) -> Report:
         sizes = {"batch": 65536 // seq_len, "seq_len": seq_len, **settings}
         for chunk, time_ms in ((64, 1.5 * width / 1024), (128, width / 1024)):
             case = Case(**sizes, op="rglru", impl="torch", provider="lrbench", channels=width, chunk_size=chunk)
-            rows.append(made.row(dataclasses.replace(case, state_dtype="fp32"), accelerator="cpu", time_ms=time_ms))
+            rows.append(made.row_of(dataclasses.replace(case, state_dtype="fp32"), accelerator="cpu", time_ms=time_ms))
         heads = {"num_heads": width // 128, "head_dim_qk": 128, "head_dim_v": 128}
         case = Case(**sizes, op="attention", impl="torch.sdpa_cpu", provider="torch", **heads)
-        rows.append(made.row(case, accelerator="cpu", time_ms=3 * width / 1024))
+        rows.append(made.row_of(case, accelerator="cpu", time_ms=3 * width / 1024))
     return report(rows, tmp_path, "cpu")
 
 

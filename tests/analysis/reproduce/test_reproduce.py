@@ -18,11 +18,11 @@ from lrbench.analysis.reproduce.entries import Asked
 from lrbench.bench import mlp_errors, plan, reproduce, session
 from lrbench.bench.run import Outcome
 from lrbench.results.store import committed_results
+from lrbench.tests import ROOT
 
 from ...command_line import Lrbench, one_line
-from ..rows import case, row, stored, write
+from ..rows import row, stored, write
 
-ROOT = Path(__file__).resolve().parents[3]
 DIMS = "num_heads = 16, head_dim_qk = 128, head_dim_v = 256"
 HEAD = f"""
 title = "A document"
@@ -49,17 +49,17 @@ def rows() -> Iterable[dict[str, Any]]:
     """Ours takes 1 ms, and 2 with chunks of 256; theirs 2 at 1k and 4 at 8k; attention 0.5 and 4."""
     for seq_len, theirs, attention in ((1024, 2.0, 0.5), (8192, 4.0, 4.0)):
         memory = {"peak_memory_bytes": seq_len * 10**6, "input_bytes": 24 * 10**6}
-        yield row(case("mlstm_sig", "fused_chunk", seq_len=seq_len), time_ms=1.0, **memory)
-        yield row(case("mlstm_sig", "fused_chunk", seq_len=seq_len, chunk_size=256), time_ms=2.0, peak_memory_bytes=5)
+        yield row("mlstm_sig", "fused_chunk", seq_len=seq_len, time_ms=1.0, **memory)
+        yield row("mlstm_sig", "fused_chunk", seq_len=seq_len, chunk_size=256, time_ms=2.0, peak_memory_bytes=5)
         impl = "mlstm_kernels.xl_chunk_siging"
-        yield row(case("mlstm_sig", impl, seq_len=seq_len, state_dtype=None), time_ms=theirs)
-        yield row(case("attention", "flash_attn.v4", seq_len=seq_len), time_ms=attention)
-        yield row(case("attention", "torch.sdpa_cudnn", seq_len=seq_len), time_ms=2 * attention)
+        yield row("mlstm_sig", impl, seq_len=seq_len, state_dtype=None, time_ms=theirs)
+        yield row("attention", "flash_attn.v4", seq_len=seq_len, time_ms=attention)
+        yield row("attention", "torch.sdpa_cudnn", seq_len=seq_len, time_ms=2 * attention)
     # Older and newer rows of cases that have one already.
     late = {"measured_at": "2026-02-01T00:00:00+00:00"}
-    yield row(case("mlstm_sig", "fused_chunk"), time_ms=9.0, measured_at="2025-01-01T00:00:00+00:00")
-    yield row(case("mlstm_sig", "fused_chunk"), time_ms=9.0, noise="busy", **late)
-    yield row(case("mlstm_sig", "fused_chunk", mode="fwbw", seq_len=1024), status="oom", reason="out of memory")
+    yield row("mlstm_sig", "fused_chunk", time_ms=9.0, measured_at="2025-01-01T00:00:00+00:00")
+    yield row("mlstm_sig", "fused_chunk", time_ms=9.0, noise="busy", **late)
+    yield row("mlstm_sig", "fused_chunk", mode="fwbw", seq_len=1024, status="oom", reason="out of memory")
 
 
 @pytest.fixture(scope="module")
@@ -291,7 +291,7 @@ def test_run_sweeps_what_has_no_row(
             cases = [
                 (impl, seq_len) for each in requests for impl in each.impls or () for seq_len in each.seq_lens or ()
             ]
-            write([row(case("mlstm_sig", impl, seq_len=seq_len)) for impl, seq_len in cases], output / "a.parquet")
+            write([row("mlstm_sig", impl, seq_len=seq_len) for impl, seq_len in cases], output / "a.parquet")
         return Outcome(path=None, records=[], resumed=[], remaining=time_limit_s == 0, interrupted=len(asked) > 2)
 
     monkeypatch.setattr(session, "run_sweep", sweep)

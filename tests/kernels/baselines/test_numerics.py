@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from lrbench.bench.check import DTYPES
 from lrbench.bench.plan import PlannedCase
 from lrbench.bench.worker import Worker
 from lrbench.kernels import Operation, resolve
@@ -30,7 +31,6 @@ ON_CPU = [baseline for baseline in BASELINES if "cpu" in baseline.devices]
 ON_GPU = [baseline for baseline in BASELINES if "cuda" in baseline.devices and "fw" in baseline.modes]
 STEPS_ON_GPU = [baseline for baseline in BASELINES if "cuda" in baseline.devices and "step" in baseline.modes]
 EXACT = {"fp64": 1e-9, "fp32": 1e-5}
-DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 LOW_PRECISION_TOLERANCE = 3e-2
 """For bf16 matmul operands; a wrong layout, scale or gate is off by far more."""
 

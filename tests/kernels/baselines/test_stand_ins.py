@@ -27,7 +27,7 @@ from lrbench.kernels.mlstm_exp import mlstm_exp
 from lrbench.kernels.rglru.reference import recurrent
 from lrbench.kernels.wkv.reference import recurrent as wkv
 from lrbench.results.schema import Case
-from lrbench.tests.bench.test_derived import H200
+from lrbench.tests.bench.environments import H200
 from lrbench.tests.kernels.baselines.test_numerics import relative_errors
 
 SIZES = {"batch": 2, "seq_len": 37, "channels": 24}
@@ -147,7 +147,7 @@ def dual_gemm(x: Tensor, w1: Tensor, b1: None, w2: Tensor, b2: None) -> tuple[Te
 
 
 @pytest.fixture
-def compiled(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+def stand_ins(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Put plain functions in the place of packages; return what is compiled, which runs as it is."""
     seen: list[Any] = []
     modules: dict[str, dict[str, Any]] = {
@@ -202,18 +202,18 @@ def errors_of(baseline: Baseline, dtype: torch.dtype = torch.float32) -> dict[st
 
 
 @pytest.mark.parametrize("baseline", [*CHANNELS, *MLPS], ids=lambda baseline: f"{baseline.op}-{baseline.name}")
-def test_adapter_agrees_with_the_reference(baseline: Baseline, compiled: list[Any]) -> None:
+def test_adapter_agrees_with_the_reference(baseline: Baseline, stand_ins: list[Any]) -> None:
     errors = errors_of(baseline)
     assert max(errors.values()) < (1e-6 if baseline in MLPS else 1e-5), errors
     if baseline.name == "torch.compile":
         whole = ("eager", {"dynamic": False}) if baseline in MLPS else ("run", {"dynamic": False, "fullgraph": True})
-        assert compiled == [whole]
+        assert stand_ins == [whole]
 
 
 STEPS = [b for b in BASELINES if "step" in b.modes and b.name != "torch.sdpa_cudnn"]
 
 
-@pytest.mark.usefixtures("compiled")
+@pytest.mark.usefixtures("stand_ins")
 @pytest.mark.parametrize("baseline", STEPS, ids=lambda baseline: f"{baseline.op}-{baseline.name}")
 def test_a_step_agrees_with_the_definition(baseline: Baseline) -> None:
     family = {"batch": 2, "seq_len": 1, "num_heads": 3, "head_dim_qk": 16, "head_dim_v": 32}
@@ -230,16 +230,16 @@ def test_a_step_agrees_with_the_definition(baseline: Baseline) -> None:
     assert {x.shape for x in tree_leaves(state)} <= {x.shape for x in ready.inputs}
 
 
-def test_gating_in_place_allocates_two_tensors(compiled: list[Any]) -> None:
+def test_gating_in_place_allocates_two_tensors(stand_ins: list[Any]) -> None:
     baseline = get_baseline("gated_mlp", "torch.inplace")
     inputs = get_operation("gated_mlp").make_inputs(MLP_SIZES, dtype=torch.float32)
     up, gate = (inputs["x"] @ inputs[name] for name in ("w_up", "w_gate"))
     assert gate_in_place(up, gate) is up
     resolve(baseline.build)(case_of(baseline, "fw"), inputs)
-    assert compiled == [("gate_in_place", {"dynamic": False})]
+    assert stand_ins == [("gate_in_place", {"dynamic": False})]
 
 
-@pytest.mark.usefixtures("compiled")
+@pytest.mark.usefixtures("stand_ins")
 def test_xformers_without_its_operator() -> None:
     del torch.ops.xformers.dual_gemm_silu_identity_mul
     with pytest.raises(ImportError, match=r"xformers 0.0.99 has no operator dual_gemm_silu_identity_mul"):
@@ -253,7 +253,7 @@ def test_jax_agrees_with_the_reference(dtype: torch.dtype) -> None:
     assert max(errors.values()) < 2 * torch.finfo(dtype).eps + 1e-6, errors
 
 
-@pytest.mark.usefixtures("compiled")
+@pytest.mark.usefixtures("stand_ins")
 @pytest.mark.parametrize("name", ["torch.eager", "fla.chunk_hgrn"])
 def test_closed_gates_have_finite_gradients(name: str) -> None:
     """Decays so near 1 that 1 - a^2 as it stands would be 0, and its root's gradient infinite."""
