@@ -323,7 +323,7 @@ def planned_cases(kernel: str, problem: Problem, mode: str, impls: Sequence[str]
             columns["impl"] = "+".join((impl, *problem.options))
             columns["state_dtype"] = "fp32" if target.state_dtypes else None
             # What the implementation chooses, in the row as in a sweep: counts depend on it.
-            preferred = target.chosen_chunk(sizes)
+            preferred = target.chosen_chunk(sizes, str(problem.dtype))
         else:
             preferred = next(iter(target.chunk_sizes), None)
             if problem.options:

@@ -341,7 +341,7 @@ def _plan_ours(
             # In a model an implementation chooses its chunk length, unless one is asked for.
             if implementation.chunked and (mode in ("fw", "fwbw", "bw") or (mode == "train" and request.chunk_sizes)):
                 axis = request.chunk_sizes or preset.chunk_sizes
-                if not request.chunk_sizes and (chosen := implementation.chosen_chunk(sizes)):
+                if not request.chunk_sizes and (chosen := implementation.chosen_chunk(sizes, dtype)):
                     axis = (*axis, chosen)
                 chunks = list(drop_covered(axis, sizes["seq_len"]))
             # A decoding step has one state, kept in fp32: no states between chunks.

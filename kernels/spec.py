@@ -76,8 +76,8 @@ class Implementation(Counted):
         supports: "module:function"; the function takes the sizes as a mapping (batch, seq_len, num_heads, head_dim_qk,
             head_dim_v, chunk_size, ...), ``dtype`` and ``state_dtype`` names, and returns None or the reason it
             cannot run, without importing torch.
-        preferred_chunk: "module:function"; the function takes the sizes and returns the chunk length that the
-            implementation would choose itself, which a sweep adds to its chunk axis. Imports no torch.
+        preferred_chunk: "module:function"; the function takes the sizes and the formulation, and returns the chunk
+            length that the implementation would choose itself, which a sweep adds to its chunk axis. Imports no torch.
         default_config: "module:function"; the function takes the sizes, the dtype's name, the compute capability and
             whether a backward pass follows, and returns the launches that ``call`` would choose: a frozen dataclass,
             which ``call`` also takes as ``config``. Imports no torch.
@@ -130,9 +130,11 @@ class Implementation(Counted):
             return f"{self.name} is written for triton {self.triton_versions}, got {triton}"
         return None
 
-    def chosen_chunk(self, sizes: Mapping[str, int]) -> int | None:
+    def chosen_chunk(self, sizes: Mapping[str, int], dtype: str) -> int | None:
         """Return the chunk length that it chooses itself (``preferred_chunk``), None where it does not say."""
-        return None if self.preferred_chunk is None else int(resolve(self.preferred_chunk)(sizes))
+        if self.preferred_chunk is None:
+            return None
+        return int(resolve(self.preferred_chunk)(sizes, self.formulation_of("fw", dtype)))
 
     def launches(self, mode: str, dtype: str, sizes: Mapping[str, int], capability: tuple[int, int]) -> Any:
         """Return the launches that it chooses for a problem (``default_config``), None where it does not say."""
@@ -255,7 +257,7 @@ def matches_version(version: str | None, specifier: str) -> bool:
 def resolve(target: str) -> Callable[..., Any]:
     """Import "module:function", relative to the package, and return the function.
 
-    "module:function:name" is the function with ``impl="name"``: one form of an operation that has one public function.
+    "module:function:name" is the function with ``impl="name"``.
     """
     module, name, *impl = target.split(":")
     package = __package__.rpartition(".")[0]

@@ -44,6 +44,26 @@ def test_a_worker_imports_no_compiler() -> None:
     assert "torch" in loaded.split() and "torch._dynamo" not in loaded.split()
 
 
+def test_forms_in_torch_run_where_triton_is_not() -> None:
+    code = """
+import sys
+sys.modules["triton"] = None
+import torch
+from lrbench.kernels import FAMILIES, get_operation
+sizes = {"batch": 1, "num_heads": 2, "head_dim_qk": 16, "head_dim_v": 16, "channels": 16, "d_model": 16, "d_ff": 16}
+for op in (op for ops in FAMILIES.values() for op in ops):
+    operation = get_operation(op)
+    for form in operation.implementations:
+        if not form.requires:
+            of_op = {name: sizes.get(name, 8) for name in operation.sizes}
+            inputs = operation.make_inputs(of_op, dtype=torch.float32)
+            assert operation.function(form.name)(*inputs.values()).isfinite().all()
+            print(op, form.name)
+"""
+    ran = run_python(code).splitlines()
+    assert {op for ops in FAMILIES.values() for op in ops} - {line.split()[0] for line in ran} == {"projections"}
+
+
 @pytest.mark.speed
 def test_help_answers_at_once() -> None:
     """`lrbench --help` within half a second: the best of several runs, since a busy machine only ever adds time."""

@@ -51,6 +51,15 @@ def compute_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
+def without_autocast(function: Callable[..., Any], x: Tensor, *arguments: Any, **keywords: Any) -> Any:
+    """Call ``function`` with autocast switched off for x's device, so that its own products keep their dtypes."""
+    kind = x.device.type
+    if not torch.is_autocast_enabled(kind):
+        return function(*arguments, **keywords)
+    with torch.autocast(kind, enabled=False):
+        return function(*arguments, **keywords)
+
+
 def dtype_name(dtype: torch.dtype) -> str:
     """Return "float32" for torch.float32."""
     return str(dtype).removeprefix("torch.")

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from .arguments import without_autocast
 from .remember import Passed, Plan, describe, is_here, is_watched, note_call, run_planned
 
 Tensors = tuple[Any, ...]
@@ -245,15 +246,6 @@ def _gradients(ctx: Any, *gradients: Tensor | None) -> Tensors:
 
 _apply = super(torch.autograd.Function, _Eager).apply
 _gradients_once = once_differentiable(_gradients)
-
-
-def without_autocast(function: Callable[..., Any], x: Tensor, *arguments: Any, **keywords: Any) -> Any:
-    """Call ``function`` with autocast switched off for x's device, so that its own products keep their dtypes."""
-    kind = x.device.type
-    if not torch.is_autocast_enabled(kind):
-        return function(*arguments, **keywords)
-    with torch.autocast(kind, enabled=False):
-        return function(*arguments, **keywords)
 
 
 def _packed(results: Sequence[Tensor | None], like: Tensor) -> Any:

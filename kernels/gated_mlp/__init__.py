@@ -115,7 +115,7 @@ def gated_mlp(
     """
     GATED_MLP.implementation(impl)
     if impl == "torch":
-        from ..common.differentiable import without_autocast
+        from ..common.arguments import without_autocast
         from .reference import portable
         from .validate import check_projections
 

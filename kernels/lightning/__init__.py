@@ -63,7 +63,7 @@ def lightning(
     state_dtype: torch.dtype | None = None,
     initial_state: Tensor | None = None,
     return_last_state: bool = False,
-    scale: float = 1.0,
+    scale: float | None = None,
     **options: Any,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Compute Lightning Attention: kv_t = exp(-slope) kv_{t-1} + k_t v_t^T, o_t = scale kv_t^T q_t.
@@ -77,14 +77,16 @@ def lightning(
             or the authors' algorithms, lightning1 and lightning2.
         chunk_size, state_dtype, return_last_state: see engine.py.
         initial_state: kv [B, H, K, V], float32 (float64 beside float64).
-        scale: factor of q, 1 as published.
+        scale: factor of q; None is 1, as published.
         options: see kernels/scalar_decay/engine.py; lightning1 and lightning2 take ``config``, their launches.
 
     Returns:
-        o [B, T, H, V] in v's dtype, or (o, kv); differentiable in q, k, v and the initial state.
+        o [B, T, H, V] in v's dtype, or (o, kv); differentiable in all tensors, but in slope not with lightning1 and
+        lightning2.
 
     Raises:
         ValueError: on an argument that does not fit; the message names it, what was expected and what came.
+        TypeError: on an option that the implementation does not have.
 
     Source: Qin et al., Lightning Attention-2 (2024), the recursion below equation 3.
     """
@@ -93,12 +95,13 @@ def lightning(
 
     validate.check_qkv(q, k, v)
     validate.check_head_constant("slope", slope, v)
+    scale = 1.0 if scale is None else scale
     if impl in KERNELS:
         from .request import make_request
 
         if chunk_size is not None:
             raise ValueError(f"chunk_size must be None for {impl}, got {chunk_size}")
-        request = make_request(q, k, v, slope, impl, state_dtype, initial_state, return_last_state, scale, **options)
+        request = make_request(q, k, v, slope, impl, state_dtype, initial_state, return_last_state, scale, options)
         run: Callable[..., tuple[Any, ...]]
         if impl == "lightning1":
             from .lightning1 import lightning1 as run

@@ -9,6 +9,8 @@ from typing import Any, Generic, TypeVar
 from ..common.sizes import MIN_PROGRAMS, bad_head_dim, next_power_of_two
 
 MAX_HEAD_DIM = 256
+BLOCKS = ("block_t", "block_z")
+"""Block sizes of every launch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,16 +43,25 @@ class LightningConfig(Generic[Tiles]):
     dv: Tiles
 
 
-def invalid_reason(config: LightningConfig[Any], *, capability: tuple[int, int], item_bytes: int) -> str | None:
-    """Return why lightning2's launches cannot run, or None.
+def invalid_reason(
+    config: LightningConfig[Any], *, impl: str, capability: tuple[int, int], item_bytes: int
+) -> str | None:
+    """Return why the launches of lightning1 or lightning2 cannot run, or None.
 
-    Triton 3.6.0 miscompiles loops of one stage that use Hopper's warpgroup matrix instructions (wgmma): results were
-    wrong, or memory outside of the tensors was accessed.
+    Triton 3.6.0 miscompiles loops of lightning2 of one stage that use Hopper's warpgroup matrix instructions (wgmma):
+    results were wrong, or memory outside of the tensors was accessed.
     """
+    kind, blocks = (LoopConfig, BLOCKS) if impl == "lightning2" else (QuadraticConfig, (*BLOCKS, "block_s"))
     for name in ("output", "dq", "dk", "dv"):
-        stages = getattr(config, name).num_stages
-        if stages < 2 and capability[0] == 9 and item_bytes < 4:
-            return f"{name}.num_stages must be at least 2 on compute capability 9.0, got {stages}"
+        launch = getattr(config, name)
+        if type(launch) is not kind:
+            return f"{name} must be a {kind.__name__} for {impl}, got a {type(launch).__name__}"
+        for block in blocks:
+            size = getattr(launch, block)
+            if size < 16 or size & (size - 1):
+                return f"{name}.{block} must be a power of two >= 16, got {size}"
+        if impl == "lightning2" and launch.num_stages < 2 and capability[0] == 9 and item_bytes < 4:
+            return f"{name}.num_stages must be at least 2 on compute capability 9.0, got {launch.num_stages}"
     return None
 
 

@@ -22,8 +22,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ..common.arguments import without_autocast
 from ..common.device import capability, on_device_of
-from ..common.differentiable import Differentiable, Tensors, without_autocast
+from ..common.differentiable import Differentiable, Tensors
 from ..common.remember import remember_launches
 from ..common.sizes import cdiv
 from .config import QuadraticConfig, padded

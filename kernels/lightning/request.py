@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -32,22 +33,20 @@ def make_request(
     initial_state: Tensor | None,
     want_last: bool,
     scale: float,
-    config: LightningConfig[Any] | None = None,
+    options: Mapping[str, Any],
 ) -> Request:
     """Check the arguments of :func:`.lightning` beyond those of all its forms and return the request."""
+    for name in options:
+        if name != "config":
+            raise TypeError(f"{name} is no option of {impl}")
     check_state_dtype(torch.float32 if state_dtype is None else state_dtype)
     check_initial_state(initial_state, k, v, normalize=False)
-    check_kernel_support(q, v)
-    if torch.is_grad_enabled() and slope.requires_grad:
-        raise ValueError(f"slope must not require a gradient for {impl}: only q, k, v and the state get one")
-    return Request(impl, resolve_scale(scale, q.shape[3]), want_last, config)
-
-
-def check_kernel_support(q: Tensor, v: Tensor) -> None:
-    """Raise ValueError on a dtype, device or head dim that the kernels do not take."""
     check_on_gpu("v", v)
     if reason := supports({"head_dim_qk": q.shape[3], "head_dim_v": v.shape[3]}, "", None):
         raise ValueError(reason)
+    if torch.is_grad_enabled() and slope.requires_grad:
+        raise ValueError(f"slope must not require a gradient for {impl}: only q, k, v and the state get one")
+    return Request(impl, resolve_scale(scale, q.shape[3]), want_last, options.get("config"))
 
 
 def launches(request: Request, q: Tensor, v: Tensor) -> LightningConfig[Any]:
@@ -57,7 +56,6 @@ def launches(request: Request, q: Tensor, v: Tensor) -> LightningConfig[Any]:
         names = ("batch", "num_heads", "head_dim_qk", "head_dim_v")
         sizes = dict(zip(names, (v.shape[0], v.shape[2], q.shape[3], v.shape[3]), strict=True))
         config = select_config(sizes, CASE_DTYPES[v.dtype], device, True, impl=request.impl)
-    reason = invalid_reason(config, capability=device, item_bytes=v.element_size())
-    if request.impl == "lightning2" and reason:
+    if reason := invalid_reason(config, impl=request.impl, capability=device, item_bytes=v.element_size()):
         raise ValueError(f"config: {reason}")
     return config

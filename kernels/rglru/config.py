@@ -120,11 +120,12 @@ def _lengthen(tile: TileConfig, bytes_per_step: int) -> TileConfig:
     return tile
 
 
-def preferred_chunk(sizes: Mapping[str, int]) -> int:
+def preferred_chunk(sizes: Mapping[str, int], formulation: str = "") -> int:
     """Return a chunk length, in steps, with which reduce-then-scan has about 4 * MIN_PROGRAMS programs.
 
     Args:
         sizes: batch, seq_len and channels; a program takes 64 channels.
+        formulation: chunks do not depend on it.
     """
     chunks = -(-4 * MIN_PROGRAMS // (sizes["batch"] * -(-sizes["channels"] // 64)))
     return max(MIN_CHUNK, next_power_of_two(sizes["seq_len"]) // next_power_of_two(chunks))

@@ -7,11 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..common.arguments import check_chunk_size, check_dimensions, check_tensor
+from ..common.arguments import check_chunk_size, check_dimensions, check_tensor, without_autocast
 from ..common.calls import remember_calls
 from ..common.channel_tensors import check_channels, check_implementation, default_chunk_size
-from ..common.differentiable import without_autocast
-from . import OPERATIONS, launch, portable
+from . import OPERATIONS, portable
 from .config import ScanConfig
 from .reference import associative, linear_scan_elements, rglru_elements
 
@@ -120,7 +119,10 @@ def _run(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Return h, or h and the last state, of checked tensors."""
     if check_implementation(OPERATIONS[op], impl, chunk_size=chunk_size, config=config):
-        return launch.run(op, tensors, impl, chunk_size, initial_state, return_last_state, config)
+        # launch imports Triton, which the forms below do without.
+        from .launch import run
+
+        return run(op, tensors, impl, chunk_size, initial_state, return_last_state, config)
     a, b = rglru_elements(*tensors) if op == "rglru" else linear_scan_elements(*tensors)
     if impl == "torch":
         chunk_size = default_chunk_size(a) if chunk_size is None else chunk_size

@@ -229,14 +229,13 @@ def backward_chunk(shape: Shape, scheme: str) -> int:
     return shape.best_chunk(scheme, backward=True)
 
 
-def preferred_chunk(sizes: Mapping[str, int], *, impl: str) -> int:
+def preferred_chunk(sizes: Mapping[str, int], scheme: str, *, impl: str = "") -> int:
     """Return :func:`forward_chunk` for a case's sizes (batch, seq_len, num_heads, head_dim_qk, head_dim_v).
 
     Args:
-        impl: the scheme, behind "normalised " where there are denominators.
+        impl: "normalised" where there are denominators.
     """
-    scheme = impl.removeprefix("normalised ")
-    return forward_chunk(shape_of(sizes, normalised=scheme != impl), scheme)
+    return forward_chunk(shape_of(sizes, normalised=impl == "normalised"), scheme)
 
 
 def shape_of_tensors(q: Tensor, v: Tensor, *, normalised: bool = False) -> Shape:

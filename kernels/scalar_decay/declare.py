@@ -66,7 +66,7 @@ def scalar_decay_operation(
 
 
 def _implementations(normalised: bool) -> tuple[Implementation, ...]:
-    preferred = f"kernels.scalar_decay.choice:preferred_chunk:{'normalised ' if normalised else ''}"
+    preferred = "kernels.scalar_decay.choice:preferred_chunk" + (":normalised" if normalised else "")
     return (
         _kernel(
             name=FUSED_CHUNK,
@@ -74,7 +74,7 @@ def _implementations(normalised: bool) -> tuple[Implementation, ...]:
             formulation_in={"fp32": "sweep"},
             summary="chunks in parallel, the tiles of each in order with its state in registers",
             modes=("fw", "fwbw", "bw", "step"),
-            preferred_chunk=f"{preferred}walk",
+            preferred_chunk=preferred,
         ),
         _kernel(
             name=WHOLE_STATE,
@@ -84,7 +84,7 @@ def _implementations(normalised: bool) -> tuple[Implementation, ...]:
             summary="fused_chunk for Hopper: a program holds the whole state of a head, in Gluon",
             architectures=(HOPPER,),
             triton_versions=GLUON_TRITON,
-            preferred_chunk=f"{preferred}whole_state",
+            preferred_chunk=preferred,
         ),
         _kernel(
             name="xl_chunk",

@@ -18,9 +18,10 @@ whole_state where it runs and fused_chunk elsewhere, or one of
 and these keywords:
 
     chunk_size         of the first five; need not divide T and may exceed it. None chooses the fastest (choice.py;
-                       limit_chunk, torch: 64). The first three take powers of two >= 16. The backward pass of
-                       fused_chunk and whole_state takes shorter chunks where these would leave the device idle.
-                       whole_state cuts only the heads that are left over when the others fill the device.
+                       limit_chunk, torch: 64). Those on the GPU take powers of two >= 16, whole_state from 64 on. The
+                       backward pass of fused_chunk and whole_state takes shorter chunks where these would leave
+                       the device idle. whole_state cuts only the heads that are left over when the others fill the
+                       device.
     state_dtype        of the states between chunks: torch.float32 (None), or torch.bfloat16 in the first four, which
                        halves their traffic.
     initial_state      C [B, H, K, V] before the first step, float32; mLSTMexp: (C, n [B, H, K], m [B, H]), C and n
@@ -32,7 +33,7 @@ and these keywords:
 q, k [B, T, H, K] and v [B, T, H, V] are contiguous and of one dtype: float32, float16 or bfloat16, and float64 in
 torch, parallel and recurrent. Gates [B, T, H] and constants a head [H] are float32; they, and states, are float64
 beside float64 inputs. K and V are multiples of 8 from 16 to 1024 in the forms on the GPU. h [B, T, H, V] has v's dtype;
-it and the last state are differentiable in all tensors but slopes and m.
+it and the last state are differentiable in all tensors but m.
 
 Source: "Tiled Flash Linear Attention" (TFLA), sections 2 and 3, appendices A to C.
 """
@@ -47,8 +48,15 @@ import torch
 from torch import Tensor
 
 from ...results.arguments import one_of
-from ..common.arguments import check_chunk_size, check_on_gpu, check_state_dtype, constant, resolve_scale
-from ..common.differentiable import without_autocast
+from ..common.arguments import (
+    check_chunk_size,
+    check_on_gpu,
+    check_state_dtype,
+    constant,
+    dtype_name,
+    resolve_scale,
+    without_autocast,
+)
 from .chunkwise import chunkwise
 from .config import WHOLE_STATE_BLOCK_T
 from .declare import (
@@ -175,7 +183,7 @@ def _why_not_whole_state(
     from ..common.device import capability
 
     if dtype not in (torch.float16, torch.bfloat16):
-        return f"dtype must be float16 or bfloat16 for whole_state, got {dtype}"
+        return f"dtype must be float16 or bfloat16 for whole_state, got {dtype_name(dtype)}"
     sizes = {"head_dim_qk": head_dim_qk, "head_dim_v": head_dim_v, "chunk_size": chunk_size or WHOLE_STATE_BLOCK_T}
     if reason := supports_whole_state(sizes, "", None):
         return reason

@@ -52,8 +52,6 @@ class WkvConfig:
 
 def invalid_reason(config: WkvConfig, *, walk: bool) -> str | None:
     """Return why the launches cannot run, or None; ``walk``: as launches of a walk, whose tiles have a single row."""
-    if config.serial and config.forward.channels not in (1, 2, 4):
-        return f"forward must have 1, 2 or 4 channels of a row for each thread, got {config.forward.channels}"
     if config.look < 2 or config.look & (config.look - 1):
         return f"look must be a power of two >= 2, got {config.look}"
     for name, tile in (("forward", config.forward), ("backward", config.backward)):
@@ -67,6 +65,8 @@ def invalid_reason(config: WkvConfig, *, walk: bool) -> str | None:
         if not walk and config.look * tile.block_c < 32 * tile.num_warps:
             threads = 32 * tile.num_warps
             return f"look * {name}.block_c must be at least the {threads} threads, got {config.look} * {tile.block_c}"
+    if config.serial and config.forward.channels not in (1, 2, 4):
+        return f"forward must have 1, 2 or 4 channels of a row for each thread, got {config.forward.channels}"
     return None
 
 

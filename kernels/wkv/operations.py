@@ -8,7 +8,7 @@ from torch import Tensor
 from ..common.arguments import check_chunk_size, check_three
 from ..common.calls import remember_calls
 from ..common.channel_tensors import check_channels, check_implementation, default_chunk_size
-from . import OPERATION, launch, portable
+from . import OPERATION, portable
 from .config import WkvConfig
 from .reference import State, associative
 
@@ -64,7 +64,10 @@ def wkv4(
     states = dict(zip(names, initial_state or (None,) * 3, strict=True))
     check_channels({"k": k, "v": v}, {"w": w, "u": u}, states, state_dtype)
     if check_implementation(OPERATION, impl, chunk_size=chunk_size, config=config):
-        return launch.run((k, v, w, u), impl, initial_state, return_last_state, config)
+        # launch imports Triton, which the forms below do without.
+        from .launch import run
+
+        return run((k, v, w, u), impl, initial_state, return_last_state, config)
     if impl == "torch":
         chunk_size = default_chunk_size(k) if chunk_size is None else chunk_size
         check_chunk_size(chunk_size)

@@ -72,8 +72,10 @@ def test_chunks_whose_tiles_are_all_computed_stay_short() -> None:
 def test_an_implementation_says_what_it_chooses() -> None:
     sizes = {"batch": 1, "seq_len": 65536, "num_heads": 16, "head_dim_qk": 128, "head_dim_v": 256}
     for op, made in (("mlstm_sig", shape(65536, 16)), ("mlstm_exp", replace(shape(65536, 16), normalised=True))):
-        for impl, scheme in (("fused_chunk", "walk"), ("whole_state", "whole_state")):
-            assert get_operation(op).implementation(impl).chosen_chunk(sizes) == forward_chunk(made, scheme)
+        for impl, dtype, scheme in (
+            ("fused_chunk", "bf16", "walk"), ("fused_chunk", "fp32", "sweep"), ("whole_state", "bf16", "whole_state"),
+        ):  # fmt: skip
+            assert get_operation(op).implementation(impl).chosen_chunk(sizes, dtype) == forward_chunk(made, scheme)
 
 
 def test_a_backward_pass_chooses_for_itself() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -61,6 +63,40 @@ def test_no_decay_and_total_decay(implementation: str, slope: float) -> None:
     """Without decay the sum is cumulative; with total decay only the position itself is left."""
     ranges = {"slope": (slope, slope)}
     laws.check_matches_reference(Case(op="lightning", impl=implementation, dtype=F32, sizes=SMALL, ranges=ranges))
+
+
+def test_no_scale_is_the_published_one() -> None:
+    inputs = OPERATION.make_inputs(SMALL, dtype=torch.float32)
+    without, of_one = (resolve(OPERATION.recurrent)(*inputs.values(), scale=scale) for scale in (None, 1.0))
+    assert torch.equal(without, of_one)
+
+
+LOOP = LoopConfig(block_t=32, block_z=32, num_warps=4, num_stages=2)
+
+
+@interpret
+@pytest.mark.parametrize(
+    ("implementation", "options", "error", "message"),
+    [
+        ("lightning1", {"gate_dtype": torch.float64}, TypeError, "gate_dtype is no option of lightning1"),
+        (
+            "lightning1",
+            {"config": LightningConfig(output=LOOP, dq=LOOP, dk=LOOP, dv=LOOP)},
+            ValueError,
+            "config: output must be a QuadraticConfig for lightning1, got a LoopConfig",
+        ),
+        (
+            "lightning2",
+            {"config": LightningConfig(output=LOOP, dq=replace(LOOP, block_t=24), dk=LOOP, dv=LOOP)},
+            ValueError,
+            "config: dq.block_t must be a power of two >= 16, got 24",
+        ),
+    ],
+)
+def test_bad_options(implementation: str, options: dict[str, Any], error: type[Exception], message: str) -> None:
+    inputs = OPERATION.make_inputs(SMALL, dtype=torch.float32)
+    with pytest.raises(error, match=message):
+        OPERATION.function(implementation)(*inputs.values(), **options)
 
 
 @interpret

@@ -292,6 +292,11 @@ def test_a_state_of_tiny_weight_does_not_overflow(name: str, config: WkvConfig, 
         ),
         ("scan", replace(WKV_ROWS_FORWARD, look=24), "look must be a power of two >= 2, got 24"),
         (
+            "scan",
+            WkvConfig(forward=replace(tile(4, 2, 16), num_warps=0), backward=tile(4, 2, 16), serial=True),
+            "forward.num_warps must be a power of two, got 0",
+        ),
+        (
             "naive",
             WkvConfig(forward=tile(4, 1, 16), backward=tile(4, 2, 16)),
             "backward.block_o must be 1 for a walk, got 2",
