@@ -179,7 +179,7 @@ class Worker:
         else:
             checked, inputs, expected = self._expect(operation, item, small_alone=small)
         prepared = prepare(dataclasses.replace(item, case=checked), inputs, state)
-        with _poisoned(item.target, expected):
+        with _poisoned(item.target, expected, check.DTYPES[checked.dtype]):
             results = _call_once(prepared.runnable, expected.grad_out if case.gradients else None)
         factor = 1.0 if case.provider == "lrbench" else check.PEER_FACTOR
         verdict = check.compare(results, expected, case.state_dtype, factor=factor)
@@ -334,7 +334,9 @@ def _noted(kernels: dict[str, str]) -> Iterator[None]:
         yield
 
 
-def _poisoned(target: Implementation | Baseline, expected: check.Expected) -> AbstractContextManager[Any]:
+def _poisoned(
+    target: Implementation | Baseline, expected: check.Expected, dtype: torch.dtype
+) -> AbstractContextManager[Any]:
     """Make an output element that is never written show as NaN, in our code and, on a GPU, in outside packages.
 
     For our code a dispatch mode fills uninitialised tensors. Outside packages may call torch.compile, which never
@@ -344,7 +346,6 @@ def _poisoned(target: Implementation | Baseline, expected: check.Expected) -> Ab
     if isinstance(target, Implementation):
         return check.PoisonEmpty()
     if next(iter(expected.values.values())).device.type == "cuda":
-        dtype = torch.bfloat16 if expected.grad_out is None else expected.grad_out.dtype
         blocks = [torch.full(v.shape, float("nan"), dtype=dtype, device=v.device) for v in expected.values.values()]
         del blocks
     return nullcontext()

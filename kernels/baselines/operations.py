@@ -1,7 +1,7 @@
 """Operations that baselines compute and lrbench has no kernels for: declarations, data only.
 
 Each has a plain torch reference beside it (:mod:`.references`), so that these baselines are checked before they are
-timed like any other. An operation that gets kernels of its own moves to ``kernels/`` and takes precedence there.
+timed like any other. An operation that gets kernels of its own moves to ``kernels/``.
 """
 
 from __future__ import annotations

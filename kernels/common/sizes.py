@@ -4,15 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-SHARED_MEMORY_BYTES = {
-    (8, 0): 163 * 1024,
-    (8, 6): 99 * 1024,
-    (8, 9): 99 * 1024,
-    (9, 0): 227 * 1024,
-    (10, 0): 227 * 1024,
-}
-"""Shared memory a block may use, by compute capability."""
-
 MIN_PROGRAMS = 256
 """With fewer programs a launch leaves much of an H200 (132 SMs, two programs each) idle."""
 

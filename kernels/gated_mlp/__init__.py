@@ -82,6 +82,7 @@ PROJECTIONS = _operation(
 OPERATIONS = {operation.name: operation for operation in (GATED_MLP, PROJECTIONS)}
 
 
+# No @remember_calls: the kernels take descriptors, which the host makes anew in each call, so there is no plan.
 def gated_mlp(
     x: Tensor,
     w_up: Tensor,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Generic, TypeVar
 
 from ..common.sizes import MIN_PROGRAMS, bad_head_dim, next_power_of_two
 
@@ -30,22 +29,18 @@ class QuadraticConfig(LoopConfig):
     block_s: int
 
 
-Tiles = TypeVar("Tiles", bound=LoopConfig)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LightningConfig(Generic[Tiles]):
-    """Every launch of a forward and backward pass: the output and the gradients of q, k and v."""
+class LightningConfig:
+    """Every launch of a forward and backward pass, the output and the gradients of q, k and v; lightning1's are
+    QuadraticConfigs."""
 
-    output: Tiles
-    dq: Tiles
-    dk: Tiles
-    dv: Tiles
+    output: LoopConfig
+    dq: LoopConfig
+    dk: LoopConfig
+    dv: LoopConfig
 
 
-def invalid_reason(
-    config: LightningConfig[Any], *, impl: str, capability: tuple[int, int], item_bytes: int
-) -> str | None:
+def invalid_reason(config: LightningConfig, *, impl: str, capability: tuple[int, int], item_bytes: int) -> str | None:
     """Return why the launches of lightning1 or lightning2 cannot run, or None.
 
     Triton 3.6.0 miscompiles loops of lightning2 of one stage that use Hopper's warpgroup matrix instructions (wgmma):
@@ -82,7 +77,7 @@ _FLOAT32_WIDE = LoopConfig(block_t=16, block_z=16, num_warps=8, num_stages=1)
 
 def select_config(
     sizes: Mapping[str, int], dtype: str, capability: tuple[int, int], training: bool, *, impl: str
-) -> LightningConfig[Any]:
+) -> LightningConfig:
     """Choose the launches.
 
     The tiles of lightning2 were measured on an H200 with the engine's fused chunk kernel, which is the same loop with

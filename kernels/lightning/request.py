@@ -20,7 +20,7 @@ class Request(NamedTuple):
     impl: str
     scale: float
     want_last: bool
-    config: LightningConfig[Any] | None
+    config: LightningConfig | None
 
 
 def make_request(
@@ -49,7 +49,7 @@ def make_request(
     return Request(impl, resolve_scale(scale, q.shape[3]), want_last, options.get("config"))
 
 
-def launches(request: Request, q: Tensor, v: Tensor) -> LightningConfig[Any]:
+def launches(request: Request, q: Tensor, v: Tensor) -> LightningConfig:
     """Return the launches for a request; raise unless they are valid."""
     config, device = request.config, capability(v.device)
     if config is None:

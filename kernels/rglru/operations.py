@@ -86,6 +86,7 @@ def linear_scan(
     return _run("linear_scan", (x, a), impl, chunk_size, initial_state, return_last_state, config)
 
 
+# No @remember_calls: rglru, which it calls, remembers.
 def rglru_layer(
     x: Tensor, w_a: Tensor, w_x: Tensor, c: Tensor, *, impl: str = "fused", **keywords: Any
 ) -> Tensor | tuple[Tensor, Tensor]:

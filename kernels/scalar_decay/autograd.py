@@ -270,7 +270,7 @@ STEP = Differentiable(
 
 def _main_gradients(
     problem: Problem,
-    config: EngineConfig[Any],
+    config: EngineConfig,
     q: Tensor,
     k: Tensor,
     v: Tensor,

@@ -131,7 +131,7 @@ def chunk_o_kernel(
     Grid: (ceil(DZ / BLOCK_Z) * ceil(L / BLOCK_T) * N * B * H,).
     Reads X, Y [B, T, H / group_x, DX], Z [B, T, H / group_z, DZ], the state [B, H, N, DX, DZ] (transposed:
     [B, H, N, DZ, DX]; zero where None) and the gate vectors; writes out [B, T, H, DZ]. NORMALISE (mLSTMexp's output)
-    divides by max(|n^T q|, exp2(-m)) and writes log2 of it [B, H, T]. Given a pair [B, T, H, DZ], it writes sum_z out *
+    divides by max(|n^T q|, exp2(-m)) and writes log2 of it [B, H, T]. Given a pair like Z, it writes sum_z out *
     pair [ceil(DZ / BLOCK_Z), B, H, T].
     """
     H: tl.constexpr = SHAPE.heads

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from ..common.sizes import MIN_PROGRAMS, next_power_of_two
 
@@ -149,11 +149,8 @@ class NormaliserConfig:
     num_stages: int
 
 
-Tile = TypeVar("Tile", ChunkOutputsConfig, FusedChunkConfig | WholeStateConfig)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EngineConfig(Generic[Tile]):
+class EngineConfig:
     """Every launch of one forward and backward pass.
 
     The four products (roles.py) take a chunk's tiles either in parallel (ChunkOutputsConfig) or in order
@@ -162,10 +159,10 @@ class EngineConfig(Generic[Tile]):
     """
 
     states: StatesConfig
-    output: Tile
-    dq: Tile
-    dk: Tile
-    dv: Tile
+    output: Any
+    dq: Any
+    dk: Any
+    dv: Any
     normaliser: NormaliserConfig | None
 
     @property
@@ -231,7 +228,7 @@ def select_config(
     head_dim_v: int,
     chunk: int,
     batch_heads: int,
-) -> EngineConfig[Any]:
+) -> EngineConfig:
     """Choose the launches for an architecture and problem.
 
     Args:

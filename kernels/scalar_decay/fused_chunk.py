@@ -66,7 +66,7 @@ def fused_chunk_kernel(
     Grid: (ceil(DZ / BLOCK_Z) * N * B * H,).
     Reads X, Y [B, T, H / group_x, DX], Z [B, T, H / group_z, DZ], the state entering the chunk [B, H, N, DX, DZ]
     (transposed: [B, H, N, DZ, DX]; zero where None) and the gate vectors; writes out [B, T, H, DZ] and, where ``last``
-    is given, the state that leaves the sequence (N = 1). Given a pair [B, T, H, DZ], it writes sum_z out * pair
+    is given, the state that leaves the sequence (N = 1). Given a pair like Z, it writes sum_z out * pair
     [blocks of Z, B, H, T]; past roles also write S at the anchors, every ``every`` positions,
     [B, H, ceil(T / every), BLOCK_X, DZ], and future roles read it back and write <C, dC> there
     [blocks of Z, B, H, ceil(T / every)].

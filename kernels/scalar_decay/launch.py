@@ -85,7 +85,7 @@ class Problem:
         return anchor_every(self.scheme, self.chunk, sums_decay=self.gate == "ssd")
 
 
-def choose_config(problem: Problem, q: Tensor, v: Tensor) -> EngineConfig[Any]:
+def choose_config(problem: Problem, q: Tensor, v: Tensor) -> EngineConfig:
     """Return the launches for a problem on the device of its tensors."""
     return select_config(
         scheme=problem.scheme,
@@ -366,7 +366,7 @@ def run_fused_chunk(
         else:
             columns = tiles_z * config.block_z if whole_state else DZ
             result.anchor_states = _empty(blocks, B, H, num_anchors, config.block_x, columns, like=z, dtype=z.dtype)
-    if not whole_state and B * H * num_anchors * config.block_x >= 2**31:
+    if pair is not None and not whole_state and B * H * num_anchors * config.block_x >= 2**31:
         expected = f"below 2^31 / {config.block_x} at anchors every {every} positions"
         raise ValueError(f"batch * num_heads * seq_len / {every} must be {expected}, got {B * H * num_anchors}")
     # With two blocks, a partial result of the inputs' dtype is rounded once more than a float32 one. That costs little

@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from torch import Tensor
 
-from ..common.arguments import check_dimensions, check_dtype, check_not_empty, check_tensor, check_three, compute_dtype
+from ..common.arguments import check_dimensions, check_first, check_not_empty, check_tensor, check_three, compute_dtype
 from .reference import State
 
 
-def check_qkv(q: Tensor, k: Tensor, v: Tensor, names: Sequence[str] = ("q", "k", "v")) -> None:
+def check_qkv(q: Tensor, k: Tensor, v: Tensor) -> None:
     """Raise unless q, k [B, T, H, K] and v [B, T, H, V] agree in everything but V and hold at least one element."""
-    name_q, name_k, name_v = names
-    for name, x in zip(names, (q, k, v), strict=True):
-        check_dimensions(name, x, "[B, T, H, D]")
-    check_dtype(name_q, q)
-    check_not_empty(name_q, q)
-    if v.shape[-1] == 0:
-        check_not_empty(name_v, v)
-    check_tensor(name_q, q, q.shape, q.dtype, q.device)
-    check_tensor(name_k, k, q.shape, q.dtype, q.device)
-    check_tensor(name_v, v, (*q.shape[:3], v.shape[3]), q.dtype, q.device)
+    check_first("q", q, "[B, T, H, D]")
+    check_tensor("k", k, q.shape, q.dtype, q.device)
+    check_dimensions("v", v, "[B, T, H, D]")
+    if v.shape[3] == 0:
+        check_not_empty("v", v)
+    check_tensor("v", v, (*q.shape[:3], v.shape[3]), q.dtype, q.device)
 
 
 def check_gates(gates: Mapping[str, Tensor], v: Tensor) -> None:
@@ -38,7 +34,7 @@ def check_head_constant(name: str, x: Tensor, v: Tensor) -> None:
 
 def check_ssd(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor) -> None:
     """Raise unless x [B, T, H, P], dt [B, T, H], A [H] and B, C [B, T, G, N] agree and G divides H."""
-    check_qkv(x, x, x, ("x", "x", "x"))
+    check_first("x", x, "[B, T, H, D]")
     for name, group in (("B", B), ("C", C)):
         if not isinstance(group, Tensor):
             raise TypeError(f"{name} must be a tensor, got {type(group).__name__}")

@@ -196,7 +196,7 @@ def test_outside_packages_run_under_no_dispatch_mode() -> None:
     from lrbench.kernels.baselines import BASELINES
 
     expected = check.Expected(values={"out": torch.ones(2)}, bounds={"out": 0.0}, grad_out=None)
-    with _poisoned(BASELINES[0], expected):
+    with _poisoned(BASELINES[0], expected, torch.float32):
         assert _get_current_dispatch_mode() is None
-    with _poisoned(get_operation("mlstm_sig").implementation("torch"), expected):
+    with _poisoned(get_operation("mlstm_sig").implementation("torch"), expected, torch.float32):
         assert bool(torch.empty(3).isnan().all())

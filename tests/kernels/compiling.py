@@ -15,7 +15,6 @@ from torch import Tensor
 
 from lrbench import kernels
 from lrbench.kernels import FAMILIES, get_operation
-from lrbench.kernels.common.sizes import SHARED_MEMORY_BYTES
 from lrbench.tests.kernels.laws import LAYOUTS, Case, public_state, state_shapes
 from lrbench.tests.kernels.offline import Launch, Resources, compile_launch, record_launches
 
@@ -28,6 +27,15 @@ MODULES = [
     if not found.ispkg
 ]
 """Every module of the kernels."""
+
+SHARED_MEMORY_BYTES = {
+    (8, 0): 163 * 1024,
+    (8, 6): 99 * 1024,
+    (8, 9): 99 * 1024,
+    (9, 0): 227 * 1024,
+    (10, 0): 227 * 1024,
+}
+"""Shared memory a block may use, by compute capability."""
 
 IMPLEMENTATIONS = [
     (operation, implementation)
