@@ -52,7 +52,7 @@ from ...kernels.scalar_decay.config import (
     WholeStateConfig,
     anchor_every,
     fit_chunk,
-    next_power_of_two,
+    padded,
     select_config,
 )
 from ...kernels.spec import resolve
@@ -202,7 +202,7 @@ def run_of(problem: Problem) -> Run | None:
         declared = get_operation("lightning").implementation(problem.formulation)
         sizes = {**dims, "batch": problem.batch, "num_heads": problem.num_heads, "seq_len": length}
         config = resolve(str(declared.default_config))(sizes, problem.dtype, CAPABILITY, True)
-        chunk = max(padded_dim(length), config.output.block_t)
+        chunk = max(padded(length), config.output.block_t)
     else:
         chunk = problem.chunk_size
         if chunk < MIN_TILE or chunk & (chunk - 1):
@@ -298,11 +298,6 @@ def executed(run: Run, direction: str) -> Executed:
     return Executed(*(Counter({name: run.rows * value for name, value in part.items()}) for part in parts))
 
 
-def padded_dim(dim: int) -> int:
-    """Return the next power of two, at least the smallest tile."""
-    return max(MIN_TILE, next_power_of_two(dim))
-
-
 def _launch_of(run: Run, role: Role) -> Any:
     return getattr(run.config, "output" if role.name == "h" else role.name)
 
@@ -318,8 +313,8 @@ def blocks_of(run: Run, role: Role) -> tuple[int, int, int, int, int, int]:
     dx, dz = (run.head_dim_qk, run.head_dim_v) if role.x_is_qk else (run.head_dim_v, run.head_dim_qk)
     launch = _launch_of(run, role)
     # A Lightning kernel takes the whole contraction at once.
-    block_x = min(getattr(launch, "block_x", MAX_HEAD_DIM), padded_dim(dx))
-    block_z = min(launch.block_z, padded_dim(dz))
+    block_x = min(getattr(launch, "block_x", MAX_HEAD_DIM), padded(dx))
+    block_z = min(launch.block_z, padded(dz))
     return dx, dz, block_x, block_z, -(-dx // block_x), -(-dz // block_z)
 
 

@@ -37,6 +37,11 @@ def next_power_of_two(n: int) -> int:
     return 1 << max(n - 1, 0).bit_length()
 
 
+def padded(dim: int) -> int:
+    """Return the width of a tile that holds a whole dim: the next power of two, at least 16, which products take."""
+    return max(16, next_power_of_two(dim))
+
+
 def cdiv(n: int, d: int) -> int:
     """Return n / d, rounded up. (``triton.cdiv`` takes the host microseconds, because kernels can call it too.)"""
     return -(-n // d)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from ..common.sizes import MIN_PROGRAMS, bad_head_dim, next_power_of_two
+from ..common.sizes import MIN_PROGRAMS, bad_head_dim, padded
 
 MAX_HEAD_DIM = 256
 BLOCKS = ("block_t", "block_z")
@@ -58,11 +58,6 @@ def invalid_reason(config: LightningConfig, *, impl: str, capability: tuple[int,
         if impl == "lightning2" and launch.num_stages < 2 and capability[0] == 9 and item_bytes < 4:
             return f"{name}.num_stages must be at least 2 on compute capability 9.0, got {launch.num_stages}"
     return None
-
-
-def padded(head_dim: int) -> int:
-    """Return the width of a tile that holds the whole head dim: the next power of two, at least 16."""
-    return max(16, next_power_of_two(head_dim))
 
 
 # Loops hold a state [dx, block_z] and M in registers, in float32 the operands of matrix products too.

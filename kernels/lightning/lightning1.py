@@ -26,8 +26,8 @@ from ..common.arguments import without_autocast
 from ..common.device import capability, on_device_of
 from ..common.differentiable import Differentiable, Tensors
 from ..common.remember import remember_launches
-from ..common.sizes import cdiv
-from .config import QuadraticConfig, padded
+from ..common.sizes import cdiv, padded
+from .config import QuadraticConfig
 from .decays import MAX_SLOPE, head_rate, power
 from .request import Request, launches
 from .tiles import load_tile, store_tile, takes_descriptors, tiles_of

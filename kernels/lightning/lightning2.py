@@ -30,8 +30,8 @@ from torch import Tensor
 from ..common.device import capability, on_device_of
 from ..common.differentiable import Differentiable, Tensors
 from ..common.remember import remember_launches
-from ..common.sizes import cdiv
-from .config import LoopConfig, padded
+from ..common.sizes import cdiv, padded
+from .config import LoopConfig
 from .decays import head_rate, power
 from .request import Request, launches
 from .tiles import load_tile, store_tile, takes_descriptors, tiles_of

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
-from ..common.sizes import MIN_PROGRAMS, next_power_of_two
+from ..common.sizes import MIN_PROGRAMS, next_power_of_two, padded
 
 GATES_BLOCK_T = 512
 """Positions that a program of the gate kernels takes at once."""
@@ -177,7 +177,7 @@ class EngineConfig:
 
 def fit_chunk(chunk_size: int, seq_len: int) -> int:
     """Return the chunk length in force: never longer than the sequence's next power of two (at least 16)."""
-    return min(chunk_size, max(16, next_power_of_two(seq_len)))
+    return min(chunk_size, padded(seq_len))
 
 
 def whole_state_reason(head_dim_qk: int, head_dim_v: int, chunk: int) -> str | None:
@@ -244,9 +244,6 @@ def select_config(
     Returns:
         The launches; tiles never exceed the chunk or the padded head dims.
     """
-
-    def padded(dim: int) -> int:
-        return max(16, next_power_of_two(dim))
 
     k_pad, v_pad = padded(head_dim_qk), padded(head_dim_v)
     if item_bytes == 4:

@@ -11,7 +11,7 @@ import triton
 from torch import Tensor
 
 from ..common.device import capability, on_device_of, scratch
-from ..common.sizes import cdiv, next_power_of_two
+from ..common.sizes import cdiv, next_power_of_two, padded
 from ..spec import matches_version
 from .chunk_h import chunk_h_kernel, chunk_h_merge_kernel
 from .chunk_o import chunk_o_kernel
@@ -108,7 +108,7 @@ def _precision(x: Tensor) -> str:
 
 def _gates_tile(heads: int, stretch: int) -> dict[str, Any]:
     """Return the tile of a gate kernel's program and its warps; eight heads' gates fill a 32-byte sector of memory."""
-    block_t = min(GATES_BLOCK_T, max(16, next_power_of_two(stretch)))
+    block_t = min(GATES_BLOCK_T, padded(stretch))
     block_h = min(8, GATES_TILE // block_t, next_power_of_two(heads))
     num_warps = max(1, block_h * block_t // 128)
     return {"BLOCK_H": block_h, "BLOCK_T": block_t, "ONCE": stretch <= block_t, "num_warps": num_warps}
@@ -471,10 +471,10 @@ def run_step(
     h, c_out = torch.empty_like(v), _empty(B, H, K, V, like=v)
     n_out = _empty(B, H, K, like=v) if problem.stabilised else None
     m_out = _empty(B, H, like=v) if problem.stabilised else None
-    block_v = min(STEP_BLOCK_V, max(16, next_power_of_two(V)))
+    block_v = min(STEP_BLOCK_V, padded(V))
     step_kernel[(cdiv(V, block_v) * B * H,)](
         q.detach(), k.detach(), v.detach(), decay, input_gate, head, c, n, m, h, c_out, n_out, m_out, problem.scale,
         problem.inv_tau, H=H, K=K, V=V, GROUP=H // q.shape[2], GATE=problem.gate,
-        BLOCK_K=min(STEP_BLOCK_K, max(16, next_power_of_two(K))), BLOCK_V=block_v, num_warps=4,
+        BLOCK_K=min(STEP_BLOCK_K, padded(K)), BLOCK_V=block_v, num_warps=4,
     )  # fmt: skip
     return h, c_out, n_out, m_out
