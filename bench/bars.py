@@ -35,7 +35,7 @@ from .calibrate import roof_row
 from .compile_ahead import compile_ahead, default_jobs, widest
 from .derived import Run, build_record
 from .executors import LocalExecutor, hold_gpus
-from .plan import PlannedCase
+from .plan import PlannedCase, package_of
 from .run import DEFAULT_TIMEOUT_S, file_name, run_in_turn, separate
 from .workers import Limits, ReplaceableWorker, probe_environment
 
@@ -317,7 +317,7 @@ def planned_cases(kernel: str, problem: Problem, mode: str, impls: Sequence[str]
             target = Implementation(name=DEFAULT, call=operation.call, chunked=False, requires=("triton",))
         else:
             target = baselines.get_implementation(op, impl)
-        columns: dict[str, Any] = {"impl": impl, "provider": getattr(target, "provider", "lrbench")}
+        columns: dict[str, Any] = {"impl": impl, "provider": package_of(target)}
         if isinstance(target, Implementation):
             columns["impl"] = "+".join((impl, *problem.options))
             columns["state_dtype"] = "fp32" if target.state_dtypes else None
