@@ -14,7 +14,6 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -36,7 +35,7 @@ from .calibrate import roof_row
 from .compile_ahead import compile_ahead, default_jobs, widest
 from .derived import Run, build_record
 from .executors import LocalExecutor, hold_gpus
-from .plan import PlannedCase
+from .plan import PlannedCase, package_of
 from .run import DEFAULT_TIMEOUT_S, file_name, run_in_turn, separate
 from .workers import Limits, ReplaceableWorker, probe_environment
 
@@ -318,7 +317,7 @@ def planned_cases(kernel: str, problem: Problem, mode: str, impls: Sequence[str]
             target = Implementation(name=DEFAULT, call=operation.call, chunked=False, requires=("triton",))
         else:
             target = baselines.get_implementation(op, impl)
-        columns: dict[str, Any] = {"impl": impl, "provider": getattr(target, "provider", "lrbench")}
+        columns: dict[str, Any] = {"impl": impl, "provider": package_of(target)}
         if isinstance(target, Implementation):
             columns["impl"] = "+".join((impl, *problem.options))
             columns["state_dtype"] = "fp32" if target.state_dtypes else None
@@ -351,10 +350,9 @@ def compile_first(families: Families, environment: Environment) -> None:
     """Compile our kernels of these problems in several processes. Outside packages compile, and tune, when measured.
 
     Of a side's chunk lengths the shortest and the longest are called, because whether there are several chunks decides
-    which kernels run. The first problem of a kind comes first: those that follow find most of its kernels compiled.
+    which kernels run.
     """
-    cases: list[tuple[int, PlannedCase]] = []
-    kinds: Counter[object] = Counter()
+    cases: list[PlannedCase] = []
     for family in families.values():
         for problem in family.problems if family.device == "cuda" else ():
             for impl in problem.impls:
@@ -362,11 +360,8 @@ def compile_first(families: Families, environment: Environment) -> None:
                 for item in planned[:: max(1, len(planned) - 1)]:
                     ours = isinstance(item.target, Implementation) and "triton" in item.target.requires
                     if ours and widest(item) <= MAX_COMPILE_ELEMENTS:
-                        case = replace(item.case, batch=None, seq_len=None, chunk_size=None)
-                        kind = (case, item is planned[0])
-                        cases.append((kinds[kind], item))
-                        kinds[kind] += 1
-    runnable, _ = separate([item for _, item in sorted(cases, key=lambda each: each[0])], environment)
+                        cases.append(item)
+    runnable, _ = separate(cases, environment)
     note(f"compiling: {len(runnable)} cases are called")
     with LocalExecutor(workers_per_device=max(1, default_jobs("cuda"))) as executor:
         compile_ahead(runnable, executor, environment, DEFAULT_TIMEOUT_S)

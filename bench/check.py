@@ -31,17 +31,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
 from ..kernels import resolve
-from ..kernels.common.arguments import compute_dtype
+from ..kernels.common.arguments import CASE_DTYPES, compute_dtype
 from ..kernels.common.inputs import Draw
 from ..kernels.spec import Operation
 from ..results.schema import Case
 
-DTYPES: dict[str, torch.dtype] = {
-    "fp64": torch.float64,
-    "fp32": torch.float32,
-    "fp16": torch.float16,
-    "bf16": torch.bfloat16,
-}
+DTYPES = {name: dtype for dtype, name in CASE_DTYPES.items()}
 
 SAME_SHAPE = "same shape"
 PEER_FACTOR = 8

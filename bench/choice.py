@@ -95,7 +95,7 @@ def implementation(question: Question, impl: str | None, *, chunked: bool = Fals
     """Return the implementation asked for, else the best of ours, or of all where none is ours.
 
     Args:
-        impl: its name, or an earlier one.
+        impl: its name; None: the best.
         chunked: whether it must have a choice of chunk lengths.
 
     Raises:

@@ -191,12 +191,7 @@ def environment_here(worker: object) -> dict[str, Any]:
     return dataclasses.asdict(current_environment())
 
 
-def worker_environ(extra: dict[str, str] | None = None) -> dict[str, str]:
-    """Return the environment variables of a worker process: this process's and :func:`worker_settings`."""
-    return {**os.environ, **worker_settings(extra)}
-
-
-def worker_settings(extra: dict[str, str] | None = None) -> dict[str, str]:
+def worker_settings(extra: Mapping[str, str] | None = None) -> dict[str, str]:
     """Return the environment variables that a worker process needs whatever this process has.
 
     The folder of the package must not be on sys.path (PYTHONSAFEPATH): ``import kernels`` would find ours, and
@@ -204,9 +199,8 @@ def worker_settings(extra: dict[str, str] | None = None) -> dict[str, str]:
     kept in Triton's cache, so that a search which takes minutes is made once: a case that ran out of time finds the
     kernels done before.
     """
-    package = Path(__file__).resolve().parent.parent
     folders = [Path(entry).resolve() for entry in sys.path if entry and os.path.isdir(entry)]
-    path = os.pathsep.join(str(folder) for folder in folders if folder != package)
+    path = os.pathsep.join(str(folder) for folder in folders if folder != ROOT)
     return {"PYTHONSAFEPATH": "1", "PYTHONPATH": path, "TRITON_CACHE_AUTOTUNING": "1", **(extra or {})}
 
 

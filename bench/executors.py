@@ -32,15 +32,18 @@ def autotunes(item: PlannedCase) -> bool:
     return isinstance(item.target, Baseline) and item.target.autotunes
 
 
+def problem_of(item: PlannedCase) -> Hashable:
+    """Return what cases of an implementation that are checked against one reference have in common."""
+    case = item.case
+    return case.op, case.impl, case.dtype, case.problem_sizes
+
+
 def unit_of(item: PlannedCase) -> Hashable:
     """Return what the cases that one worker should run have in common.
 
     These are all cases of an autotuner, whose choices stay in the process; else those checked against one reference.
     """
-    case = item.case
-    if autotunes(item):
-        return case.impl
-    return case.op, case.impl, case.dtype, case.problem_sizes
+    return item.case.impl if autotunes(item) else problem_of(item)
 
 
 class Queue:

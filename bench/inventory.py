@@ -20,7 +20,7 @@ from ..results.arguments import one_of
 from ..results.schema import Case
 from ..results.select import grouped, short_size
 from .environment import Environment, version_of
-from .plan import named_family
+from .plan import named_family, package_of
 from .presets import Preset, get_preset, presets_for
 
 Row = dict[str, Any]
@@ -64,19 +64,17 @@ def kernel_rows(name: str | None = None) -> list[Row]:
     families = {name: kernels.FAMILIES[name]} if name in kernels.FAMILIES else kernels.FAMILIES
     rows: dict[tuple[str, str, str], Row] = {}
     for kernel, ops in families.items():
-        targets: list[tuple[str, Implementation | Baseline, str, str]]
-        targets = [
-            (op, impl, "lrbench", impl.summary) for op in ops for impl in kernels.get_operation(op).implementations
-        ]
-        targets += [(b.op, b, b.provider, b.settings) for b in baselines.baselines_for(kernel)]
-        for each, target, provider, what in targets:
+        targets: list[tuple[str, Implementation | Baseline, str]]
+        targets = [(op, impl, impl.summary) for op in ops for impl in kernels.get_operation(op).implementations]
+        targets += [(b.op, b, b.settings) for b in baselines.baselines_for(kernel)]
+        for each, target, what in targets:
             if wanted and (each not in wanted or (each, target.name) in {key[1:] for key in rows}):
                 continue
             rows[kernel, each, target.name] = {
                 "kernel": kernel,
                 "op": each,
                 "impl": target.name,
-                "provider": provider,
+                "provider": package_of(target),
                 "devices": "/".join(target.devices),
                 "modes": "/".join(baselines.get_operation(each).modes_of(target)),
                 "dtypes": "/".join(target.dtypes),

@@ -135,7 +135,8 @@ def write_rows(rows: Sequence[Mapping[str, Any]], folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     run_id, stored = uuid.uuid4().hex, []
     shared = {**current_environment().columns(), "run_id": run_id, "kernel": "gated-mlp", "op": "gated_mlp"}
-    shared |= {"provider": "lrbench", "mode": "fw", "measured_at": datetime.now(timezone.utc).isoformat("T", "seconds")}
+    measured_at = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    shared |= {"provider": "lrbench", "mode": "fw", "measured_at": measured_at}
     for row in rows:
         measured = {name: value for name, value in row.items() if name != "size"}
         sizes = {"batch": 1, **dict.fromkeys(("seq_len", "d_model", "d_ff"), row["size"])}

@@ -387,11 +387,16 @@ def _has_case(request: Request, operation: Operation, target: Implementation | B
 def _planned(
     request: Request, target: Implementation | Baseline, op: str, mode: str, dtype: str, columns: Mapping[str, Any]
 ) -> PlannedCase:
-    provider = getattr(target, "provider", "lrbench")
     if mode == "train":
         columns = {**columns, "layers": request.layers or baselines.get_operation(op).model(columns)[0]}
-    case = Case(kernel=request.kernel, op=op, impl=target.name, provider=provider, mode=mode, dtype=dtype, **columns)
+    whose = package_of(target)
+    case = Case(kernel=request.kernel, op=op, impl=target.name, provider=whose, mode=mode, dtype=dtype, **columns)
     return PlannedCase(case=case, target=target)
+
+
+def package_of(target: Implementation | Baseline) -> str:
+    """Return the package that an implementation is part of, as a case names its provider."""
+    return target.provider if isinstance(target, Baseline) else "lrbench"
 
 
 def _same_sizes(baseline: Baseline, request: Request) -> bool:

@@ -31,8 +31,8 @@ class Preset:
         operations: number of the family's operations to measure, in the order the family lists them; None is all.
         budget_s: seconds of timing per case after which sampling stops (never before ten samples).
         portable_on_gpu: whether code that also runs on a CPU is measured on a GPU without being named.
-        impls: implementations to measure; None is all. A baseline only where its operation is measured, or is not the
-            family's.
+        impls: implementations to measure; None is all. A baseline of these is measured if its operation is, or if its
+            operation is none of the family's.
     """
 
     name: str

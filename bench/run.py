@@ -110,13 +110,13 @@ def sweep(
     settings: Settings,
     progress: SweepProgress,
     *,
-    executor: Executor | None = None,
+    executor: Executor,
     done: Mapping[str, Record] = MappingProxyType({}),
 ) -> Outcome:
     """Run the cases and write their rows.
 
     Args:
-        executor: runs them; None: on one device of this machine.
+        executor: runs them; its processes end with the sweep, also where that is interrupted.
         done: rows of cases to leave out, by their id.
 
     Raises:
@@ -124,7 +124,7 @@ def sweep(
         OSError: the output cannot be written; rows measured so far stay in the journal.
     """
     run = Run.start(environment, settings.accelerator)
-    executor, here = executor or LocalExecutor(), max(1, environment.device_count)
+    here = max(1, environment.device_count)
     if isinstance(executor, LocalExecutor) and not 1 <= executor.devices <= here:
         raise ValueError(f"devices must be from 1 to {here} on {environment.device_name}, got {executor.devices}")
     settings.output.mkdir(parents=True, exist_ok=True)
@@ -222,8 +222,6 @@ def _outcomes(
             progress.started(item)
 
         progress.begin(len(todo), "measuring")
-        if isinstance(executor, LocalExecutor):
-            executor.start()
         if compiler is not None and executor.devices > 1:
             seconds[COMPILING] += compiler.compile_all() * executor.devices
         yield from refused

@@ -30,7 +30,7 @@ from ..kernels.baselines.spec import Baseline
 from ..kernels.spec import Implementation
 from ..results.lock import temporary_folder
 from ..results.schema import Case
-from .environment import Environment, worker_environ
+from .environment import Environment, worker_settings
 from .plan import PlannedCase
 
 START_TIMEOUT_S = 300.0
@@ -159,7 +159,7 @@ class WorkerProcess:
             # The working directory must not be the repository: before Python 3.11 it would be on sys.path.
             self._process = subprocess.Popen(
                 (sys.executable, "-m", f"{__package__}.serve", "socket", str(theirs.fileno()), str(os.getpid())),
-                env=worker_environ(dict(environ or {})),
+                env={**os.environ, **worker_settings(environ)},
                 cwd=self._folder.name,
                 pass_fds=(theirs.fileno(),),
                 stdin=subprocess.DEVNULL,

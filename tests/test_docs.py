@@ -13,6 +13,7 @@ import pytest
 import typer.core
 import typer.main
 
+from lrbench import bench
 from lrbench.analysis.accelerators.roofs import RoofRow
 from lrbench.bench.profiling import ProfileRow
 from lrbench.cli import app
@@ -46,6 +47,11 @@ def test_readme_names_every_operation_that_has_results() -> None:
     names = table_names((ROOT / "README.md").read_text(encoding="utf-8"))
     measured = {row["op"] for row in load_rows(ROOT / "results" / "h200_sxm", ["op"])}
     assert {op for operations in FAMILIES.values() for op in operations} & measured <= names
+
+
+def test_the_table_of_bench_names_every_module() -> None:
+    modules = {path.stem for path in (ROOT / "bench").glob("*.py")} - {"__init__"}
+    assert modules == table_names(bench.__doc__ or "")
 
 
 def test_format_formats_before_it_lints() -> None:

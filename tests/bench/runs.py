@@ -8,7 +8,7 @@ from pathlib import Path
 
 from lrbench.bench import run as runner
 from lrbench.bench.environment import Environment, is_of
-from lrbench.bench.executors import Executor, Outcomes, Queue
+from lrbench.bench.executors import Executor, LocalExecutor, Outcomes, Queue
 from lrbench.bench.plan import PlannedCase
 from lrbench.bench.run import Outcome, Settings
 from lrbench.bench.workers import Limits, not_measured
@@ -69,4 +69,5 @@ def run(
 ) -> Outcome:
     done = finished_cases(folder, PROCESSOR, is_of) if resume else {}
     chosen = Settings(output=folder, budget_s=0.0, **settings)
-    return runner.sweep(planned, PROCESSOR, chosen, progress or Silent(), executor=executor, done=done)
+    by = executor or LocalExecutor()
+    return runner.sweep(planned, PROCESSOR, chosen, progress or Silent(), executor=by, done=done)

@@ -131,7 +131,6 @@ def test_a_sweep_compiles_between_cases(tmp_path: Path, monkeypatch: pytest.Monk
     planned = plan(Request(ops=("mlstm_sig",), impls=("fused_chunk",), preset="quick"), device_kind="cuda")
     events: list[str] = []
     started: list[PlannedCase] = []
-    monkeypatch.setattr(compile_ahead.LocalExecutor, "start", lambda _: None)
     monkeypatch.setattr(compile_ahead, "compile_ahead", lambda cases, *_: events.append("compile"))
     monkeypatch.setattr(run, "refuse", lambda *_: None)
 

@@ -172,12 +172,12 @@ def test_workers_do_not_see_the_package_folder() -> None:
     """``import kernels`` must not find ours: transformers asks for a package of that name."""
     package = Path(environment.__file__).resolve().parent.parent
     code = "import importlib.util, lrbench.results.schema; print(importlib.util.find_spec('kernels'))"
-    assert run_python(code, cwd=package, env=environment.worker_environ()) == "None\n"
+    assert run_python(code, cwd=package, env={**os.environ, **environment.worker_settings()}) == "None\n"
 
 
 def test_worker_environment_keeps_what_the_parent_can_import(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.syspath_prepend(tmp_path)
-    environ = environment.worker_environ({"CUDA_VISIBLE_DEVICES": "3"})
+    environ = environment.worker_settings({"CUDA_VISIBLE_DEVICES": "3"})
     assert str(tmp_path) in environ["PYTHONPATH"].split(os.pathsep)
     assert environ["PYTHONSAFEPATH"] == environ["TRITON_CACHE_AUTOTUNING"] == "1"
     assert environ["CUDA_VISIBLE_DEVICES"] == "3"

@@ -346,7 +346,7 @@ def test_more_devices_than_there_are_is_refused(tmp_path: Path, device_count: in
 def test_a_sweep_about_a_gpu_keeps_no_row_of_a_worker_without_one(tmp_path: Path) -> None:
     environment = dataclasses.replace(PROCESSOR, device_kind="cuda", device_name="NVIDIA H200", device_count=1)
     settings = Settings(output=tmp_path, budget_s=0.0)
-    outcome = runner.sweep([faults.planned("right")], environment, settings, Silent())
+    outcome = runner.sweep([faults.planned("right")], environment, settings, Silent(), executor=LocalExecutor())
     (record,) = outcome.records
     assert (record.status, record.time_ms) == ("error", None)
     assert record.reason == "the worker runs on cpu, the sweep is about cuda"

@@ -54,7 +54,7 @@ def end_sweep(folder: Path, number: signal.Signals, after_s: float) -> list[str]
     return told
 
 
-@pytest.mark.parametrize("times", [4, pytest.param(200, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("times", [4, pytest.param(200, marks=[pytest.mark.slow, pytest.mark.timeout(1200)])])
 def test_sweeps_ended_at_random_moments(tmp_path: Path, times: int) -> None:
     draw = random.Random(0)
     for n in range(times):

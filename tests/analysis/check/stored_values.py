@@ -16,6 +16,7 @@ import pytest
 
 from lrbench.analysis.model.chunk_size import chunk_size_report
 from lrbench.bench import plan
+from lrbench.bench.executors import LocalExecutor
 from lrbench.bench.run import Settings, sweep
 from lrbench.bench.workers import probe_environment
 from lrbench.kernels import FAMILIES
@@ -48,7 +49,8 @@ def measure(folder: Path) -> Path:
         patch.setenv("OMP_NUM_THREADS", "1")
         environment = probe_environment()
         planned = plan.plan(REQUEST, device_kind="cpu")
-        outcome = sweep(planned, environment, Settings(output=folder, budget_s=0.0), mock.Mock())
+        settings = Settings(output=folder, budget_s=0.0)
+        outcome = sweep(planned, environment, settings, mock.Mock(), executor=LocalExecutor())
     assert outcome.path is not None
     return outcome.path
 
