@@ -14,6 +14,7 @@ from __future__ import annotations
 import itertools
 import math
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -350,9 +351,10 @@ def compile_first(families: Families, environment: Environment) -> None:
     """Compile our kernels of these problems in several processes. Outside packages compile, and tune, when measured.
 
     Of a side's chunk lengths the shortest and the longest are called, because whether there are several chunks decides
-    which kernels run.
+    which kernels run. The first problem of a kind comes first: those that follow find most of its kernels compiled.
     """
-    cases: list[PlannedCase] = []
+    cases: list[tuple[int, PlannedCase]] = []
+    kinds: Counter[object] = Counter()
     for family in families.values():
         for problem in family.problems if family.device == "cuda" else ():
             for impl in problem.impls:
@@ -360,8 +362,11 @@ def compile_first(families: Families, environment: Environment) -> None:
                 for item in planned[:: max(1, len(planned) - 1)]:
                     ours = isinstance(item.target, Implementation) and "triton" in item.target.requires
                     if ours and widest(item) <= MAX_COMPILE_ELEMENTS:
-                        cases.append(item)
-    runnable, _ = separate(cases, environment)
+                        case = replace(item.case, batch=None, seq_len=None, chunk_size=None)
+                        kind = (case, item is planned[0])
+                        cases.append((kinds[kind], item))
+                        kinds[kind] += 1
+    runnable, _ = separate([item for _, item in sorted(cases, key=lambda each: each[0])], environment)
     note(f"compiling: {len(runnable)} cases are called")
     with LocalExecutor(workers_per_device=max(1, default_jobs("cuda"))) as executor:
         compile_ahead(runnable, executor, environment, DEFAULT_TIMEOUT_S)
