@@ -41,12 +41,17 @@ def make_request(
             raise TypeError(f"{name} is no option of {impl}")
     check_state_dtype(torch.float32 if state_dtype is None else state_dtype)
     check_initial_state(initial_state, k, v, normalize=False)
-    check_on_gpu("v", v)
-    if reason := supports({"head_dim_qk": q.shape[3], "head_dim_v": v.shape[3]}, "", None):
-        raise ValueError(reason)
+    check_kernel_support(q, v)
     if torch.is_grad_enabled() and slope.requires_grad:
         raise ValueError(f"slope must not require a gradient for {impl}: only q, k, v and the state get one")
     return Request(impl, resolve_scale(scale, q.shape[3]), want_last, options.get("config"))
+
+
+def check_kernel_support(q: Tensor, v: Tensor) -> None:
+    """Raise ValueError on a device or head dim that the kernels do not take."""
+    check_on_gpu("v", v)
+    if reason := supports({"head_dim_qk": q.shape[3], "head_dim_v": v.shape[3]}, "", None):
+        raise ValueError(reason)
 
 
 def launches(request: Request, q: Tensor, v: Tensor) -> LightningConfig:
