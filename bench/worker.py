@@ -27,7 +27,7 @@ from torch.utils._pytree import tree_leaves
 from ..kernels import baselines, resolve
 from ..kernels.baselines.spec import Baseline, Runnable
 from ..kernels.spec import Implementation, Operation
-from ..results.schema import Case
+from ..results.schema import IMPORT_FAILED, Case
 from . import autotuning, check, clock, memory, models
 from .plan import PlannedCase
 from .workers import Limits, Reply, decode_request, not_measured
@@ -413,7 +413,7 @@ def classify(error: BaseException) -> tuple[str, str]:
     if exhausted or isinstance(error, (MemoryError, torch.OutOfMemoryError)):
         return "oom", exhausted[0][:300] if exhausted else first
     if isinstance(error, ImportError):
-        return "unavailable", f"import failed: {first}"
+        return "unavailable", f"{IMPORT_FAILED}: {first}"
     return "error", f"{type(error).__name__}: {first}"
 
 

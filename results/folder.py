@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from .lock import LOCK_FILE, hold
-from .schema import Environment, Record, was_tried
+from .schema import IMPORT_FAILED, Environment, Record, was_tried
 from .select import Row, grouped, load_rows
 from .store import ROW_NAMES, files_in, holds_results, read_file, recovered_notes, row_set, write_parquet
 
@@ -55,9 +55,9 @@ def merge(folder: Path) -> list[str]:
     """Put the rows of a folder's runs into one file for each family and ``history.parquet``, and remove the others.
 
     A family's file has the newest row of every case on every device, ``history.parquet`` all others that were measured.
-    Rows which only say that a package was not there, or did not import, are left out. Calibrations, copies, profiles
-    and errors go to a file of each kind. Subfolders are left as they are. Killed in between, it leaves every row in a
-    file; the next call ends what was begun.
+    Rows which only say that a package was not there are left out, and that it did not import where the case has another
+    row. Calibrations, copies, profiles and errors go to a file of each kind. Subfolders are left as they are. Killed in
+    between, it leaves every row in a file; the next call ends what was begun.
 
     Returns:
         what to say of it.
@@ -89,7 +89,8 @@ def merge(folder: Path) -> list[str]:
             for path in set(group) - set(targets):
                 path.unlink()
             into = ", ".join(f"{len(part)} in {path.name}" for path, part in targets.items()) or "none was measured"
-            said.append(f"merged the {ROW_NAMES[row]} rows of {', '.join(path.name for path in group)}: {into}")
+            what = "copies" if kind == "copies" else ROW_NAMES[row]
+            said.append(f"merged the {what} rows of {', '.join(path.name for path in group)}: {into}")
     return said or [f"nothing to merge in {folder}"]
 
 
@@ -97,7 +98,7 @@ def _by_family(rows: Iterable[Row]) -> dict[str, list[Row]]:
     """Return file name -> rows: of each family the newest of every case, and the older ones."""
     newest: dict[str, list[Row]] = {}
     older: list[Row] = []
-    kept = (row for row in rows if row["status"] != "unavailable")
+    kept = (row for row in rows if row["status"] != "unavailable" or row["reason"].startswith(IMPORT_FAILED))
     for (kernel, *_), group in grouped(kept, itemgetter("kernel", "case_id", "device_name")).items():
         *others, last = sorted(group, key=lambda row: (was_tried(row), row["measured_at"]))
         newest.setdefault(kernel, []).append(last)

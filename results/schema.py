@@ -20,6 +20,8 @@ PROFILE_VERSION = 3
 ERRORS_VERSION = 2
 
 STATUSES = ("ok", "oom", "timeout", "crash", "error", "incorrect", "unsupported", "unavailable")
+IMPORT_FAILED = "import failed"
+"""Beginning of the reason where a package is installed and does not import."""
 
 
 @dataclass(frozen=True, kw_only=True)

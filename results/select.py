@@ -354,8 +354,13 @@ def load_results(paths: str | Path | Iterable[str | Path], *, samples: bool = Fa
     return with_totals(read_results(paths, columns).to_pandas(split_blocks=True, self_destruct=True))
 
 
-def records(frame: pd.DataFrame, columns: Iterable[str] = RECORD_COLUMNS) -> list[dict[str, Any]]:
-    """Return the rows of a frame as :func:`load_rows` has them: None for null, and sizes as integers."""
+def records(frame: pd.DataFrame, columns: Iterable[str] | None = None) -> list[dict[str, Any]]:
+    """Return the rows of a frame as :func:`load_rows` has them: None for null, and sizes as integers.
+
+    Args:
+        columns: None is all but the samples of the times.
+    """
+    columns = [name for name in RECORD_COLUMNS if name != "time_samples_ms"] if columns is None else columns
     values: dict[str, list[Any]] = {}
     for name in columns:
         values[name] = [None if value != value else value for value in frame[name].tolist()]

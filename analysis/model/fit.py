@@ -59,7 +59,7 @@ KIND_COUNTS = 2
 
 FAR_APART, WORSE = 10.0, 1.2
 """The time of a launch is fitted only where the longest time is FAR_APART times the shortest, and the usual time of a
-launch makes the error WORSE times as large as a fitted one: other rows do not tell a launch from its work."""
+launch makes the squared error WORSE times as large as a fitted one: other rows do not tell a launch from its work."""
 
 SPILLS = 1.5
 """Work grows at most in proportion to the chunk length. Where a longer chunk takes more than this many times longer,

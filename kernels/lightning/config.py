@@ -51,10 +51,10 @@ def invalid_reason(config: LightningConfig, *, impl: str, capability: tuple[int,
         launch = getattr(config, name)
         if type(launch) is not kind:
             return f"{name} must be a {kind.__name__} for {impl}, got a {type(launch).__name__}"
-        for block in blocks:
-            size = getattr(launch, block)
-            if size < 16 or size & (size - 1):
-                return f"{name}.{block} must be a power of two >= 16, got {size}"
+        for field in (*blocks, "num_warps"):
+            size, least = getattr(launch, field), 1 if field == "num_warps" else 16
+            if not isinstance(size, int) or size < least or size & (size - 1):
+                return f"{name}.{field} must be a power of two >= {least}, got {size}"
         if impl == "lightning2" and launch.num_stages < 2 and capability[0] == 9 and item_bytes < 4:
             return f"{name}.num_stages must be at least 2 on compute capability 9.0, got {launch.num_stages}"
     return None

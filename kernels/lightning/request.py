@@ -39,12 +39,15 @@ def make_request(
     for name in options:
         if name != "config":
             raise TypeError(f"{name} is no option of {impl}")
+    config = options.get("config")
+    if not isinstance(config, LightningConfig | None):
+        raise ValueError(f"config must be a LightningConfig, got a {type(config).__name__}")
     check_state_dtype(torch.float32 if state_dtype is None else state_dtype)
     check_initial_state(initial_state, k, v, normalize=False)
     check_kernel_support(q, v)
     if torch.is_grad_enabled() and slope.requires_grad:
         raise ValueError(f"slope must not require a gradient for {impl}: only q, k, v and the state get one")
-    return Request(impl, resolve_scale(scale, q.shape[3]), want_last, options.get("config"))
+    return Request(impl, resolve_scale(scale, q.shape[3]), want_last, config)
 
 
 def check_kernel_support(q: Tensor, v: Tensor) -> None:

@@ -366,7 +366,7 @@ def run_fused_chunk(
         else:
             columns = tiles_z * config.block_z if whole_state else DZ
             result.anchor_states = _empty(blocks, B, H, num_anchors, config.block_x, columns, like=z, dtype=z.dtype)
-    if pair is not None and not whole_state and B * H * num_anchors * config.block_x >= 2**31:
+    if not whole_state and B * H * num_anchors * config.block_x >= 2**31:
         expected = f"below 2^31 / {config.block_x} at anchors every {every} positions"
         raise ValueError(f"batch * num_heads * seq_len / {every} must be {expected}, got {B * H * num_anchors}")
     # With two blocks, a partial result of the inputs' dtype is rounded once more than a float32 one. That costs little

@@ -208,13 +208,15 @@ class _Layer(torch.nn.Module):
     def __init__(self, case: Case) -> None:
         super().__init__()
         self.function = case.function
-        self.inputs = dict(case.draw().inputs)
-        self.inputs |= {name: torch.nn.Parameter(self.inputs[name]) for name in case.operation.differentiable}
-        for name in case.operation.differentiable:
-            self.register_parameter(f"in_{name}", self.inputs[name])
+        self.names = list(case.draw().inputs)
+        for name, x in case.draw().inputs.items():
+            if name in case.operation.differentiable:
+                self.register_parameter(f"in_{name}", torch.nn.Parameter(x.clone()))
+            else:
+                self.register_buffer(f"in_{name}", x)
 
     def forward(self) -> Tensor:
-        return self.function(*self.inputs.values())
+        return self.function(*(getattr(self, f"in_{name}") for name in self.names))
 
 
 @pytest.mark.usefixtures("_process_group")

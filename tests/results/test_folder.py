@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from lrbench.tests.command_line import Lrbench, one_line
 
 from ..analysis import rows as made
 
-NOTHING = ("unavailable", "import failed: No module named 'fla'")
+NOTHING = ("unavailable", "fla is not installed: pip install fla")
 
 
 def row(day: int, op: str = "mlstm_sig", impl: str = "fused_chunk", **columns: Any) -> dict[str, Any]:
@@ -59,6 +60,20 @@ def test_the_newest_row_of_a_case_takes_the_place_of_the_older_one(tmp_path: Pat
     assert held(tmp_path)["history.parquet"] == [("fused_chunk", 1), ("fused_chunk", 1), ("fused_chunk", 2)]
     made.write(untried, tmp_path / "alone" / "sweep.parquet")
     assert merge(tmp_path / "alone") == ["merged the result rows of sweep.parquet: none was measured"]
+
+
+def test_a_failed_import_takes_the_place_of_no_time(tmp_path: Path) -> None:
+    """Where it is all that a case has it stays: a complete set asks for it last, and its bars have what they can."""
+    broken = {"status": "unavailable", "reason": "import failed: No module named 'triton'"}
+    made.write([row(1), row(2, **broken), row(2, impl="whole_state", **broken)], tmp_path / "sweep-a.parquet")
+    merge(tmp_path)
+    assert held(tmp_path) == {"tfla.parquet": [("fused_chunk", 1), ("whole_state", 2)]}
+
+
+def test_copies_are_called_copies(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        shutil.copy(store.HERE / "h200_sxm" / "copies.parquet", tmp_path / f"{name}.copies.parquet")
+    assert merge(tmp_path)[0].startswith("merged the copies rows of a.copies.parquet, b.copies.parquet: ")
 
 
 @pytest.mark.parametrize("after", range(3))
