@@ -12,7 +12,7 @@ from typing import Any
 from .lock import LOCK_FILE, hold
 from .schema import IMPORT_FAILED, Environment, Record, was_tried
 from .select import Row, grouped, load_rows
-from .store import ROW_NAMES, files_in, holds_results, read_file, recovered_notes, row_set, write_parquet
+from .store import files_in, holds_results, read_file, recovered_notes, row_set, write_parquet
 
 ORDER = ("kernel", "op", "impl", "mode", "dtype", "seq_len", "case_id", "measured_at")
 """By what the rows of a file are sorted: see "Many rows" in docs/results.md."""
@@ -72,7 +72,7 @@ def merge(folder: Path) -> list[str]:
         files = [path for path in sorted(folder.glob("*.parquet")) if path.name[0] != "."]
         kinds = grouped(files, lambda path: HISTORY if holds_results(path) else path.stem.rpartition(".")[2])
         for kind, group in kinds.items():
-            row, _ = row_set(group[0])
+            row, what = row_set(group[0])
             present = {path: read_file(path, row).to_pylist() for path in group}
             # Rows that agree in every column count once.
             distinct = {json.dumps(row, sort_keys=True): row for row in itertools.chain.from_iterable(present.values())}
@@ -89,8 +89,7 @@ def merge(folder: Path) -> list[str]:
             for path in set(group) - set(targets):
                 path.unlink()
             into = ", ".join(f"{len(part)} in {path.name}" for path, part in targets.items()) or "none was measured"
-            what = "copies" if kind == "copies" else ROW_NAMES[row]
-            said.append(f"merged the {what} rows of {', '.join(path.name for path in group)}: {into}")
+            said.append(f"merged the {what} of {', '.join(path.name for path in group)}: {into}")
     return said or [f"nothing to merge in {folder}"]
 
 

@@ -292,10 +292,20 @@ def test_the_decode_preset_is_minutes_of_work() -> None:
         ({"modes": ("step",), "seq_lens": (64,)}, "--seq-len is no axis of mode step: its call is of one token"),
         ({"modes": ("step",), "tokens": 64}, "--tokens is no axis of mode step: its call is of one token"),
         ({"modes": ("step",), "contexts": (0,)}, "contexts must be from 1 to 2147483647, got 0"),
+    ],
+)
+def test_a_context_is_refused_where_nothing_has_one(axes: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        cases(**{"contexts": (64,), **axes})
+
+
+@pytest.mark.parametrize(
+    ("axes", "message"),
+    [
         ({"seq_lens": (64, 2**63)}, "seq_lens must be from 1 to 2147483647, got 9223372036854775808"),
         ({"ops": ()}, "ops must have at least one value, got none"),
     ],
 )
-def test_a_context_that_nothing_has_and_values_out_of_range_are_refused(axes: dict[str, object], message: str) -> None:
+def test_values_that_no_command_line_gives_are_refused(axes: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        cases(**{"contexts": (64,), **axes})
+        cases(**axes)

@@ -47,7 +47,7 @@ def test_the_newest_row_of_a_case_takes_the_place_of_the_older_one(tmp_path: Pat
     (tmp_path / "sweep-died.jsonl").write_text("".join(json.dumps(each) + "\n" for each in untried))
     said = merge(tmp_path)
     assert said[0].startswith("recovered from a run that died: ")
-    assert said[1].startswith("merged the result rows of bars-b.parquet, sweep-")
+    assert said[1].startswith("merged the results of bars-b.parquet, sweep-")
     assert held(tmp_path) == {
         "history.parquet": [("fused_chunk", 1), ("fused_chunk", 2)],
         "lightning.parquet": [("torch.sdpa_cudnn", 3)],
@@ -59,7 +59,7 @@ def test_the_newest_row_of_a_case_takes_the_place_of_the_older_one(tmp_path: Pat
     merge(tmp_path)
     assert held(tmp_path)["history.parquet"] == [("fused_chunk", 1), ("fused_chunk", 1), ("fused_chunk", 2)]
     made.write(untried, tmp_path / "alone" / "sweep.parquet")
-    assert merge(tmp_path / "alone") == ["merged the result rows of sweep.parquet: none was measured"]
+    assert merge(tmp_path / "alone") == ["merged the results of sweep.parquet: none was measured"]
 
 
 def test_a_failed_import_takes_the_place_of_no_time(tmp_path: Path) -> None:
@@ -73,7 +73,7 @@ def test_a_failed_import_takes_the_place_of_no_time(tmp_path: Path) -> None:
 def test_copies_are_called_copies(tmp_path: Path) -> None:
     for name in ("a", "b"):
         shutil.copy(store.HERE / "h200_sxm" / "copies.parquet", tmp_path / f"{name}.copies.parquet")
-    assert merge(tmp_path)[0].startswith("merged the copies rows of a.copies.parquet, b.copies.parquet: ")
+    assert merge(tmp_path)[0].startswith("merged the copies of a.copies.parquet, b.copies.parquet: ")
 
 
 @pytest.mark.parametrize("after", range(3))
@@ -127,5 +127,5 @@ def test_command(tmp_path: Path, lrbench: Lrbench) -> None:
     with hold(tmp_path / LOCK_FILE, "the folder"):
         assert "is in use by another lrbench" in one_line(lrbench("results", tmp_path, "--merge")[2])
     code, shown, said = lrbench("results", tmp_path, "--merge")
-    assert (code, said) == (0, "merged the result rows of sweep-a.parquet: 1 in tfla.parquet\n")
+    assert (code, said) == (0, "merged the results of sweep-a.parquet: 1 in tfla.parquet\n")
     assert "tfla.parquet" in shown
