@@ -2,7 +2,8 @@
 
 The reference is the operation's recurrent definition in float64 where that is affordable. Above that, implementations
 other than the portable torch one are held against the torch one in float64 (which the tests hold against the
-recurrence); the torch one itself, and operations that have none, are checked at a smaller shape, which the row states.
+recurrence), with less of the batch where that does not fit in memory; the torch one itself, and operations that have
+none, are checked at a smaller shape. The row states the shape.
 Where channels do not mix, large problems' references are computed some channels at a time, each with all of batch and
 time: every element of outputs and gradients is still checked, those of parameters too, which are sums over both.
 
@@ -236,7 +237,7 @@ class References:
         """Return the expected values of the case.
 
         Args:
-            portable: see :func:`checked_case`.
+            portable: see :func:`checked_cases`.
             options: further keywords of the operation's functions.
         """
         # The low-precision form that sets the bounds depends on who is checked.
@@ -250,7 +251,7 @@ class References:
         kept = torch.float32 if dtype in (torch.bfloat16, torch.float16) else torch.float64
         grad_out = _OutputGradient(dtype) if case.gradients else None
         definition = _portable(operation) if portable else resolve(operation.recurrent)
-        assert definition is not None, "checked_case asks for the portable form only where there is one"
+        assert definition is not None, "checked_cases asks for the portable form only where there is one"
         form, formed_by = _low_precision_form(operation, case)
 
         def reference() -> dict[str, Tensor]:
@@ -321,25 +322,34 @@ def _bound(form_error: float, reference: Tensor, dtype: torch.dtype) -> float:
     return 2 * form_error + eps * max(crest, 16)
 
 
-def checked_case(operation: Operation, case: Case, device: str, *, small: bool = False) -> tuple[Case, bool]:
-    """Return the case at the shape at which it is checked, and whether the portable form is its reference there.
+def checked_cases(operation: Operation, case: Case, device: str) -> list[tuple[Case, bool]]:
+    """Return the shapes at which a case can be checked, and for each whether the portable form is its reference there.
 
-    The portable float64 form serves where the recurrence is out of reach, except for the portable form itself.
-    ``small`` asks for the recurrence at a shape it can afford.
+    The first is the one to take; if its reference does not fit in memory, the next. Where the recurrence is out of
+    reach, all but the portable form itself are held against the portable form in float64, at the case's shape or with
+    half of its batch, again and again. What remains is the recurrence at a shape that it can afford.
     """
-    if not small and _recurrence_affordable(case, device):
-        return case, False
-    if not small and _portable(operation) is not None and not _is_portable(case):
-        return case, True
+    if _recurrence_affordable(case, device):
+        shapes = [(case, False)]
+    elif _portable(operation) is not None and not _is_portable(case):
+        batches = [(case.batch or 1) >> halvings for halvings in range((case.batch or 1).bit_length())]
+        shapes = [(replace(case, batch=batch), True) for batch in batches]
+    else:
+        shapes = []
+    return [*shapes, (_small(case, device), False)]
+
+
+def _small(case: Case, device: str) -> Case:
+    """Return the case at a shape at which the recurrence is affordable."""
     num_heads = min(case.num_heads, 2) if case.num_heads else None
     if case.seq_len is None:
-        return replace(case, batch=1, num_heads=num_heads), False
+        return replace(case, batch=1, num_heads=num_heads)
     # Two chunks at least, so that the state passed between chunks is part of the check.
     seq_len = min(case.seq_len, max(_SMALL_SEQ_LEN, 2 * (case.chunk_size or 0)))
     while True:
         reduced = replace(case, batch=1, num_heads=num_heads, seq_len=seq_len)
         if seq_len <= _MIN_SEQ_LEN or _recurrence_affordable(reduced, device):
-            return reduced, False
+            return reduced
         seq_len //= 2
 
 

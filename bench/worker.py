@@ -177,7 +177,7 @@ class Worker:
             state = check.state_before_step(operation, case, self.device)
             expected = check.expect_step(operation, case, inputs, state)
         else:
-            checked, inputs, expected = self._expect(operation, item, small_alone=small)
+            checked, inputs, expected = self._expect(operation, item, small=small)
         prepared = prepare(dataclasses.replace(item, case=checked), inputs, state)
         with _poisoned(item.target, expected, check.DTYPES[checked.dtype]):
             results = _call_once(prepared.runnable, expected.grad_out if case.gradients else None)
@@ -188,26 +188,28 @@ class Worker:
         return {"checked": check.describe_check(case, checked), "rel_error": verdict.rel_error}
 
     def _expect(
-        self, operation: Operation, item: PlannedCase, *, small_alone: bool = False
+        self, operation: Operation, item: PlannedCase, *, small: bool = False
     ) -> tuple[Case, dict[str, Tensor], check.Expected]:
         """Return the case at the shape it is checked at, its inputs and the expected results.
 
         A reference that does not fit in memory is no fault of the implementation: the check then takes a smaller shape.
         """
-        for small in (True,) if small_alone else (False, True):
-            checked, portable = check.checked_case(operation, item.case, self.device, small=small)
+        shapes = check.checked_cases(operation, item.case, self.device)
+        if small:
+            shapes = shapes[-1:]
+        while True:
+            checked, portable = shapes.pop(0)
             try:
                 inputs = self.inputs.get(operation, checked)
                 self._lap(CHECKS)
                 expected = self.references.get(operation, checked, inputs, portable=portable, options=item.options)
                 self._lap("references")
             except torch.OutOfMemoryError:
-                if small:
+                if not shapes:
                     raise
             else:
                 return checked, inputs, expected
             self.release(everything=True)
-        raise AssertionError("the smaller shape either returns or raises")
 
     def make_ready(self, item: PlannedCase, config: Any = None) -> Ready:
         """Return the case ready to be timed. It has been called once, so it is compiled.

@@ -110,8 +110,20 @@ def test_low_precision_states_get_a_stated_allowance() -> None:
 def test_the_shape_of_the_check(case: Case, device: str, checked: str, portable: bool) -> None:
     from lrbench.kernels import baselines
 
-    small, by_portable = check.checked_case(baselines.get_operation(case.op), case, device)
-    assert (check.describe_check(case, small), by_portable) == (checked, portable)
+    shape, by_portable = check.checked_cases(baselines.get_operation(case.op), case, device)[0]
+    assert (check.describe_check(case, shape), by_portable) == (checked, portable)
+
+
+def test_a_reference_without_memory_gives_up_its_batch_before_heads_and_length() -> None:
+    """With two heads, the error of a parameter of each head would be luck."""
+    case = at(op="mamba2_ssd", batch=6, seq_len=8192, num_heads=64)
+    shapes = check.checked_cases(get_operation("mamba2_ssd"), case, "cuda")
+    assert [(check.describe_check(case, shape), portable) for shape, portable in shapes] == [
+        ("same shape", True),
+        ("batch=3", True),
+        ("batch=1", True),
+        ("batch=1, seq_len=512, num_heads=2", False),
+    ]
 
 
 def test_poison_shows_what_nobody_wrote() -> None:

@@ -20,20 +20,23 @@ from lrbench.results.schema import Case
 from lrbench.tests.bench import faults
 
 
-def test_a_reference_that_does_not_fit_is_taken_at_a_smaller_shape(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("seq_len", "limit", "checked"), [(32, 1, "batch=1"), (4100, 2, "batch=2")])
+def test_a_reference_that_does_not_fit_is_taken_at_a_smaller_shape(
+    monkeypatch: pytest.MonkeyPatch, seq_len: int, limit: int, checked: str
+) -> None:
     evaluate = check.evaluate
     asked: list[int] = []
 
     def limited(operation: Any, function: Any, inputs: Any, grad_out: Any, **keywords: Any) -> dict[str, torch.Tensor]:
         asked.append(inputs["q"].shape[0])
-        if inputs["q"].shape[0] > 1:
+        if inputs["q"].shape[0] > limit:
             raise torch.OutOfMemoryError("CUDA out of memory")
         return evaluate(operation, function, inputs, grad_out, **keywords)
 
     monkeypatch.setattr(check, "evaluate", limited)
-    columns = worker.Worker("cpu").verify(faults.planned("right", batch=4))
+    columns = worker.Worker("cpu").verify(faults.planned("right", batch=4, seq_len=seq_len))
     assert asked[0] == 4
-    assert columns["checked"] == "batch=1"
+    assert columns["checked"] == checked
 
 
 def test_a_layout_of_its_own_is_made_outside_the_timed_region() -> None:
