@@ -14,7 +14,7 @@ from ...results.select import grouped, load_rows
 from ...results.store import current_files
 from ..accelerators.known import Accelerator
 from ..counts import count_case
-from .fit import OTHER_SOFTWARE, ROW_COLUMNS, Fit, Row, accelerator_of, newest_cases
+from .fit import ROW_COLUMNS, Fit, Row, accelerator_of, newest_cases
 from .runtime_model import RuntimeModel, floor_ms, launches_ms, runtime_model
 from .terms import LAUNCHES, Case
 
@@ -36,8 +36,8 @@ class Prediction:
         low_ms, high_ms: without a fit the model's bounds (roofline, and no overlap), between which an ideal kernel
             lies; with one, where 90 % of left-out rows lay relative to their prediction, wider on another accelerator
             than the one that was measured, and never below what the accelerator allows.
-        time_ms: the fitted time, None without a fit; on another accelerator the middle of what its rates and other
-            software allow.
+        time_ms: the fitted time, None without a fit; on another accelerator the middle of what its rates allow, with
+            the software of the fitted rows.
         model: the runtime model's times.
         interval: what the interval means, in words.
     """
@@ -122,9 +122,8 @@ def predict_case(case: Case, accelerator: Accelerator, fit: Fit | None, measured
             interval="full overlap to no overlap at full rate, which is what an ideal kernel takes",
         )
     low_ms, high_ms, carried = fit.carried_ms(case, accelerator)
-    # Which rate limits the kernel elsewhere is not known, so the time is the geometric mean of the two ends. Other
-    # software takes from 1 to OTHER_SOFTWARE times as long: again the mean, which is the same factor for all kernels.
-    time_ms, software = math.sqrt(low_ms * high_ms), OTHER_SOFTWARE if carried else 1.0
+    # Which rate limits the kernel elsewhere is not known, so the time is the geometric mean of the two ends.
+    time_ms = math.sqrt(low_ms * high_ms)
     (low_ratio, high_ratio), basis = fit.ratios(case), fit.basis()
     if measured is not None:
         off = measured["time_ms"] / fit.time_ms(case, accelerator_of(fit.accelerator, fit.roofs))
@@ -138,8 +137,8 @@ def predict_case(case: Case, accelerator: Accelerator, fit: Fit | None, measured
     likely_ms = max(time_ms, least, model.lower_ms / fit.best_share if fit.best_share else 0.0)
     return Prediction(
         low_ms=max(low_ratio * low_ms, least),
-        high_ms=software * max(high_ratio * high_ms * likely_ms / time_ms, least),
-        time_ms=math.sqrt(software) * likely_ms,
+        high_ms=max(high_ratio * high_ms * likely_ms / time_ms, least),
+        time_ms=likely_ms,
         model=model,
         interval=basis + carried,
     )

@@ -1,11 +1,13 @@
-"""Two models of a time, as what multiplies their constants: by the formulation, and by an implementation's launches.
+"""Models of a time, as what multiplies their constants: by the formulation, by walks, by an implementation's launches.
 
 A kernel is slower than the roofline for reasons that stay much the same over sizes: it reaches a share of the matrix
 rate and a share of the bandwidth, a state waits for the one before it, and launching takes a while. By the formulation
 
     t = launches t_launch + n t_step + x_FLOPs tau_FLOPs + x_bytes tau_bytes
 
-with n steps one after the other: chunks of a sequence, tokens of a recurrence. Where the launches are known
+with n steps one after the other: chunks of a sequence, tokens of a recurrence. Programs that hold whole states wait for
+memory and for products in turn, which is neither the one time nor the other: in place of n t_step they have x_walk
+tau_walk, with tau_walk what the choice of a chunk length expects on an H200. Where the launches are known
 (:mod:`.schedule`), their programs run in waves, as many at once as the multiprocessors hold, so that 4,096 programs and
 4,100 take different times. Launches run one after the other, and of one launch
 
@@ -53,7 +55,7 @@ class Model:
     """A model of a time: the sum of its constants times the terms of a case.
 
     Attributes:
-        name: formulation or launches.
+        name: formulation, walks or launches.
         latencies: constants in ms, that of a launch first.
         factors: full rate over the rate reached.
         min_rows: fewer measured rows than this of an implementation are fitted together with others of its kind.
@@ -88,10 +90,14 @@ def _formulation_kind(op: str, impl: str, mode: str, dtype: str) -> Kind | None:
     return (formulation_of(op, impl, mode, dtype), get_operation(op).cache, *get_operation(op).sizes)
 
 
-def _launches_kind(op: str, impl: str, mode: str, dtype: str) -> Kind | None:
-    """Return the kernels that are launched: mLSTMexp's, which are stabilised, or those of all others."""
-    kind = _formulation_kind(op, impl, mode, dtype)
-    return (impl, op == "mlstm_exp") if kind is not None and kind[0] == "walk" else None
+def _kind_of(formulation: str) -> Callable[[str, str, str, str], Kind | None]:
+    """Return the kinds of a model that one formulation follows: mLSTMexp's kernels, which are stabilised, or others."""
+
+    def kind(op: str, impl: str, mode: str, dtype: str) -> Kind | None:
+        found = _formulation_kind(op, impl, mode, dtype)
+        return (impl, op == "mlstm_exp") if found is not None and found[0] == formulation else None
+
+    return kind
 
 
 def _formulation_terms(case: Case, accelerator: Accelerator) -> tuple[float, ...] | None:
@@ -107,19 +113,25 @@ def _formulation_terms(case: Case, accelerator: Accelerator) -> tuple[float, ...
 def sequential_steps(case: Case) -> float:
     """Return how many steps of a problem wait for one another: its chunks, or tokens where there is no chunk length.
 
-    Attention, an MLP and the quadratic form have one. For programs that hold whole states it is a time instead: how
-    many microseconds their walks take one after the other, by the estimate that a call chooses its chunk length with.
+    Attention, an MLP and the quadratic form have one.
     """
     op, impl, mode, dtype, _, sizes = case
     formulation = formulation_of(op, impl, mode, dtype)
-    if formulation == "whole_state" and "chunk_size" in sizes:
-        shape, chunk = shape_of(sizes, normalised=op == "mlstm_exp"), sizes["chunk_size"]
-        forward_us = shape.forward_us(formulation, chunk) if mode != "bw" else 0.0
-        chunk = min(chunk, backward_chunk(shape, formulation))
-        return forward_us + (shape.backward_us(formulation, chunk) if mode != "fw" else 0.0)
     if op in ("attention", "gated_mlp", "projections") or mode == "step" or formulation == "parallel":
         return 1
     return -(-sizes["seq_len"] // (chunk_of(op, impl, formulation, sizes.get("chunk_size")) or 1))
+
+
+def _walks_terms(case: Case, accelerator: Accelerator) -> tuple[float, ...] | None:
+    found = _formulation_terms(case, accelerator)
+    if found is None or "chunk_size" not in case.sizes:
+        return None
+    launches, _, *rates_ms = found
+    shape, chunk = shape_of(case.sizes, normalised=case.op == "mlstm_exp"), case.sizes["chunk_size"]
+    walks_us = shape.forward_us("whole_state", chunk) if case.mode != "bw" else 0.0
+    if case.mode != "fw":
+        walks_us += shape.backward_us("whole_state", min(chunk, backward_chunk(shape, "whole_state")))
+    return launches, 1e-3 * walks_us, *rates_ms
 
 
 _STEPS: Mapping[str, str] = {
@@ -171,6 +183,16 @@ FORMULATION = Model(
 )
 """The model of every implementation that is counted."""
 
+WALKS = Model(
+    name="walks",
+    latencies=("launch_ms",),
+    factors=("walk_factor", "flops_factor", "bytes_factor"),
+    min_rows=8,
+    kind=_kind_of("whole_state"),
+    terms=_walks_terms,
+)
+"""The model of programs that hold whole states."""
+
 LAUNCHES = Model(
     name="launches",
     latencies=(
@@ -180,12 +202,12 @@ LAUNCHES = Model(
     factors=("flops_factor", "bytes_factor", "merge_factor"),
     min_rows=30,
     left_out=("seq_len", "head_dim_v", "chunk_size"),
-    kind=_launches_kind,
+    kind=_kind_of("walk"),
     terms=_launches_terms,
 )  # fmt: skip
 """The model of an implementation whose launches are known: a launch, a wave of gate programs, the start of a wave that
 walks, a tile of a walk, of the walk for denominators and of a states pass, a merged chunk; the rates of matrix
 products, of states between chunks, of merging them. Three rows for each constant are the least."""
 
-MODELS = (LAUNCHES, FORMULATION)
+MODELS = (LAUNCHES, WALKS, FORMULATION)
 """In the order in which they are taken."""

@@ -1,6 +1,6 @@
 """Times that documents state of their own accelerators: how many lie in the intervals of ours as translated.
 
-What other software may cost (:data:`..model.fit.OTHER_SOFTWARE`) is estimated from the same times. So each
+What other software may cost (:data:`.verdicts.OTHER_SOFTWARE`) is estimated from the same times. So each
 implementation is also held against intervals that follow from the other implementations alone.
 """
 
@@ -12,8 +12,8 @@ from statistics import fmean, median
 from typing import NamedTuple
 
 from ..accelerators.known import get_accelerator
-from ..model.fit import OTHER_SOFTWARE, likely_ratios
-from .verdicts import Found, Line
+from ..model.fit import likely_ratios
+from .verdicts import OTHER_SOFTWARE, Found, Line
 
 
 class Published(NamedTuple):

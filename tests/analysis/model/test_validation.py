@@ -26,7 +26,7 @@ def held(found: list[Coverage]) -> tuple[int, float]:
 @pytest.mark.parametrize("ops", FAMILIES)
 def test_nine_of_ten_committed_rows_lie_in_the_intervals_of_fits_without_them(ops: tuple[str, ...]) -> None:
     """Of each family and of each implementation with rows enough to tell; a few rows more may lie in it."""
-    found = list(validate(committed_results(), ops))
+    found = [each for each in validate(committed_results(), ops) if each.fitted_on == each.held_out_on]
     assert 0.85 <= held(found)[1] < 0.99
     by_name: dict[tuple[str, str], list[Coverage]] = {}
     for each in found:
@@ -37,6 +37,15 @@ def test_nine_of_ten_committed_rows_lie_in_the_intervals_of_fits_without_them(op
     # A width says how much a prediction is worth: those of much measured kernels are narrow. Our xl_chunk has rows of
     # heads from 32 to 512 wide, and at 32 chunks of 128 take 1.8 times as long as chunks of 64, which no model knows.
     assert all(each.width < {"xl_chunk": 3.0}.get(each.impl, 2.4) for each in found if each.rows > 30)
+
+
+def test_committed_rows_of_an_h100_and_an_h200_lie_in_the_intervals_carried_from_each_other() -> None:
+    """More than nine of ten, since it is not known which rate counts; programs that hold whole states are carried with
+    the bandwidth, so their times are close too."""
+    found = [each for each in validate(committed_results()) if each.fitted_on != each.held_out_on]
+    assert held(found)[0] > 2000
+    assert " come to by chance, 0 fewer, " in in_words(found)
+    assert max(each.median_error for each in found if each.impl == "whole_state") < 0.15
 
 
 def test_what_so_few_rows_can_tell() -> None:

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from lrbench.analysis.model.fit import OTHER_SOFTWARE
 from lrbench.analysis.reproduce import entries, published, verdicts, written
 from lrbench.analysis.reproduce.entries import Asked
 from lrbench.bench import mlp_errors, plan, reproduce, session
@@ -226,13 +225,13 @@ def test_nine_of_ten_published_times_lie_in_the_intervals() -> None:
     times = published.published_times(EVALUATED)
     excess = published.excess(times)
     assert len(times) > 90 and len(excess) > 5
-    assert math.ceil(10 * published.software_factor([*excess.values()])) == 10 * OTHER_SOFTWARE
+    assert math.ceil(10 * published.software_factor([*excess.values()])) == 10 * verdicts.OTHER_SOFTWARE
     for impl in {each.impl for each in times}:
-        own = [each.is_held(OTHER_SOFTWARE) for each in times if each.impl == impl]
+        own = [each.is_held(verdicts.OTHER_SOFTWARE) for each in times if each.impl == impl]
         assert sum(own) >= 0.8 * len(own)
     assert published.held_left_out(times) >= 0.9 * len(times)
     assert sum(each.is_held(1.0) for each in times) < 0.9 * len(times)
-    held = sum(each.is_held(OTHER_SOFTWARE) for each in times)
+    held = sum(each.is_held(verdicts.OTHER_SOFTWARE) for each in times)
     assert f"{held} of {len(times)} lie in the 90 %" in (ROOT / "docs" / "accelerators.md").read_text(encoding="utf-8")
     # They are neither longer nor shorter than what the model says, in the median.
     assert 1 / 1.1 < median(each.ratio for each in times) < 1.1
