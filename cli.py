@@ -1313,10 +1313,12 @@ def results(
     if format == "markdown":
         print(contents.as_markdown(contents.file_rows(named), implementations), end="")
         raise typer.Exit(int(left))
-    if format == "table":
-        display.show(contents.file_rows(named), "table")
-        print()
     brief = format == "table" and not every
+    if format == "table":
+        hidden = ("device", "driver") if brief else ()
+        files = [{k: v for k, v in row.items() if k not in hidden} for row in contents.file_rows(named)]
+        display.show(files, format)
+        print()
     display.show(contents.operation_rows(implementations) if brief else implementations, format)
     raise typer.Exit(int(left))
 

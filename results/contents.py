@@ -56,17 +56,15 @@ def file_rows(paths: Sequence[Path]) -> list[dict[str, Any]]:
 
 
 def operation_rows(implementations: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return a row for each operation on each device: how many implementations were measured, and their cases."""
-    return [
-        {
-            **{name: rows[0][name] for name in ("device", "kernel", "op")},
-            "measured": sum(bool(row["ok"]) for row in rows),
-            "of": len(rows),
-            "cases_ok": sum(row["ok"] for row in rows),
-            "last": max((_last_day(row["measured"]) for row in rows if row["measured"]), default=None),
-        }
-        for rows in grouped(implementations, itemgetter("device", "kernel", "op")).values()
-    ]
+    """Return a row for each operation: how many implementations were measured, and how many cases on each device."""
+    devices = dict.fromkeys(row["device"] for row in implementations)
+    shown = []
+    for (kernel, op), rows in grouped(implementations, itemgetter("kernel", "op")).items():
+        measured = {row["impl"] for row in rows if row["ok"]}
+        cases = {device: sum(row["ok"] for row in rows if row["device"] == device) or None for device in devices}
+        of = len({row["impl"] for row in rows})
+        shown.append({"kernel": kernel, "op": op, "implementations": f"{len(measured)} of {of}", **cases})
+    return shown
 
 
 def run_rows(paths: Sequence[Path]) -> list[dict[str, Any]]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from lrbench.results.contents import as_markdown, file_rows, implementation_rows
+from lrbench.results.contents import as_markdown, file_rows, implementation_rows, operation_rows
 from lrbench.results.schema import Record
 from lrbench.results.select import load_rows, matching
 from lrbench.results.store import HERE, RunWriter, current_files, is_complete
@@ -52,6 +52,10 @@ def test_implementations_and_what_is_missing(results: Path) -> None:
     }  # fmt: skip
     assert (torch["impl"], torch["ok"], torch["measured"]) == ("torch", 0, None)
     assert (peer["kernel"], peer["impl"], peer["ok"]) == ("tfla", "torch.sdpa_cudnn", 1)
+    assert operation_rows([ours, torch, {**peer, "device": "h100_sxm"}]) == [
+        {"kernel": "tfla", "op": "mlstm_sig", "implementations": "1 of 2", "h200_sxm": 2, "h100_sxm": None},
+        {"kernel": "tfla", "op": "attention", "implementations": "1 of 1", "h200_sxm": None, "h100_sxm": 1},
+    ]
 
 
 def test_files_are_listed_with_what_they_hold(results: Path) -> None:
@@ -70,7 +74,7 @@ def test_command(results: Path, lrbench: Lrbench) -> None:
     assert {row["impl"] for row in json.loads(out)} > {"fused_chunk", "torch.sdpa_cudnn", "xl_chunk"}
     table = lrbench("results", results)[1]
     assert "a.parquet" in table and "1 oom" not in table
-    assert re.search(r"tfla +mlstm_sig +1 +\d+ +\d+ +2026", table), table
+    assert re.search(r"tfla +mlstm_sig +1 of \d+ +2\n", table), table
     table = lrbench("results", results, "--all")[1]
     assert "a.parquet" in table and "1 oom" in table
 

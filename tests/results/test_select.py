@@ -187,7 +187,7 @@ def test_a_partitioned_store(size: int, tmp_path: Path, monkeypatch: pytest.Monk
     )
     for text in SELECTORS:
         found, wanted = (
-            {tuple(map(row.get, key)): row for row in select(text, [pool])} for pool in (folder, *COMMITTED)
+            {tuple(map(row.get, key)): row for row in select(text, pool)} for pool in ([folder], COMMITTED)
         )
         assert found == wanted, text
 
