@@ -453,16 +453,16 @@ def test_predict_gives_an_interval(tmp_path: Path, run: Run) -> None:
 
 
 def test_predict_validates_itself(run: Run) -> None:
-    printed = run("predict", "gated-mlp", "--validate", "--all").splitlines()
+    printed = run("predict", "gated-mlp", "--validate").splitlines()
     for n, whose in enumerate(("on the accelerator of the fit", "by a fit carried from another accelerator")):
         share = re.fullmatch(rf"{whose}: (.*)% of \d+ rows left out lie in their 90 % intervals", printed[n])
         assert share is not None and 90 <= float(share[1]) < 100
-    every = len(printed) - 4
-    assert printed[2] == (
-        f"of {every} implementations {every} hold as many as 85 to 95 % come to by chance, 0 fewer, 0 more"
-    )
-    assert printed[3].split() == ["op", "impl", "fit", "rows", "held", "chance", "error", "width"]
-    assert {line.split()[0] for line in printed[4:]} == {"gated_mlp", "projections"}
+    of = r"of (\d+) implementations \1 hold as many as 85 to 95 % come to by chance, 0 fewer, 0 more"
+    assert re.fullmatch(of, printed[2])
+    # Of the H100 there are too few rows with gradients for a fit.
+    assert re.fullmatch(r"no fit for \d+ rows", printed[3])
+    assert printed[4].split() == ["op", "impl", "fit", "rows", "held", "chance", "error", "width"]
+    assert {line.split()[0] for line in printed[5:15]} == {"gated_mlp", "projections"}
     rows = run.json("predict", "wkv4", "--validate", "--impl", "scan")
     assert {(row["impl"], row["mode"], row["dtype"]) for row in rows} == {
         *(("scan", mode, dtype) for mode in ("fw", "fwbw") for dtype in ("bf16", "fp32")),
