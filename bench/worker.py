@@ -59,6 +59,10 @@ class Ready(clock.Call):
     compile_s: float
 
 
+COMPILE_WAITS_S = (1.0, 2.0, 4.0, 8.0, 16.0)
+"""How long a process that compiles waits for memory, each time that it finds too little."""
+
+
 class Worker:
     """Runs cases on one device, and keeps what consecutive cases share: inputs, references and the clock."""
 
@@ -137,13 +141,25 @@ class Worker:
         return replies
 
     def compile(self, item: PlannedCase) -> dict[str, Any]:
-        """Call a case once, unchecked and untimed, so that compilers cache their results on disk."""
+        """Call a case once, unchecked and untimed, so that compilers cache their results on disk.
+
+        Other processes do the same on this device. If they leave too little memory, it waits for them and tries again.
+        """
         other, config = item.config_of, None
         if other is not None and isinstance(item.target, Implementation):
             capability = torch.cuda.get_device_capability()
             config = item.target.launches(other.mode, other.dtype, other.sizes, capability)
-        with autotuning.untimed():
-            return {"compile_s": self.make_ready(item, config).compile_s}
+        for wait_s in (*COMPILE_WAITS_S, None):
+            try:
+                with autotuning.untimed():
+                    return {"compile_s": self.make_ready(item, config).compile_s}
+            except Exception as error:
+                if wait_s is None or classify(error)[0] != "oom":
+                    raise
+            finally:
+                self.release(everything=True)
+            time.sleep(wait_s)
+        raise AssertionError("the last attempt returns or raises")
 
     def profile(self, item: PlannedCase) -> dict[str, Any]:
         """Call a case once between cudaProfilerStart and cudaProfilerStop, compiled, warm and unchecked.

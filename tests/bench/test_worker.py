@@ -39,6 +39,38 @@ def test_a_reference_that_does_not_fit_is_taken_at_a_smaller_shape(
     assert columns["checked"] == checked
 
 
+@pytest.mark.parametrize(
+    ("failures", "error"),
+    [
+        (0, None),
+        (2, torch.OutOfMemoryError("CUDA out of memory")),
+        (6, RuntimeError("Triton Error [CUDA]: out of memory")),
+        (1, ValueError("another")),
+    ],
+)
+def test_what_compiles_waits_for_memory_and_keeps_none(
+    monkeypatch: pytest.MonkeyPatch, failures: int, error: Exception
+) -> None:
+    """As for 16 processes at a time that compile calls of 10 GB on a device of 80 GB."""
+    one, make_ready, waited = worker.Worker("cpu"), worker.Worker.make_ready, list[float]()
+
+    def limited(self: worker.Worker, *args: Any) -> Any:
+        ready = make_ready(self, *args)
+        if len(waited) < failures:
+            raise error
+        return ready
+
+    monkeypatch.setattr(worker.Worker, "make_ready", limited)
+    monkeypatch.setattr(worker.time, "sleep", waited.append)
+    if failures > len(worker.COMPILE_WAITS_S) or isinstance(error, ValueError):
+        with pytest.raises(type(error)):
+            one.compile(faults.planned("right"))
+    else:
+        assert one.compile(faults.planned("right")).keys() == {"compile_s"}
+    assert waited == ([] if isinstance(error, ValueError) else [*worker.COMPILE_WAITS_S[:failures]])
+    assert not one.inputs._problems
+
+
 def test_a_layout_of_its_own_is_made_outside_the_timed_region() -> None:
     """Weights reach the implementation as it keeps them, and only so: no byte more than without a layout of its own."""
     operation = get_operation("gated_mlp")
