@@ -2,7 +2,7 @@
 
 Sides take turns in every round, so that other load on the machine slows all of them alike. Of a side with several
 chunk lengths the fastest counts. Ours must be right to be timed; an outside package whose numbers are off is timed too,
-with a remark. On a GPU our kernels are compiled beforehand, and the sides of a problem run in one process. On a CPU
+with a remark. On a GPU the sides of a problem are compiled beforehand and run in one process. On a CPU
 every bar has a process of its own, because a side would reuse memory that others left and so have fewer page faults,
 and every sample follows an untimed call of the same side. A CPU on which two threads do not reach
 :data:`FREE_CORES_GAIN` times the matrix products of one does not have two free cores: a bar that is missed there is
@@ -11,10 +11,10 @@ marked as not decidable.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 import time
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -33,11 +33,11 @@ from ..results.select import grouped
 from ..results.toml_tables import read_toml
 from . import note
 from .calibrate import roof_row
-from .compile_ahead import compile_ahead, default_jobs, widest
+from .compile_ahead import Compiler, default_jobs
 from .derived import Run, build_record
-from .executors import LocalExecutor, hold_gpus
+from .executors import hold_gpus
 from .plan import PlannedCase, package_of
-from .run import DEFAULT_TIMEOUT_S, file_name, run_in_turn, separate
+from .run import file_name, run_in_turn, separate
 from .workers import Limits, ReplaceableWorker, probe_environment
 
 FILE = Path(__file__).resolve().parent.parent / "results" / "bars.toml"
@@ -50,8 +50,7 @@ DEFAULT = "default"
 SHORTEST_CHUNK = 64
 """The shortest of every chunk length: one tile of the kernels."""
 
-MAX_COMPILE_ELEMENTS = 2**29
-"""Elements of the widest tensor of a case up to which it is called to compile: several processes share the GPU."""
+COMPILE_TIMEOUT_S = 120.0
 
 COPIED_BYTES = 2 * 2**30
 """Read and written by one sample of the copy: far above any cache."""
@@ -347,29 +346,17 @@ def _every_chunk(
     return [n for n in lengths if target.why_unsupported(mode, dtype, None, {**sizes, "chunk_size": n}) is None]
 
 
-def compile_first(families: Families, environment: Environment) -> None:
-    """Compile our kernels of these problems in several processes. Outside packages compile, and tune, when measured.
-
-    Of a side's chunk lengths the shortest and the longest are called, because whether there are several chunks decides
-    which kernels run. The first problem of a kind comes first: those that follow find most of its kernels compiled.
-    """
-    cases: list[tuple[int, PlannedCase]] = []
-    kinds: Counter[object] = Counter()
-    for family in families.values():
-        for problem in family.problems if family.device == "cuda" else ():
-            for impl in problem.impls:
-                planned = planned_cases(family.kernel, problem, problem.modes[-1], [impl])
-                for item in planned[:: max(1, len(planned) - 1)]:
-                    ours = isinstance(item.target, Implementation) and "triton" in item.target.requires
-                    if ours and widest(item) <= MAX_COMPILE_ELEMENTS:
-                        case = replace(item.case, batch=None, seq_len=None, chunk_size=None)
-                        kind = (case, item is planned[0])
-                        cases.append((kinds[kind], item))
-                        kinds[kind] += 1
-    runnable, _ = separate([item for _, item in sorted(cases, key=lambda each: each[0])], environment)
-    note(f"compiling: {len(runnable)} cases are called")
-    with LocalExecutor(workers_per_device=max(1, default_jobs("cuda"))) as executor:
-        compile_ahead(runnable, executor, environment, DEFAULT_TIMEOUT_S)
+def compiler_of(family: Family, environment: Environment) -> Compiler:
+    """Return what compiles a family's problems in several processes, a batch at a time while nothing is timed."""
+    planned = [
+        item
+        for problem in family.problems
+        for mode in problem.modes
+        for item in planned_cases(family.kernel, problem, mode, problem.impls)
+    ]
+    runnable, _ = separate(planned, environment)
+    jobs = max(1, default_jobs("cuda"))
+    return Compiler(runnable, environment, jobs, 1, COMPILE_TIMEOUT_S, lambda n, _: note(f"compiling {n} cases"))
 
 
 def measure_bars(
@@ -391,15 +378,16 @@ def measure_bars(
     if on_gpu and (here := probe_environment()).device_kind != "cuda":
         raise ValueError(f"the bars {', '.join(on_gpu)} need an NVIDIA GPU, and none is here")
     note(*store.recovered_notes(output))
-    if on_gpu:
-        compile_first(families, here)
     for name, family in families.items():
         verdicts: list[Verdict] = []
-        with hold_gpus(int(family.device == "cuda")), _worker(family.device) as session:
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(hold_gpus(int(family.device == "cuda")))
+            session = stack.enter_context(_worker(family.device))
+            compiler = stack.enter_context(compiler_of(family, here)) if family.device == "cuda" else None
             environment = Environment(**session.call("bench.environment:environment_here"))
             run = Run.start(environment)
             with store.RunWriter(output, file_name(f"{store.BARS_PREFIX}{name}", run.run_id)) as writer:
-                measuring = _Measuring(family, session, run, writer, rounds or family.rounds)
+                measuring = _Measuring(family, session, compiler, run, writer, rounds or family.rounds)
                 for number, problem in enumerate(family.problems):
                     if time.monotonic() - began > time_limit_s:
                         note(f"out of time: {len(family.problems) - number} problems of {name} are left")
@@ -418,6 +406,7 @@ class _Measuring:
 
     family: Family
     session: ReplaceableWorker
+    compiler: Compiler | None
     run: Run
     writer: store.RunWriter
     rounds: int
@@ -457,6 +446,9 @@ class _Measuring:
             device_kind=device,
         )
         planned = planned_cases(self.family.kernel, problem, mode, impls)
+        if self.compiler is not None:
+            for item in planned:
+                self.compiler.compile_for(item)
         for item, reply in run_in_turn(session, planned, self.run.environment, limits, lambda item: note(str(item))):
             record = build_record(self.run, item, reply)
             self.writer.append(record)

@@ -12,7 +12,7 @@ import pytest
 
 from lrbench.analysis.accelerators.roofs import RoofRow, stored_roofs
 from lrbench.analysis.counts import count_case
-from lrbench.bench import bars, calibrate, clock, run
+from lrbench.bench import bars, calibrate, clock, compile_ahead, run
 from lrbench.bench.bars import BEST, COPY, DEFAULT, Bar, Entry, judge, judge_overall
 from lrbench.bench.complete import unfinished
 from lrbench.bench.environment import current_environment
@@ -338,20 +338,26 @@ def test_what_does_not_fit_a_file_of_bars_is_refused(old: str, new: str, message
         trial(tmp_path, TRIAL.replace(old, new))
 
 
-def test_every_kind_of_problem_is_compiled_before_it_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of ours, the first of each kind first: default call, shortest and longest chunk of every implementation."""
+def test_a_problem_is_compiled_before_it_is_timed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Ours and the outside packages', of which those whose kernels are made for each length take longest."""
     found: list[PlannedCase] = []
-    monkeypatch.setattr(bars, "compile_ahead", lambda cases, *_: found.extend(cases))
-    versions = {"device_kind": "cuda", "capability": "9.0", "triton_version": "3.6.0"}
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(compile_ahead, "compile_ahead", lambda cases, *_: found.extend(cases))
+    monkeypatch.setattr(run, "version_of", lambda distribution: "3.8.0")
+    monkeypatch.setattr(bars, "default_jobs", lambda _: 2)
+    versions = {"device_kind": "cuda", "capability": "9.0", "triton_version": "3.8.0"}
     here = dataclasses.replace(current_environment(), **versions)
-    monkeypatch.setattr(run, "version_of", lambda distribution: "3.6.0")
-    bars.compile_first(bars.select(bars.load_bars(), "default-choice", "4 heads x 64/64"), here)
-    assert {item.case.mode for item in found} == {"fwbw"}
-    cases = [(item.case.num_heads, item.case.dtype, item.case.impl, item.case.chunk_size) for item in found]
-    # 11 shapes in bf16, 4 of which have 64 heads, and 3 in fp32, for which there is no whole_state.
-    assert len(cases) == 11 * 5 + 3 * 3
-    kinds = [(num_heads, dtype, impl, chunk_size in (None, 64)) for num_heads, dtype, impl, chunk_size in cases]
-    assert len(set(kinds[:13])) == len(set(kinds)) == 13
+    family = bars.select(bars.load_bars(), "tfla", "16 heads x 128/256, T=8192, B=8")["tfla"]
+    compiler = bars.compiler_of(family, here)
+    for problem in family.problems:
+        planned = [
+            item for mode in problem.modes for item in bars.planned_cases(family.kernel, problem, mode, problem.impls)
+        ]
+        for item in planned:
+            compiler.compile_for(item)
+        runnable = {item.case for item in run.separate(planned, here)[0]}
+        assert runnable <= {item.case for item in found}
+    assert {item.case.provider for item in found} == {"lrbench", "mlstm_kernels", "fla"}
 
 
 @pytest.mark.parametrize(
