@@ -430,7 +430,8 @@ def classify(error: BaseException) -> tuple[str, str]:
     exhausted = [sentence for sentence in sentences if any(words in sentence.lower() for words in OUT_OF_MEMORY)]
     if exhausted or isinstance(error, (MemoryError, torch.OutOfMemoryError)):
         return "oom", exhausted[0][:300] if exhausted else first
-    if isinstance(error, ImportError):
+    own = __package__.partition(".")[0]
+    if isinstance(error, ImportError) and (error.name or "").partition(".")[0] != own:
         return "unavailable", f"{IMPORT_FAILED}: {first}"
     return "error", f"{type(error).__name__}: {first}"
 

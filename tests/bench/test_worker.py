@@ -147,6 +147,7 @@ def test_a_lost_device_ends_the_worker_after_its_answer(monkeypatch: pytest.Monk
         (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20 GiB"), "oom", "CUDA out of memory"),
         (RuntimeError("CUDA error: out of memory"), "oom", "CUDA error: out of memory"),
         (MemoryError(), "oom", "MemoryError"),
+        (ImportError("cannot import x", name="lrbench.kernels"), "error", "ImportError: cannot import x"),
         (ModuleNotFoundError("No module named 'fla'"), "unavailable", "import failed: No module named 'fla'"),
         (
             ImportError("libtriton.so: failed to map segment from shared object"),
