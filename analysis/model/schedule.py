@@ -25,8 +25,8 @@ from ..counts.executed import BACKWARD_ROLES, FORWARD_ROLES, Executed, Role, Run
 from ..counts.problem import PASSES, case_problem
 
 RESIDENT: Mapping[str, int] = {
-    "gates": 32, "walk": 2, "normaliser": 2, "states": 3,
-    "merge": 10, "scan": 10, "elements": 12, "gate gradients": 8,
+    "gates": 32, "walk": 2, "normaliser": 2, "states": 3, "merge": 10, "scan": 10, "stabiliser": 12,
+    "denominators": 12, "gate gradients": 8,
 }  # fmt: skip
 """Kind of launch -> programs that a multiprocessor holds at once: what registers and shared memory leave room for at
 compute capability 9.0, head dims 128 and 256. At other head dims and for mLSTMexp a states pass has two to four."""
@@ -37,7 +37,6 @@ class Launch:
     """One kernel launch.
 
     Attributes:
-        name: what it computes: a role (h, dq, dk, dv) or a pass.
         kind: what is launched, a key of :data:`RESIDENT`.
         programs: the grid.
         steps: what each program does one after the other: tiles, or chunks to merge.
@@ -46,7 +45,6 @@ class Launch:
         merge_bytes: states stored and loaded to merge them.
     """
 
-    name: str
     kind: str
     programs: int
     steps: int = 1
@@ -76,10 +74,10 @@ def _pass(run: Run, direction: str) -> Iterator[Launch]:
     tile = run.block_t
     if direction == "forward":
         tiles = -(-run.seq_len // tile)
-        yield Launch(name="gates", kind="gates", programs=tiles * run.rows)
+        yield Launch(kind="gates", programs=tiles * run.rows)
         if run.stabilised:
-            yield Launch(name="stabiliser", kind="scan", programs=run.rows, steps=-(-tiles // SCAN_BLOCK_N))
-            yield Launch(name="stabiliser", kind="elements", programs=-(-run.seq_len // SCAN_BLOCK_N) * run.rows)
+            yield Launch(kind="scan", programs=run.rows, steps=-(-tiles // SCAN_BLOCK_N))
+            yield Launch(kind="stabiliser", programs=-(-run.seq_len // SCAN_BLOCK_N) * run.rows)
         yield from _states(run, counted, "state pass")
         if run.stabilised:
             yield from _normaliser(run, counted)
@@ -92,8 +90,7 @@ def _pass(run: Run, direction: str) -> Iterator[Launch]:
         if role.name == "dk":
             yield from _states(run, counted, "state_gradient pass")
         yield from _walk(run, counted, role)
-    programs = -(-run.seq_len // run.anchor_every) * run.rows
-    yield Launch(name="gate gradients", kind="gate gradients", programs=programs)
+    yield Launch(kind="gate gradients", programs=-(-run.seq_len // run.anchor_every) * run.rows)
 
 
 def _states(run: Run, counted: Executed, name: str) -> Iterator[Launch]:
@@ -101,7 +98,6 @@ def _states(run: Run, counted: Executed, name: str) -> Iterator[Launch]:
         return
     states = run.config.states
     yield Launch(
-        name=name,
         kind="states",
         programs=run.rows * math.prod(run.states_tiles) * (run.contributing_chunks if states.parallel else 1),
         steps=-(-(run.chunk_size if states.parallel else run.seq_len) // min(states.block_t, run.chunk_size)),
@@ -110,7 +106,6 @@ def _states(run: Run, counted: Executed, name: str) -> Iterator[Launch]:
     )
     if states.parallel:
         yield Launch(
-            name=name,
             kind="merge",
             programs=-(-run.head_dim_qk * run.head_dim_v // MERGE_BLOCK_E) * run.rows,
             steps=run.chunks,
@@ -121,20 +116,18 @@ def _states(run: Run, counted: Executed, name: str) -> Iterator[Launch]:
 def _normaliser(run: Run, counted: Executed) -> Iterator[Launch]:
     blocks = -(-run.head_dim_qk // run.config.normaliser.block_k)
     yield Launch(
-        name="normaliser pass",
         kind="normaliser",
         programs=blocks * run.chunks * run.rows,
         steps=_tiles_of_a_chunk(run),
         flops=_flops(counted, "normaliser pass"),
     )
-    yield Launch(name="denominators", kind="elements", programs=-(-run.rows * run.seq_len // SCAN_BLOCK_N))
+    yield Launch(kind="denominators", programs=-(-run.rows * run.seq_len // SCAN_BLOCK_N))
 
 
 def _walk(run: Run, counted: Executed, role: Role) -> Iterator[Launch]:
     *_, blocks, columns = blocks_of(run, role)
     for _ in range(blocks):
         yield Launch(
-            name=role.name,
             kind="walk",
             programs=columns * run.chunks * run.rows,
             steps=_tiles_of_a_chunk(run),
