@@ -95,19 +95,19 @@ def _panel(rows: pd.DataFrame, mode: str, x: str, y: Quantity, title: str) -> Pa
 
 def _drawing(
     chosen: Chosen,
-    x: str,
     quantities: Callable[[pd.DataFrame], Sequence[Quantity]],
     title: str,
     *setting: str,
     needs: str | None = None,
     row_per_mode: bool = False,
 ) -> Drawing:
-    """Return a figure of quantities over ``x``: a column of panels for each mode, or a row.
+    """Return a figure of quantities: a column of panels for each mode, or a row.
 
     Args:
         needs: the column without which a row is no point.
     """
-    chosen, lone = (chosen, chosen.rows[:0]) if x == "chunk_size" else without_lone_chunks(chosen, x)
+    x = chosen.over
+    chosen, lone = (chosen, chosen.rows[:0]) if x == "chunk_size" else without_lone_chunks(chosen)
     rows = best_rows(chosen.rows, ("op", "impl", "mode", x))
     twice = rows[gradient_twice(rows)] if needs == "peak_memory_bytes" else rows[:0]
     if needs:
@@ -129,13 +129,13 @@ def _drawing(
     left_out = twice[twice.index.isin(chosen.rows.index)]
     names = ", ".join(sorted({series_label(*each) for each in zip(left_out["op"], left_out["impl"], strict=True)}))
     counted = f"Memory not shown, since a gradient was counted twice: {names}." if names else ""
-    said = _notes(chosen, x, rows, timed=needs != "peak_memory_bytes")
+    said = _notes(chosen, rows, timed=needs != "peak_memory_bytes")
     note = " ".join(filter(None, [said, lone_chunks(lone, rows, x), counted, hidden]))
     words = describe(chosen, *setting)
     return Drawing(grid=grid, title=title, finding=finding, setting=words, note=note, rows=rows, x=x)
 
 
-def _notes(chosen: Chosen, x: str, shown: pd.DataFrame, *, timed: bool = True) -> str:
+def _notes(chosen: Chosen, shown: pd.DataFrame, *, timed: bool = True) -> str:
     """Return what stands under a figure: other head dims, why points are ringed, and what was not measured.
 
     Args:
@@ -147,27 +147,22 @@ def _notes(chosen: Chosen, x: str, shown: pd.DataFrame, *, timed: bool = True) -
             f"Times of {runs} runs, most with lowered clocks: what a kernel takes then depends on what ran before it. "
             "Within a run they compare."
         )
-    said = (other_head_dims(chosen), *doubts, busy_note(shown), failure_note(unmeasured(chosen, x)))
+    said = (other_head_dims(chosen), *doubts, busy_note(shown), failure_note(unmeasured(chosen)))
     return " ".join(filter(None, said))
-
-
-def _chunked(frame: pd.DataFrame, selection: Selection) -> Chosen:
-    """Choose rows at one sequence length of implementations with a chunk axis."""
-    return choose(frame, selection, seq_len=True, chunks=True)
 
 
 def runtime_over_length(frame: pd.DataFrame, selection: Selection) -> Drawing:
     """Runtime of one call over sequence length, every implementation at its best chunk size (TFLA paper, figure 5)."""
     chosen = choose(frame, selection)
     title = f"Runtime over {chosen.axis}"
-    return _drawing(chosen, "seq_len", lambda _: [_time(chosen)], title, at_best_chunk(chosen), "median")
+    return _drawing(chosen, lambda _: [_time(chosen)], title, at_best_chunk(chosen), "median")
 
 
 def memory_over_length(frame: pd.DataFrame, selection: Selection) -> Drawing:
     """Peak memory of one call over sequence length, inputs included, every implementation at its fastest chunk size."""
     chosen = choose(frame, selection)
     title, setting = f"Memory over {chosen.axis}", (at_best_chunk(chosen, "fastest"), INCLUDED)
-    return _drawing(chosen, "seq_len", lambda rows: [_memory(rows)], title, *setting, needs="peak_memory_bytes")
+    return _drawing(chosen, lambda rows: [_memory(rows)], title, *setting, needs="peak_memory_bytes")
 
 
 def throughput_over_length(frame: pd.DataFrame, selection: Selection) -> Drawing:
@@ -179,16 +174,14 @@ def throughput_over_length(frame: pd.DataFrame, selection: Selection) -> Drawing
         of = lambda each: 1e3 * each["tokens"] / each["time_ms"] / factor  # noqa: E731
         return [Quantity(of, f"throughput ({prefix}tokens/s)", "throughput")]
 
-    setting = (at_best_chunk(chosen), "median")
-    return _drawing(chosen, "seq_len", rate, f"Throughput over {chosen.axis}", *setting)
+    return _drawing(chosen, rate, f"Throughput over {chosen.axis}", at_best_chunk(chosen), "median")
 
 
 def runtime_and_memory(frame: pd.DataFrame, selection: Selection) -> Drawing:
     """Runtime and, under it, peak memory over sequence length, at each one's fastest chunk size (TFLA, 15 and 16)."""
     chosen = choose(frame, selection)
     title, setting = f"Runtime and memory over {chosen.axis}", (at_best_chunk(chosen, "fastest"), "median", INCLUDED)
-    both = lambda rows: [_time(chosen), _memory(rows)]  # noqa: E731
-    return _drawing(chosen, "seq_len", both, title, *setting, needs="peak_memory_bytes")
+    return _drawing(chosen, lambda rows: [_time(chosen), _memory(rows)], title, *setting, needs="peak_memory_bytes")
 
 
 def decoding_over_context(frame: pd.DataFrame, selection: Selection) -> Drawing:
@@ -211,28 +204,27 @@ def decoding_over_context(frame: pd.DataFrame, selection: Selection) -> Drawing:
     if selection.head_dim is None:
         ours = ok_rows(steps[steps["provider"] == OURS])["head_dim_v"].mode()
         selection = dataclasses.replace(selection, head_dim=None if ours.empty else int(ours.max()))
-    chosen = choose(steps, selection, contexts=True)
+    chosen = choose(steps, selection, "context")
     states = chosen.rows[chosen.rows["context"].isna()]
     everywhere = [states.assign(context=context) for context in sorted(set(chosen.rows["context"].dropna()))]
     rows = pd.concat([chosen.rows[chosen.rows["context"].notna()], *everywhere], ignore_index=True)
+    chosen = dataclasses.replace(chosen, rows=rows)
     each = Quantity(lambda rows: 1e3 * rows["time_ms"] / rows["tokens"], "time per token (\N{MICRO SIGN}s)", "runtime")
-    both = lambda rows: [each, _memory(rows)]  # noqa: E731
     title, setting = "Decoding over context", ("median", INCLUDED)
-    return _drawing(dataclasses.replace(chosen, rows=rows), "context", both, title, *setting, needs="peak_memory_bytes")
+    return _drawing(chosen, lambda rows: [each, _memory(rows)], title, *setting, needs="peak_memory_bytes")
 
 
 def runtime_over_chunk_size(frame: pd.DataFrame, selection: Selection) -> Drawing:
     """Runtime of one call over chunk size, implementations with a chunk axis."""
-    return _drawing(_chunked(frame, selection), "chunk_size", lambda _: [TIME], "Runtime over chunk size", "median")
+    chosen = choose(frame, selection, "chunk_size")
+    return _drawing(chosen, lambda _: [TIME], "Runtime over chunk size", "median")
 
 
 def memory_against_runtime(frame: pd.DataFrame, selection: Selection) -> Drawing:
     """Runtime against peak memory, one point per chunk size: the trade-off the chunk size makes (TFLA, figure 6)."""
-    title, needs = "Runtime against memory, over chunk size", "peak_memory_bytes"
-    both = _drawing(
-        _chunked(frame, selection), "chunk_size", lambda rows: [TIME, _memory(rows)], title, "median time", INCLUDED,
-        needs=needs,
-    )  # fmt: skip
+    chosen = choose(frame, selection, "chunk_size")
+    title, setting = "Runtime against memory, over chunk size", ("median time", INCLUDED)
+    both = _drawing(chosen, lambda rows: [TIME, _memory(rows)], title, *setting, needs="peak_memory_bytes")
     panels = [panel for row in both.grid for panel in row]
     half, grid = len(panels) // 2, []
     for times, peaks in zip(panels[:half], panels[half:], strict=True):
@@ -241,10 +233,8 @@ def memory_against_runtime(frame: pd.DataFrame, selection: Selection) -> Drawing
             named = time.style.bold and len(time.x) > 2
             ends = (f"L = {binary(time.x[0])}", f"L = {binary(time.x[-1])}") if named else None
             lines.append(dataclasses.replace(time, x=peak.y, ends=ends))
-        mode = times.title.partition(":")[0]
-        grid.append(
-            dataclasses.replace(times, title=mode, lines=lines, x_label=peaks.y_label, sizes=None, leaders=False)
-        )
+        mode, x_label = times.title.partition(":")[0], peaks.y_label
+        grid.append(dataclasses.replace(times, title=mode, lines=lines, x_label=x_label, sizes=None, leaders=False))
     return dataclasses.replace(both, grid=[grid])
 
 
@@ -253,20 +243,19 @@ def runtime_over_width(frame: pd.DataFrame, selection: Selection) -> Drawing:
 
     Implementations with one width only are left out. TFLA paper, figure 17.
     """
-    chosen, x = choose_over_width(frame, selection)
-    title = "Runtime over head dim" if x == "head_dim_v" else "Runtime over channels"
-    return _drawing(chosen, x, lambda _: [TIME], title, at_best_chunk(chosen), "median")
+    chosen = choose_over_width(frame, selection)
+    title = "Runtime over head dim" if chosen.over == "head_dim_v" else "Runtime over channels"
+    return _drawing(chosen, lambda _: [TIME], title, at_best_chunk(chosen), "median")
 
 
 def rate_flops_and_runtime(frame: pd.DataFrame, selection: Selection) -> Drawing:
     """FLOP/s, FLOPs and runtime over chunk size together: the highest rate need not be the shortest time (TFLA, 23)."""
+
+    def quantities(rows: pd.DataFrame) -> list[Quantity]:
+        rate = _prefixed(rows, lambda each: each["tflops"] * 1e12, "FLOP/s", "rate")
+        work = _prefixed(rows, lambda each: each["flops"], "FLOP per call", "work")
+        return [rate, work, TIME._replace(name="time")]
+
+    chosen = choose(frame, selection, "chunk_size")
     title, setting = "FLOP/s, FLOPs and runtime over chunk size", ("counted FLOPs", "median")
-    return _drawing(
-        _chunked(frame, selection), "chunk_size", _rate_work_and_time, title, *setting, needs="flops", row_per_mode=True
-    )
-
-
-def _rate_work_and_time(rows: pd.DataFrame) -> list[Quantity]:
-    rate = _prefixed(rows, lambda each: each["tflops"] * 1e12, "FLOP/s", "rate")
-    work = _prefixed(rows, lambda each: each["flops"], "FLOP per call", "work")
-    return [rate, work, TIME._replace(name="time")]
+    return _drawing(chosen, quantities, title, *setting, needs="flops", row_per_mode=True)

@@ -58,7 +58,7 @@ def roofline(
     """
     accelerators = _accelerators(frame, gpus)
     main = accelerators[0]
-    chosen = choose(frame[frame["device_accelerator"] == main.key], selection, seq_len=True)
+    chosen = choose(frame[frame["device_accelerator"] == main.key], selection, over="")
     points = _points(frame, accelerators, chosen)
     at_best = best_rows(points[points["device_accelerator"] == main.key], ("op", "impl", "mode"))
     chosen, at_best, first, hidden = main_lines(chosen, at_best, "seq_len")
@@ -110,7 +110,7 @@ def roofline(
         other_head_dims(chosen),
         *_notes(frame, points, accelerators, chosen.dtype),
         busy_note(points),
-        failure_note(unmeasured(chosen, "seq_len")),
+        failure_note(unmeasured(chosen)),
         hidden,
     )
     return Drawing(
@@ -149,7 +149,7 @@ def _points(frame: pd.DataFrame, accelerators: Sequence[Accelerator], chosen: Ch
     for accelerator in accelerators:
         if not (measured == accelerator.key).any():
             continue
-        rows = choose(frame[frame["device_accelerator"] == accelerator.key], chosen, seq_len=True).rows
+        rows = choose(frame[frame["device_accelerator"] == accelerator.key], chosen, over="").rows
         rows = best_rows(rows, ("op", "impl", "mode", "chunk_size"))
         rows = rows[(rows["intensity"] > 0) & (rows["tflops"] > 0)]
         if rows.empty:

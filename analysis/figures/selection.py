@@ -84,11 +84,13 @@ class Chosen(Selection):
     """Rows after a selection, and the selection with what was chosen: None where nothing was, or no row has it.
 
     Attributes:
+        over: the column along the figure's axis, see :func:`choose`.
         dims: operation -> its head dims, query-key and value, where a figure shows one pair of each.
         other_dims: operation and implementation of what was measured at other head dims alone.
     """
 
     rows: pd.DataFrame
+    over: str
     dtype: str
     dims: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     other_dims: tuple[tuple[str, str], ...] = ()
@@ -104,25 +106,12 @@ class Chosen(Selection):
         return "tokens" if self.without_order else "sequence length"
 
 
-def choose(
-    frame: pd.DataFrame,
-    selection: Selection,
-    *,
-    head_dim: bool = True,
-    channels: bool = True,
-    seq_len: bool = False,
-    chunks: bool = False,
-    contexts: bool = False,
-    batches: bool = False,
-) -> Chosen:
+def choose(frame: pd.DataFrame, selection: Selection, over: str = "seq_len", *, batches: bool = False) -> Chosen:
     """Keep the rows that a figure shows.
 
     Args:
-        head_dim: whether the figure shows one head dim.
-        channels: whether it shows one number of channels.
-        seq_len: whether it shows one sequence length.
-        chunks: whether it is over chunk size, of the rows that have one.
-        contexts: whether it shows decoding steps at several contexts, rather than at the longest.
+        over: the column along its axis: seq_len, context (of decoding steps), chunk_size, head_dim_v or embedding_dim;
+            "" where it is none of them. Of the others it shows one value, but every chunk size.
         batches: whether lengths may differ in their tokens, each at the largest batch; unless some are held.
 
     Raises:
@@ -160,43 +149,42 @@ def choose(
         held |= _held(rows[rows["measured"]])
     for name, value in held.items():
         rows = _with(rows, name, value)
-    if not contexts:
+    if over != "context":
         rows = rows[rows["context"].isna() | (rows["context"] == rows["context"][rows["measured"]].max())]
     rows = _with(rows, "head_dim_qk", selection.head_dim_qk, or_null=True)
     for name, column in WIDTHS.items():
-        if channels or name != "channels":
+        if column != over:
             rows = _at_width(rows, column, getattr(selection, name), option=name, head_dim=selection.head_dim)
-    length = selection.seq_len
-    if seq_len:
+    length, one_length = selection.seq_len, over not in ("seq_len", "context")
+    if one_length:
         rows = _with(rows, "seq_len", length)
     before = _measured_lines(rows)
-    chosen_dim = selection.head_dim
-    if head_dim:
+    chosen_dim, along = selection.head_dim, (over,) if over in ("head_dim_v", "embedding_dim") else ()
+    if not along:
         tunable = rows["measured"] & rows["chunk_size"].notna()
-        chosen_dim = chosen_dim or _most_frequent(_points(rows[tunable], chunks=seq_len)["head_dim_v"])
+        chosen_dim = chosen_dim or _most_frequent(_points(rows[tunable], chunks=one_length)["head_dim_v"])
         if chosen_dim is not None:
             rows = rows[_at_head_dim(rows, chosen_dim, compared=selection.head_dim is None)]
             if not (rows["measured"] & (rows["head_dim_v"] == chosen_dim)).any():
                 chosen_dim = None
-    along = () if head_dim else ("head_dim_v",) if channels else ("embedding_dim",)
-    dims = _most_shared_dims(_points(rows[rows["measured"]], chunks=seq_len), ("op", *along))
+    dims = _most_shared_dims(_points(rows[rows["measured"]], chunks=one_length), ("op", *along))
     if isinstance(selection, Chosen) and not along:
         dims |= {(op,): pair for op, pair in selection.dims.items()}
     rows = rows[_at_dims(rows, ("op", *along), dims)]
     other_dims = tuple(sorted(before - _measured_lines(rows)))
-    if chunks:
+    if over == "chunk_size":
         rows = rows[rows["chunk_size"].notna()]
         if not rows["measured"].any():
             raise ValueError("results must hold measured rows with a chunk size for this figure, got none")
-    if seq_len:
+    if one_length:
         measured = rows[rows["measured"]]
-        length = length or (chunks and _length_of_most_points(measured)) or _common_length(measured)
+        length = length or (over == "chunk_size" and _length_of_most_points(measured)) or _common_length(measured)
         rows = rows[rows["seq_len"] == length]
     if not rows["measured"].any():
         raise ValueError("results must hold measured rows for this figure, got none that match the selection")
     widths = {name: _only(rows[column]) for name, column in WIDTHS.items()}
     given = {each.name: getattr(selection, each.name) for each in dataclasses.fields(Selection)}
-    found = {"every": selection.every or selection.impls is not None, "dtype": dtype, **held, **widths}
+    found = {"every": selection.every or selection.impls is not None, "dtype": dtype, "over": over, **held, **widths}
     found |= {"head_dim": _int(chosen_dim), "seq_len": _int(length), "other_dims": other_dims}
     found["dims"] = {} if along else {key[0]: pair for key, pair in dims.items()}
     return Chosen(rows=derive_anew(latest.take(rows.index)), **(given | found))
@@ -306,24 +294,23 @@ def _measured_lines(rows: pd.DataFrame) -> set[tuple[str, str]]:
     return set(zip(measured["op"], measured["impl"], strict=True))
 
 
-def choose_over_width(frame: pd.DataFrame, selection: Selection) -> tuple[Chosen, str]:
-    """Keep the rows of a figure over width, and return the column along it.
+def choose_over_width(frame: pd.DataFrame, selection: Selection) -> Chosen:
+    """Keep the rows of a figure over value head dim at one embedding dim, or over channels, if that was measured alone.
 
-    That is the value head dim at one embedding dim, or the channels where none was measured at several head dims;
-    implementations measured at one width only are left out.
+    Implementations measured at one width only are left out.
 
     Raises:
         ValueError: nothing was measured at two widths, or see :func:`choose`.
     """
     for column in ("head_dim_v", "embedding_dim"):
-        chosen = choose(frame, selection, head_dim=False, channels=column == "head_dim_v", seq_len=True)
+        chosen = choose(frame, selection, column)
         rows = chosen.rows
         several = rows[rows.groupby(["op", "impl"])[column].transform("nunique") > 1]
         ours = ok_rows(several)
         if column == "embedding_dim":
             ours = ours[ours["channels"].notna()]
         if not ours.empty:
-            return dataclasses.replace(chosen, rows=several, head_dim=None), column
+            return dataclasses.replace(chosen, rows=several, head_dim=None)
     measured = ok_rows(rows)
     lacking = "results must hold more than one head dim, or number of channels, of an implementation for this figure"
     if measured["embedding_dim"].isna().all():
@@ -449,15 +436,15 @@ def at_best_chunk(chosen: Chosen, which: str = "best") -> str:
     return f"{which} chunk size each" if ok_rows(chosen.rows)["chunk_size"].notna().any() else ""
 
 
-def without_lone_chunks(chosen: Chosen, x: str) -> tuple[Chosen, pd.DataFrame]:
-    """Leave out points over ``x`` at which one chunk size was measured, of lines that have two points with several.
+def without_lone_chunks(chosen: Chosen) -> tuple[Chosen, pd.DataFrame]:
+    """Leave out points at which one chunk size was measured, of lines that have two points with several.
 
     Returns:
         what is left, and the rows for which one chunk size was measured.
     """
     rows = ok_rows(chosen.rows)
     rows = rows[rows["chunk_size"].notna()]
-    line = ["op", "impl", "mode"]
+    line, x = ["op", "impl", "mode"], chosen.over
     count = rows.groupby([*line, x])["chunk_size"].transform("nunique")
     lone = rows[count == 1]
     several = rows[x].where(count > 1).groupby([rows[name] for name in line]).transform("nunique")
@@ -488,9 +475,9 @@ def _takes_several(op: str, impl: str) -> bool:
     return declared.chunked and len(getattr(declared, "chunk_sizes", ())) != 1
 
 
-def unmeasured(chosen: Chosen, x: str) -> pd.DataFrame:
+def unmeasured(chosen: Chosen) -> pd.DataFrame:
     """Return failed points that no other setting (chunk size) of the same implementation stands in for."""
-    keys = ["op", "impl", "mode", x]
+    keys = ["op", "impl", "mode", chosen.over or "seq_len"]
     said = dict.fromkeys((*keys, "seq_len", "context", "status", "reason"))
     failed = failed_rows(chosen.rows)[[*said]]
     shown = chosen.rows[keys][is_ok(chosen.rows)].drop_duplicates()

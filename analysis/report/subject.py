@@ -120,7 +120,7 @@ class Subject:
     @functools.cached_property
     def seq_len(self) -> int | None:
         """The sequence length at which single figures are given, the one that figures choose; None as ``chosen``."""
-        return None if self.setting_shown is None else choose(self.rows, self.setting_shown, seq_len=True).seq_len
+        return None if self.setting_shown is None else choose(self.rows, self.setting_shown, over="").seq_len
 
     @property
     def on_target(self) -> bool:
