@@ -42,7 +42,7 @@ import functools
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 from ...kernels import get_operation
 from ...kernels.lightning.config import MAX_HEAD_DIM
@@ -398,44 +398,24 @@ def _sweep(run: Run, role: Role, total: Executed) -> None:
     in steps of BLOCK_S.
     """
     dx, dz, block_x, block_z, contractions, columns = blocks_of(run, role)
-    grid = _sweep_grid(run, role)
+    tiles = list(_row_tiles(run, role))
+    entries = sum(times * rows * positions for times, rows, positions, _ in tiles)
     rank = 2 * run.seq_len * dx * dz if run.several else 0
-    needed = _role_products(role, rank, 2 * grid.entries * dx, 2 * grid.entries * dz, columns)
+    needed = _role_products(role, rank, 2 * entries * dx, 2 * entries * dz, columns)
     per_row_tile = 2 * run.block_t * block_x * contractions * block_z if run.several else 0
     per_column_tile = 2 * run.block_t * run.block_s * (block_x * contractions + block_z)
-    padded = columns * (grid.row_tiles * per_row_tile + grid.column_tiles * per_column_tile)
+    padded = columns * sum(times * (per_row_tile + met * per_column_tile) for times, _, _, met in tiles)
     needed["padding"] = padded - needed.total()
     _add(total.flops, role.name, needed)
 
 
-class SweepGrid(NamedTuple):
-    """A sweep's tiles, summed over row tiles.
-
-    Attributes:
-        row_tiles, column_tiles: how many.
-        columns: positions that a row tile meets as columns.
-        entries: its rows times those.
-        loads: its rows times its column tiles.
-    """
-
-    row_tiles: int
-    column_tiles: int
-    columns: int
-    entries: int
-    loads: int
-
-
-def _sweep_grid(run: Run, role: Role) -> SweepGrid:
-    tiles = []
+def _row_tiles(run: Run, role: Role) -> Iterator[tuple[int, int, int, int]]:
+    """Yield of each row tile of a chunk how many chunks have it, its rows, the positions and column tiles it meets."""
     for length, times in run.pieces():
         for row in range(0, length, run.block_t):
             rows = min(run.block_t, length - row)
             beside = length - row - rows if role.future else row
-            met = -(-beside // run.block_s) + -(-rows // run.block_s)
-            tiles.append(
-                (times, times * met, times * (beside + rows), times * rows * (beside + rows), times * rows * met)
-            )
-    return SweepGrid(*map(sum, zip(*tiles, strict=True)))
+            yield times, rows, beside + rows, -(-beside // run.block_s) + -(-rows // run.block_s)
 
 
 def _states(run: Run, total: Executed, name: str, *, recomputed: bool, normaliser: bool = False) -> None:
@@ -515,13 +495,15 @@ def _issued(run: Run, role: Role) -> float:
     if run.walks:
         tensors = 2 * columns * x + blocks * run.seq_len * dz
         return tensors * width + columns * blocks * run.seq_len * _gate_bytes(run, role)
-    grid = _sweep_grid(run, role)
-    products = run.seq_len * block_x + x * run.several + grid.loads * dx
-    tensors = columns * (x if blocks == 1 else products) + grid.columns * (columns * dx + dz)
+    tiles = list(_row_tiles(run, role))
+    loads = sum(times * rows * met for times, rows, _, met in tiles)
+    loaded = sum(times * positions for times, _, positions, _ in tiles)
+    products = run.seq_len * block_x + x * run.several + loads * dx
+    tensors = columns * (x if blocks == 1 else products) + loaded * (columns * dx + dz)
     row, column = _query_bytes(run, role), _key_bytes(run)
     if role.future:
         row, column = column, row
-    return tensors * width + columns * (run.seq_len * row + grid.columns * column)
+    return tensors * width + columns * (run.seq_len * row + loaded * column)
 
 
 def _query_bytes(run: Run, role: Role | None = None) -> int:

@@ -89,7 +89,7 @@ def check_formulation(op: str, formulation: str, mode: str, counting: str) -> No
     one_of(f"formulation of {op}", formulation, FORMULATIONS[op])
     if mode == "step" and formulation != "recurrent":
         raise ValueError(f"formulation must be recurrent for mode step, got {formulation!r}")
-    modes = _recurrent_modes(op) if formulation == "recurrent" else MODES
+    modes = _modes_of(op, formulation)
     if mode not in modes:
         raise ValueError(f"mode must be {' or '.join(modes)} for the recurrent formulation of {op}, got {mode!r}")
     if counting == "published" and not _is_published(op, formulation, mode):
@@ -98,8 +98,10 @@ def check_formulation(op: str, formulation: str, mode: str, counting: str) -> No
         )
 
 
-def _recurrent_modes(op: str) -> tuple[str, ...]:
-    """Return the modes of a recurrent formulation: only WKV's is trained with, and some are decoding alone."""
+def _modes_of(op: str, formulation: str) -> tuple[str, ...]:
+    """Return the modes of a formulation: of the recurrent ones only WKV's is trained with, some are decoding alone."""
+    if formulation != "recurrent":
+        return ("fw", "bw", "fwbw")
     return {"wkv4": MODES, **dict.fromkeys(DECODING, ("step",))}.get(op, ("fw", "step"))
 
 
@@ -113,11 +115,7 @@ def _is_published(op: str, formulation: str, mode: str) -> bool:
 
 def is_counted(op: str, formulation: str, mode: str) -> bool:
     """Whether a row of this operation, formulation and mode has a count."""
-    if mode not in MODES:
-        return False
-    if formulation != "recurrent":
-        return mode != "step"
-    return formulation in FORMULATIONS[op] and mode in _recurrent_modes(op)
+    return formulation in FORMULATIONS[op] and mode in _modes_of(op, formulation)
 
 
 def declared(op: str, impl: str) -> Counted:

@@ -8,6 +8,7 @@ not hold until the next program asked for it. So a working set that fits the cac
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from . import Count
@@ -68,100 +69,90 @@ def compare(count: Count, counters: Counters, *, dtype: str, last_cache_bytes: i
     flops = count.tensor_flops if executed is None else executed
     moved = count.bytes if count.executed_bytes is None else count.executed_bytes
     flops_ratio, bytes_ratio = _ratio(counters.tensor_flops, flops), _ratio(counters.dram_bytes, moved)
-    reasons: list[str] = []
+    explanation = []
     if flops_ratio is not None and abs(flops_ratio - 1) > FLOPS_TOLERANCE:
-        reasons += _why_flops(count, counters, flops_ratio, dtype)
+        why = "; ".join(_why_flops(count, counters, flops_ratio, dtype))
+        explanation.append(f"tensor FLOPs are {flops_ratio:.3f} of the counted ones: {why}")
     if bytes_ratio is not None and abs(bytes_ratio - 1) > BYTES_TOLERANCE:
-        reasons += _why_bytes(count, counters, moved, bytes_ratio, last_cache_bytes)
-    return Comparison(
-        tensor_flops_ratio=flops_ratio,
-        bytes_ratio=bytes_ratio,
-        explanation=tuple(reasons),
-    )
+        why = "; ".join(_why_bytes(count, counters, moved, bytes_ratio, last_cache_bytes))
+        why = why or "not explained by what is counted"
+        explanation.append(f"bytes are {bytes_ratio:.2f} of the counted ones: {why}")
+    return Comparison(tensor_flops_ratio=flops_ratio, bytes_ratio=bytes_ratio, explanation=tuple(explanation))
 
 
 def _ratio(measured: float | None, expected: float) -> float | None:
     return None if measured is None or not expected else measured / expected
 
 
-def _why_flops(count: Count, counters: Counters, ratio: float, dtype: str) -> list[str]:
-    measured = counters.tensor_flops or 0.0
-    start = f"tensor FLOPs are {ratio:.3f} of the counted ones"
+def _why_flops(count: Count, counters: Counters, ratio: float, dtype: str) -> Iterator[str]:
+    measured = counters.tensor_flops
     if not measured:
-        return [f"{start}: no {dtype} product ran on the matrix units"]
+        yield f"no {dtype} product ran on the matrix units"
+        return
     if count.executed_tensor_flops is not None:
-        reasons = [
+        yield (
             "the kernels of this case run in other tiles or passes than those counted, which are the ones selected on "
             "compute capability 9.0"
-        ]
+        )
         if count.library_tensor_flops:
-            reasons.append(f"{_library(count)} are counted without the padding of their tiles")
-        return [f"{start}: {'; '.join(reasons)}"]
-    reasons = []
-    if count.recomputed_tensor_flops:
-        whole = count.tensor_flops + count.recomputed_tensor_flops
-        reasons.append(
-            f"the backward pass recomputes {count.recomputed_tensor_flops / 1e9:.4g} GFLOP on top, with which the "
-            f"ratio is {measured / whole:.3f}"
+            yield f"{_library(count)} are counted without the padding of their tiles"
+        return
+    if again := count.recomputed_tensor_flops:
+        yield (
+            f"the backward pass recomputes {again / 1e9:.4g} GFLOP on top, with which the ratio is "
+            f"{measured / (count.tensor_flops + again):.3f}"
         )
     if ratio > 1:
-        reasons.append("tiles reach beyond the head dims, the sequence or the causal square, or products are repeated")
+        yield "tiles reach beyond the head dims, the sequence or the causal square, or products are repeated"
     else:
-        reasons.append("part of the products ran on the vector units, or tiles without work were left out")
-    return [f"{start}: {'; '.join(reasons)}"]
+        yield "part of the products ran on the vector units, or tiles without work were left out"
 
 
-def _why_bytes(count: Count, counters: Counters, moved: float, ratio: float, last_cache_bytes: int | None) -> list[str]:
-    measured = counters.dram_bytes or 0.0
-    reasons = []
+def _why_bytes(
+    count: Count, counters: Counters, moved: float, ratio: float, last_cache_bytes: int | None
+) -> Iterator[str]:
+    measured, asked = counters.dram_bytes or 0.0, counters.l2_bytes
     if ratio < 1:
         if last_cache_bytes and count.compulsory_bytes < LARGE * last_cache_bytes:
-            reasons.append(
+            yield (
                 f"the working set of {_size(count.compulsory_bytes)} is "
                 f"{count.compulsory_bytes / last_cache_bytes:.1f} times the last cache, below {LARGE}, so part of the "
                 f"traffic stays in it"
             )
         if last_cache_bytes:
-            reasons.append(
+            yield (
                 f"what a kernel leaves unwritten in the cache at its end is not counted, up to "
                 f"{_size(last_cache_bytes)} for each of {counters.launches}"
             )
-        if counters.l2_bytes is not None:
-            reasons.append(f"the last cache was asked for {_size(counters.l2_bytes)}: what it served is no traffic")
-    else:
-        reasons += _rereads(count, measured - moved)
-        if count.executed_bytes is None and count.recomputed_bytes:
-            whole = count.bytes + count.recomputed_bytes
-            reasons.append(
-                f"the backward pass reads {_size(count.recomputed_bytes)} again to recompute, with which the ratio "
-                f"is {measured / whole:.2f}"
-            )
-        if counters.l2_bytes is not None:
-            issued = moved + (count.reread_bytes or 0.0)
-            merged = ""
-            if count.reread_bytes and counters.l2_bytes < issued:
-                merged = (
-                    f" of the {_size(issued)} that programs read and write: requests that meet on the way are merged"
-                )
-            asked = f"the last cache was asked for {_size(counters.l2_bytes)}{merged}"
-            reasons.append(f"{asked}, and {measured / counters.l2_bytes:.0%} of the requests went on to the memory")
-    said = "; ".join(reasons) or "not explained by what is counted"
-    return [f"bytes are {ratio:.2f} of the counted ones: {said}"]
+        if asked is not None:
+            yield f"the last cache was asked for {_size(asked)}: what it served is no traffic"
+        return
+    yield from _rereads(count, measured - moved)
+    if count.executed_bytes is None and count.recomputed_bytes:
+        yield (
+            f"the backward pass reads {_size(count.recomputed_bytes)} again to recompute, with which the ratio is "
+            f"{measured / (count.bytes + count.recomputed_bytes):.2f}"
+        )
+    if asked is not None:
+        issued = moved + (count.reread_bytes or 0.0)
+        merged = f" of the {_size(issued)} that programs read and write: requests that meet on the way are merged"
+        yield (
+            f"the last cache was asked for {_size(asked)}{merged if count.reread_bytes and asked < issued else ''}, "
+            f"and {measured / asked:.0%} of the requests went on to the memory"
+        )
 
 
-def _rereads(count: Count, beyond: float) -> list[str]:
-    """Return what is known of loads that other programs do as well, ``beyond`` being the bytes above those counted.
+def _rereads(count: Count, beyond: float) -> Iterator[str]:
+    """Yield what is known of loads that other programs do as well, ``beyond`` being the bytes above those counted.
 
     Where a library multiplies too, whose programs also read again, nothing tells apart whose loads missed the cache.
     """
     again = f"programs read {_size(count.reread_bytes)} again that others have read" if count.reread_bytes else ""
     if count.library_tensor_flops:
         library = f"{_library(count)} read again too, in tiles that are not counted"
-        said = f"{again}, and {library}" if again else library
-        return [f"{said}: {_size(beyond)} in all missed the cache"]
-    if count.reread_bytes:
-        return [f"{again}, and {min(beyond / count.reread_bytes, 1):.0%} of that missed the cache"]
-    return []
+        yield f"{again}{again and ', and '}{library}: {_size(beyond)} in all missed the cache"
+    elif count.reread_bytes:
+        yield f"{again}, and {min(beyond / count.reread_bytes, 1):.0%} of that missed the cache"
 
 
 def _library(count: Count) -> str:

@@ -17,7 +17,7 @@ from ...kernels.scalar_decay.declare import FUSED_CHUNK
 from ...results.arguments import one_of, unknown
 from ...results.select import best_rows, grouped, latest_rows, ok_rows, records
 from ..accelerators.known import Accelerator, get_accelerator
-from ..counts import FORMULATIONS, Count, count, kv_savings
+from ..counts import Count, count, kv_savings
 from ..counts.formulations import is_counted
 from ..counts.model import DTYPE_BYTES
 from ..model.chunk_size import Coefficients, check_chunkwise, coefficients, feasible_chunks
@@ -183,9 +183,7 @@ def _short(accelerator: Accelerator) -> str:
 def flops_over_chunk_size(theory: Theory) -> Drawing:
     """FLOPs of the chunkwise form over chunk size, between the recurrent and the parallel form's (TFLA, figure 18)."""
     chunks = [2**n for n in range(theory.seq_len.bit_length())]
-    others = [
-        f for f in ("recurrent", "parallel") if f in FORMULATIONS[theory.op] and is_counted(theory.op, f, theory.mode)
-    ]
+    others = [each for each in ("recurrent", "parallel") if is_counted(theory.op, each, theory.mode)]
     panels = []
     for dim in (theory.head_dim // 4, theory.head_dim // 2, theory.head_dim):
         chunkwise = [_counted(theory, dim, chunk).flops / 1e9 for chunk in chunks]
