@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from collections.abc import Sequence
 from typing import Any
 from xml.etree import ElementTree
@@ -138,9 +139,7 @@ def _is_skipped(case: CaseResult, found: CheckResult) -> bool:
 
 def _printable(text: str) -> str:
     """Return a text without the control characters that XML cannot hold; reasons quote the output of compilers."""
-    return "".join(
-        c if c in "\t\n" or (c >= " " and not "\ud800" <= c <= "\udfff" and c < "\ufffe") else "?" for c in text
-    )
+    return re.sub(r"[^\t\n\x20-\ud7ff\ue000-\ufffd]", "?", text)
 
 
 def markdown(found: CheckResult) -> str:

@@ -158,7 +158,6 @@ def check(
     fail_unclear: bool = False,
     min_compared: float = 0.5,
     left: int = 0,
-    measured_again: Iterable[str] = (),
 ) -> CheckResult:
     """Compare a run with a baseline; of cases that were measured repeatedly the newest row counts.
 
@@ -167,7 +166,6 @@ def check(
         fail_unclear: whether unclear cases fail the check.
         min_compared: share of the run's cases, 0 to 1, that must be compared; never less than one case.
         left: cases that the run planned and has no row of.
-        measured_again: ids of the cases whose new rows were measured again.
 
     Raises:
         ValueError: the sides are of different accelerators, or have no case in common.
@@ -179,8 +177,7 @@ def check(
         raise ValueError(
             f"the run and the baseline must have a case in common, got {len(after)} and {len(before)} others"
         )
-    again = set(measured_again)
-    results = [_judge(after[each], before[each], thresholds, again=each in again) for each in common]
+    results = [_judge(after[each], before[each], thresholds) for each in common]
     results += [
         CaseResult(row=row, verdict="missing", reason=NOT_IN_RUN)
         for case_id, row in before.items()
@@ -207,19 +204,19 @@ def _badness(case: CaseResult) -> tuple[int, float]:
     return VERDICTS.index(case.verdict), -max((metric.ratio / metric.limit for metric in case.metrics), default=0.0)
 
 
-def _judge(new: Row, old: Row, thresholds: Thresholds, *, again: bool) -> CaseResult:
+def _judge(new: Row, old: Row, thresholds: Thresholds) -> CaseResult:
     was_ok, is_ok = old["status"] == "ok", new["status"] == "ok"
     if not (was_ok and is_ok):
         verdict = "fixed" if is_ok else "not measured"
         if was_ok:
             verdict = "failed" if new["status"] in BROKEN else "missing"
         why = f"was {old['status']}, is {new['status']}" + (f": {new['reason']}" if new["reason"] else "")
-        return CaseResult(row=new, verdict=verdict, reason=why, measured_again=again)
+        return CaseResult(row=new, verdict=verdict, reason=why)
     limits = thresholds.limits(new)
     found = (each.what_is_wrong(new, old) for each in QUANTITIES if getattr(limits, each.limit) is not None)
     if wrong := sorted(filter(None, found)):
         verdict, why = wrong[0]
-        return CaseResult(row=new, verdict=verdict, reason=why, measured_again=again)
+        return CaseResult(row=new, verdict=verdict, reason=why)
     metrics = tuple(_metrics(new, old, limits))
     verdict = min((metric.verdict for metric in metrics), key=VERDICTS.index, default="ok")
     reason = "; ".join(_in_words(metric) for metric in metrics if metric.verdict == verdict != "ok")
@@ -228,7 +225,7 @@ def _judge(new: Row, old: Row, thresholds: Thresholds, *, again: bool) -> CaseRe
     if new["suspect"] and not old["suspect"] and verdict in ("ok", "improved"):
         # Faster than the hardware allows is no improvement to rely on.
         verdict, reason = "unclear", f"suspect: {new['suspect']}"
-    return CaseResult(row=new, verdict=verdict, reason=reason, metrics=metrics, measured_again=again)
+    return CaseResult(row=new, verdict=verdict, reason=reason, metrics=metrics)
 
 
 def _metrics(new: Row, old: Row, limits: Limits) -> Iterable[Metric]:
@@ -327,5 +324,8 @@ def check_twice(
     found = check(new, old, thresholds, **options)
     unsettled = worth_measuring_again(found)
     again = measure(unsettled) if unsettled else {}
-    rows = [*(row for row in new if row["case_id"] not in again), *again.values()]
-    return check(rows, old, thresholds, measured_again=again, **options) if again else found
+    if not again:
+        return found
+    found = check([*(row for row in new if row["case_id"] not in again), *again.values()], old, thresholds, **options)
+    marked = (dataclasses.replace(case, measured_again=case.row["case_id"] in again) for case in found.cases)
+    return dataclasses.replace(found, cases=tuple(marked))

@@ -39,6 +39,9 @@ MIN_PROBLEMS, FEWEST_PROBLEMS = 5, 3
 """An implementation with rows of fewer than MIN_PROBLEMS problems is fitted together with others of its kind; where
 there are none, FEWEST_PROBLEMS will do to fit it alone."""
 
+problem_of = itemgetter(*PROBLEM_SIZES)
+"""Return a row's sizes but for the chunk length."""
+
 USELESS = 100.0
 """An interval whose high end is more than this many times its low end says nothing, so there is no fit."""
 
@@ -266,11 +269,6 @@ def _fit(
     )
 
 
-def _problem(row: Row) -> tuple[int | None, ...]:
-    """Return a row's sizes but for the chunk length."""
-    return tuple(row[name] for name in PROBLEM_SIZES)
-
-
 def _spills(row: Row, others: Sequence[Row]) -> bool:
     """Whether a row takes :data:`SPILLS` times longer than a shorter chunk of the problem explains."""
     chunk = row["chunk_size"]
@@ -291,12 +289,12 @@ def _sample(rows: Sequence[Row], model: Model, mode: str, dtype: str, key: str, 
     """Return the terms and times of an implementation's rows on an accelerator, without those where it spills."""
     import numpy as np
 
-    same = grouped(rows, _problem)
-    rows = [row for row in rows if not _spills(row, same[_problem(row)])]
+    same = grouped(rows, problem_of)
+    rows = [row for row in rows if not _spills(row, same[problem_of(row)])]
     cases: list[Any] = [case_of(row, mode, dtype) for row in rows]
     terms = [_terms_of_row(model, case._replace(sizes=tuple(case.sizes.items())), key, roofs) for case in cases]
     counted = [(found, row) for found, row in zip(terms, rows, strict=True) if found is not None]
-    problems = [_problem(row) for _, row in counted]
+    problems = [problem_of(row) for _, row in counted]
     times = np.array([float(row["time_ms"]) for _, row in counted])
     matrix = np.array([found for found, _ in counted]).reshape(-1, len(model.constants))
     return _Sample([row for _, row in counted], matrix, times, problems)

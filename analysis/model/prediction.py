@@ -299,9 +299,9 @@ def answer(case: Case, accelerator: Accelerator, fit: Fit | None, rows: Sequence
 
 def _fastest_chunks(op: str, impl: str, rows: Sequence[Row]) -> set[int]:
     """Return the fastest chunk lengths of the problems that an implementation was measured on at several."""
-    problem = ("device_accelerator", "state_dtype", *PROBLEM_SIZES)
+    problem = itemgetter("device_accelerator", "state_dtype", *PROBLEM_SIZES)
     times: dict[tuple[Any, ...], dict[int, float]] = {}
     for row in rows:
         if (row["op"], row["impl"]) == (op, impl) and row["chunk_size"] is not None and not row["noise"]:
-            times.setdefault(tuple(row[name] for name in problem), {})[row["chunk_size"]] = row["time_ms"]
+            times.setdefault(problem(row), {})[row["chunk_size"]] = row["time_ms"]
     return {min(chunks, key=lambda chunk: chunks[chunk]) for chunks in times.values() if len(chunks) > 1}

@@ -15,11 +15,10 @@ from pathlib import Path
 from statistics import median_high
 from typing import Any
 
-from ...results.schema import PROBLEM_SIZES
 from ...results.select import grouped, load_rows
 from ..accelerators.known import get_accelerator
 from ..counts.formulations import MODES
-from .fit import Row, case_of, errors_of, fit_rows, newest_cases
+from .fit import Row, case_of, errors_of, fit_rows, newest_cases, problem_of
 from .prediction import Prediction, answer, stored_rows
 from .terms import FORMULATION
 
@@ -83,15 +82,12 @@ def _predicted(
         for row in rows
         if (row["op"], row["impl"], row["device_accelerator"]) == (op, impl, here) and "stands_in" not in row
     ]
-    problems = [tuple(row[name] for name in PROBLEM_SIZES) for row in own]
-    fold_of = {problem: n % FOLDS for n, problem in enumerate(dict.fromkeys(problems))}
-    # A fit to another accelerator has seen none of these rows anyway.
-    folds = [fold_of[problem] if fitted_on == here else 0 for problem in problems]
+    fold_of = {problem: n % FOLDS for n, problem in enumerate(dict.fromkeys(map(problem_of, own)))}
     if fitted_on != here and not any((row["op"], row["impl"]) == (op, impl) for row in others):
         return []
     found = []
-    for fold in dict.fromkeys(folds):
-        held_out = [row for row, its in zip(own, folds, strict=True) if its == fold]
+    # A fit to another accelerator has seen none of these rows anyway.
+    for held_out in grouped(own, lambda row: fold_of[problem_of(row)] if fitted_on == here else 0).values():
         seen = [row for row in others if not any(row is each for each in held_out)]
         fit = fit_rows(seen, op, impl, mode, dtype, device=fitted_on)
         for row in held_out:

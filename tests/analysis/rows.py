@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from lrbench.analysis.accelerators.known import get_accelerator
 from lrbench.analysis.accelerators.roofs import RoofRow
-from lrbench.analysis.counts import count_case
+from lrbench.analysis.counts import Count, count_case
 from lrbench.analysis.derive import derive
 from lrbench.analysis.model.answers import Question
 from lrbench.analysis.model.runtime_model import model_time_ms
@@ -49,8 +49,7 @@ def row(op: str, impl: str, **columns: Any) -> dict[str, Any]:
 def row_of(case: Case, **columns: Any) -> dict[str, Any]:
     """Return a result row of ``case``: measured on an H200 unless ``columns`` say otherwise."""
     device = get_accelerator(columns.pop("accelerator", "h200"))
-    count = count_case(case.op, case.impl, case.mode, case.dtype, case.state_dtype, case.sizes)
-    assert count is not None
+    count = count_of(case)
     slowness = SLOWNESS.get(case.impl, 2.0) * (1.25 if case.op == "mlstm_exp" else 1.0)
     time_ms = columns.pop("time_ms", slowness * model_time_ms(count, device, case.dtype) + 0.02)
     values: dict[str, Any] = {
@@ -69,6 +68,11 @@ def row_of(case: Case, **columns: Any) -> dict[str, Any]:
         values |= dict.fromkeys(("time_ms", "time_ci_low_ms", "time_ci_high_ms", "tflops", "roofline_fraction"))
         values |= {"peak_memory_bytes": None, "suspect": None}
     return dataclasses.asdict(Record(**values))
+
+
+def count_of(case: Case) -> Count:
+    """Return the work of ``case``."""
+    return count_case(case.op, case.impl, case.mode, case.dtype, case.state_dtype, case.sizes)
 
 
 def case(op: str, impl: str, **fields: Any) -> Case:

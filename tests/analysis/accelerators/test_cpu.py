@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -57,10 +58,8 @@ def test_a_calibration_takes_its_place() -> None:
         lambda data: None,
     ],
 )
-def test_what_does_not_hold_is_not_believed(spoil: object) -> None:
+def test_what_does_not_hold_is_not_believed(spoil: Callable[[Any], Any]) -> None:
     path = cpu.remember(ROOFS)
-    assert path is not None
-    assert callable(spoil)
     path.write_text(json.dumps(spoil(json.loads(path.read_text()))))
     assert cpu.recall() is None
 

@@ -123,7 +123,6 @@ def run(op: str, impl: str, chunk_size: int | None) -> tuple[int, int]:
 def counted(op: str, impl: str, mode: str, chunk_size: int | None) -> Count:
     sizes = SIZES | ({"chunk_size": chunk_size} if chunk_size else {})
     result = count_case(op, impl, mode, "fp32", None, sizes)
-    assert result is not None
     assert result.causal_factor == 1
     return result
 

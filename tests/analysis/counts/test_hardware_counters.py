@@ -13,9 +13,7 @@ SIZES = {"batch": 8, "seq_len": 8192, "num_heads": 16, "head_dim_qk": 128, "head
 
 
 def counted(impl: str = "fused_chunk", mode: str = "fw", op: str = "mlstm_sig", **sizes: int) -> Count:
-    result = count_case(op, impl, mode, "bf16", "fp32", {**SIZES, "chunk_size": 256, **sizes})
-    assert result is not None
-    return result
+    return count_case(op, impl, mode, "bf16", "fp32", {**SIZES, "chunk_size": 256, **sizes})
 
 
 def held(count: Count, flops: float, moved: float, *, l2_bytes: float | None = None) -> Comparison:
@@ -31,9 +29,7 @@ SMALL = {"batch": 1, "seq_len": 2048}
 
 def mlp(mode: str) -> Count:
     sizes = {"batch": 1, "seq_len": 8192, "d_model": 4096, "d_ff": 14336}
-    result = count_case("gated_mlp", "fused_save", mode, "bf16", None, sizes)
-    assert result is not None
-    return result
+    return count_case("gated_mlp", "fused_save", mode, "bf16", None, sizes)
 
 
 def test_our_kernels_are_held_against_what_they_run_and_others_against_the_formulation() -> None:
@@ -122,9 +118,7 @@ MEASURED = [
 @pytest.mark.parametrize(("impl", "mode", "flops", "moved"), MEASURED)
 def test_lightning_kernels_as_measured(impl: str, mode: str, flops: float, moved: float) -> None:
     sizes = {"batch": 8, "seq_len": 8192, "num_heads": 32, "head_dim_qk": 128, "head_dim_v": 128}
-    count = count_case("lightning", impl, mode, "bf16", "fp32", sizes)
-    assert count is not None
-    found = held(count, flops, moved)
+    found = held(count_case("lightning", impl, mode, "bf16", "fp32", sizes), flops, moved)
     assert found.tensor_flops_ratio == pytest.approx(1, abs=0.001)
     assert found.bytes_ratio == pytest.approx(1, abs=0.005)
     assert found.explanation == ()

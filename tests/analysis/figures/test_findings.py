@@ -268,7 +268,6 @@ def test_a_width_has_one_query_key_head_dim() -> None:
 def test_the_committed_figures_hold_the_head_dims_of_an_operation() -> None:
     for kind in ("runtime", "memory", "chunk-size"):
         rows = drawing(kind, committed(), Selection(kernel="tfla", every=True)).rows
-        assert rows is not None
         heads = rows[rows["head_dim_v"].notna()].groupby("op")[["head_dim_qk", "head_dim_v", "num_heads"]].nunique()
         assert (heads == 1).all(axis=None), kind
 

@@ -25,7 +25,7 @@ def test_runtime_shows_every_implementation_at_its_best_chunk() -> None:
     assert [axes.get_title(loc="left") for axes in figure.axes] == ["Forward", "Forward + backward"]
     for panel, mode in enumerate(("fw", "fwbw")):
         drawn = lines(figure, panel)
-        mine = sweep()[(sweep()["mode"] == mode) & (sweep()["impl"] == "fused_chunk") & (sweep()["head_dim_v"] == 256)]
+        mine = sweep().query(f"mode == '{mode}' and impl == 'fused_chunk' and head_dim_v == 256")
         for op in ("mlstm_sig", "mlstm_exp"):
             expected = mine[mine["op"] == op].groupby("seq_len")["time_ms"].min()
             assert drawn[series_label(op, "fused_chunk")] == list(expected.items())
@@ -126,7 +126,7 @@ def test_what_was_not_measured_is_not_drawn() -> None:
 def test_memory_is_in_gib() -> None:
     drawn = lines(plot("memory", sweep(), Selection(head_dim=256, every=True)), 1)
     points = dict(drawn[series_label("attention", "flash_attn.v4")])
-    row = sweep()[(sweep()["impl"] == "flash_attn.v4") & (sweep()["mode"] == "fwbw") & (sweep()["seq_len"] == 1024)]
+    row = sweep().query("impl == 'flash_attn.v4' and mode == 'fwbw' and seq_len == 1024")
     assert points[1024] == pytest.approx(row["peak_memory_bytes"].item() / 2**30)
 
 

@@ -14,21 +14,19 @@ from .. import rows as made
 from .drawing import lines, roofline, sweep, text
 
 
+def ours() -> pd.DataFrame:
+    """Return the rows of fused_chunk's line, in the order of chunk size."""
+    rows = sweep().query("op == 'mlstm_sig' and impl == 'fused_chunk' and mode == 'fw'")
+    return rows.query("seq_len == 8192 and head_dim_v == 256").sort_values("chunk_size")
+
+
 def test_roofline_points_are_the_rows() -> None:
     figure = roofline(sweep(), ["h200"], Selection(head_dim=256))
     drawn = lines(figure, 0)
-    fused_chunk = sweep()[
-        (sweep()["op"] == "mlstm_sig")
-        & (sweep()["impl"] == "fused_chunk")
-        & (sweep()["mode"] == "fw")
-        & (sweep()["seq_len"] == 8192)
-        & (sweep()["head_dim_v"] == 256)
-    ].sort_values("chunk_size")
-    points = [(row.intensity, pytest.approx(row.tflops)) for row in fused_chunk.itertuples()]
+    points = [(row.intensity, pytest.approx(row.tflops)) for row in ours().itertuples()]
     assert drawn[series_label("mlstm_sig", "fused_chunk")] == points
     assert max(max(line.get_ydata()) for line in figure.axes[0].lines) == pytest.approx(989)
     measured = with_stored_roofs(get_accelerator("h200")).measured
-    assert measured is not None
     reached = f"{measured.matrix_flops['bf16'] / 1e12:.0f} TFLOP/s and {measured.bandwidth_bytes_s / 1e12:.3g} TB/s"
     assert f"Dashed: measured, {reached}" in text(figure)
 
@@ -44,15 +42,11 @@ def test_a_cpu_row_never_stands_on_a_gpus_roofline() -> None:
 
 def test_the_share_is_of_the_roof_that_is_drawn() -> None:
     drawn = lines(roofline(sweep(), ["h200"], Selection(head_dim=256, modes=("fw",))), 1)
-    mine = sweep()[(sweep()["op"] == "mlstm_sig") & (sweep()["impl"] == "fused_chunk") & (sweep()["mode"] == "fw")]
-    mine = mine[(mine["seq_len"] == 8192) & (mine["head_dim_v"] == 256)]
-    expected = {row.chunk_size: 100 * row.roofline_fraction for row in mine.itertuples()}
+    expected = {row.chunk_size: 100 * row.roofline_fraction for row in ours().itertuples()}
     assert dict(drawn[series_label("mlstm_sig", "fused_chunk")]) == pytest.approx(expected)
     # Work without matrix products is held to the vector rate; without a chunk axis it stands beyond the chunks.
     ((x, share),) = drawn[series_label("selective_scan", "mamba_ssm.selective_scan")]
-    (row,) = sweep()[
-        (sweep()["op"] == "selective_scan") & (sweep()["mode"] == "fw") & (sweep()["seq_len"] == 8192)
-    ].itertuples()
+    (row,) = sweep().query("op == 'selective_scan' and mode == 'fw' and seq_len == 8192").itertuples()
     assert (x, share) == (2048, pytest.approx(100 * row.roofline_fraction))
 
 

@@ -103,9 +103,9 @@ def test_measured_rows_stand_beside_their_accelerators_model() -> None:
     figure = plot("model", frame, theory=Theory(gpus=("b200",), head_dim=256))
     drawn = lines(figure, 0)
     assert {"B200, model", "H200 SXM, model", "H200 SXM, fused_chunk measured"} <= set(drawn)
-    same = frame[(frame["op"] == "mlstm_sig") & (frame["impl"] == "fused_chunk") & (frame["mode"] == "fw")]
-    same = same[(same["head_dim_v"] == 256) & (same["seq_len"] == 8192) & (same["batch"] == 8)]
-    same = same.dropna(subset="chunk_size")  # a chunk length of the kernel's own choice has no place on the axis
+    same = frame.query("op == 'mlstm_sig' and impl == 'fused_chunk' and mode == 'fw' and batch == 8")
+    # A chunk length of the kernel's own choice has no place on the axis.
+    same = same.query("head_dim_v == 256 and seq_len == 8192").dropna(subset="chunk_size")
     newest = same.sort_values("measured_at").drop_duplicates("chunk_size", keep="last")
     assert dict(drawn["H200 SXM, fused_chunk measured"]) == dict(
         zip(newest["chunk_size"], newest["time_ms"], strict=True)

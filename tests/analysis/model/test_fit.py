@@ -11,7 +11,6 @@ import pytest
 
 from lrbench.analysis.accelerators.known import get_accelerator
 from lrbench.analysis.accelerators.roofs import with_roofs
-from lrbench.analysis.counts import count_case
 from lrbench.analysis.model.fit import AS_SPECIFIED, Fit, case_of, fit_rows, likely_ratios, relative_fit
 from lrbench.analysis.model.prediction import predict_case, stored_rows
 from lrbench.analysis.model.runtime_model import runtime_model
@@ -33,17 +32,10 @@ def measured(noise: float, *, step_ms: float = 0.002) -> pd.DataFrame:
     for seq_len in (1024, 4096, 16384):
         for chunk in (64, 128, 256, 512, 1024):
             for head_dim in (128, 256):
-                case = made.case(
-                    "mlstm_sig",
-                    "fused_chunk",
-                    seq_len=seq_len,
-                    batch=8,
-                    chunk_size=chunk,
-                    num_heads=4096 // head_dim,
-                    head_dim_v=head_dim,
-                )
-                counted = count_case(case.op, case.impl, case.mode, case.dtype, case.state_dtype, case.sizes)
-                model = runtime_model(counted, H200, "bf16")
+                sizes = {"seq_len": seq_len, "batch": 8, "chunk_size": chunk}
+                sizes |= {"num_heads": 4096 // head_dim, "head_dim_v": head_dim}
+                case = made.case("mlstm_sig", "fused_chunk", **sizes)
+                model = runtime_model(made.count_of(case), H200, "bf16")
                 steps = sequential_steps(Case(case.op, case.impl, case.mode, case.dtype, None, case.sizes))
                 time_ms = 2 * 0.015 + steps * step_ms + 2.5 * model.flops_ms + 1.4 * model.bytes_ms
                 rows.append(made.row_of(case, time_ms=time_ms * (1 + generator.uniform(-noise, noise))))
@@ -51,9 +43,7 @@ def measured(noise: float, *, step_ms: float = 0.002) -> pd.DataFrame:
 
 
 def fit_of(frame: pd.DataFrame, op: str = "mlstm_sig", **options: str) -> Fit:
-    fit = fit_rows(records(frame), op, "fused_chunk", "fw", "bf16", models=(FORMULATION,), **options)
-    assert fit is not None
-    return fit
+    return fit_rows(records(frame), op, "fused_chunk", "fw", "bf16", models=(FORMULATION,), **options)
 
 
 def test_a_fit_recovers_the_factors() -> None:

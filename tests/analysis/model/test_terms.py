@@ -34,9 +34,7 @@ FITTED = [(op, mode) for op in ("mlstm_sig", "mlstm_exp") for mode in ("fw", "fw
 
 
 def launches(op: str = "mlstm_sig", mode: str = "fw", **sizes: int) -> tuple[Launch, ...]:
-    found = launches_of(op, "fused_chunk", mode, "bf16", "fp32", {**SIZES, **sizes})
-    assert found is not None
-    return found
+    return launches_of(op, "fused_chunk", mode, "bf16", "fp32", {**SIZES, **sizes})
 
 
 def stored_launches(op: str, mode: str) -> Fit:

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from lrbench.analysis.accelerators.known import get_accelerator
-from lrbench.analysis.counts import count_case
 from lrbench.analysis.model.runtime_model import runtime_model
 from lrbench.analysis.model.validation import Coverage, by_chance, by_implementation, in_words, validate
 from lrbench.results.store import committed_results
@@ -59,9 +58,7 @@ def rows_of(impl: str, accelerator: str, factor: float, noise: float) -> list[di
     for seq_len in (1024, 2048, 4096, 8192, 16384, 32768):
         for chunk in (64, 256):
             case = made.case("mlstm_sig", impl, seq_len=seq_len, chunk_size=chunk)
-            model = runtime_model(
-                count_case(case.op, impl, case.mode, case.dtype, case.state_dtype, case.sizes), part, "bf16"
-            )
+            model = runtime_model(made.count_of(case), part, "bf16")
             time_ms = factor * (2 * model.flops_ms + 1.5 * model.bytes_ms) * (1 + generator.uniform(-noise, noise))
             rows.append(made.row_of(case, time_ms=time_ms, accelerator=accelerator))
     return rows

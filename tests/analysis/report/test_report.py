@@ -72,7 +72,6 @@ def test_findings_and_the_table_of_peers_follow_from_the_rows(factor: float, sai
     beside = f"{1.25:.2f} ms beside {markup.number(1.25 * factor)}"
     assert f"mLSTMsig lrbench fused_chunk beside mlstm_kernels xl_chunk_siging {factor:.2f}{TIMES} {beside}" in shown
     (each,) = found.speedups_found
-    assert each.ends is not None
     assert 0.98 * factor < each.ends[0] <= factor <= each.ends[1] < 1.02 * factor
 
 
@@ -522,7 +521,6 @@ def test_the_model_chooses_among_the_chunk_lengths_that_are_taken(tmp_path: Path
         for chunk in chunks
     ]
     limited, free = choices(report(rows, tmp_path))
-    assert limited.report is not None and free.report is not None
     assert max(each["chunk_size"] for each in limited.report["candidates"]) == 128
     assert limited.modelled == 128 < max(each["chunk_size"] for each in free.report["candidates"])
 
