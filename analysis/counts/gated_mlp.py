@@ -17,12 +17,7 @@ from .model import Problem, Scalar, Tally, Work
 
 
 def forward(problem: Problem) -> Tally:
-    """Forward FLOPs and bytes: products 4 M D F; silu(g) = g sigma(g) and the product with up: M F (2 + F_sig).
-
-    Elements loaded and stored: fused M D + 2 D F and M F; fused_save M D + 2 D F and 3 M F; cublas_activation M D +
-    2 D F + 2 M F and 2 M F + M F; gemms_activation M D more loaded; eager 2 M D + 2 D F + M F + 2 M F and 2 M F + M F +
-    M F; gemms 2 M D + 2 D F and 2 M F.
-    """
+    """Forward FLOPs and bytes: products 4 M D F; silu(g) = g sigma(g) and the product with up: M F (2 + F_sig)."""
     inputs, weights, outputs = _sizes(problem)
     work = {"projections": Work(matrix=4 * inputs * problem.d_ff)}
     if problem.formulation != "gemms":

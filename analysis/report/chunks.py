@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ...kernels.scalar_decay.declare import FUSED_CHUNK
 from ...results.select import PROBLEM_COLUMNS, best_rows, records
@@ -13,9 +14,6 @@ from ..model.fit import ROW_COLUMNS, Fit, fit_rows
 from ..model.terms import LAUNCHES
 from .markup import ABSENT, Cell, Html, numeric, size, table
 from .subject import Subject, name_cell, problem_in_words
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,40 +52,32 @@ def choices(subject: Subject) -> list[Choice]:
     """Return every problem measured at two chunk lengths or more, with the model of the report's accelerator if any."""
     rows = subject.trusted
     rows = rows[rows["chunk_size"].notna() & (rows["mode"] != "step")]
-    fits = _fits(subject, rows)
     rows = best_rows(rows, (*PROBLEM_COLUMNS, "chunk_size"))
     # Tuples are made of all rows at once: for each problem's few it would cost as much again.
     number = rows.groupby(list(PROBLEM_COLUMNS), dropna=False, sort=True).ngroup()
     problems: dict[int, list[Any]] = {n: [] for n in sorted(set(number))}
     for n, row in zip(number, rows.itertuples(index=False), strict=True):
         problems[n].append(row)
-    found = (_choice(subject, problem, fits) for problem in problems.values() if len(problem) > 1)
+    found = (_choice(subject, problem) for problem in problems.values() if len(problem) > 1)
     return [choice for choice in found if choice is not None]
 
 
-Fits = dict[tuple[str, str, str, str], Fit]
-"""By operation, implementation, mode and dtype."""
+@functools.lru_cache(maxsize=64)
+def _fit(subject: Subject, op: str, mode: str, dtype: str) -> Fit | None:
+    """Fit the launches of fused_chunk to its rows of a mode and dtype, or return None."""
+    rows = subject.trusted
+    rows = rows[(rows["impl"] == FUSED_CHUNK) & (rows["mode"] == mode) & (rows["dtype"] == dtype)]
+    rows = records(rows[rows["chunk_size"].notna()], ROW_COLUMNS)
+    return fit_rows(rows, op, FUSED_CHUNK, mode, dtype, device=subject.accelerator.key, models=(LAUNCHES,))
 
 
-def _fits(subject: Subject, rows: pd.DataFrame) -> Fits:
-    """Fit the launches of every operation, mode and dtype that the rows of fused_chunk hold, to these rows."""
-    fits: Fits = {}
-    for (mode, dtype), group in rows[rows["impl"] == FUSED_CHUNK].groupby(["mode", "dtype"]):
-        measured = records(group, ROW_COLUMNS)
-        for op in group["op"].unique():
-            case = (op, FUSED_CHUNK, mode, dtype)
-            if fit := fit_rows(measured, *case, device=subject.accelerator.key, models=(LAUNCHES,)):
-                fits[case] = fit
-    return fits
-
-
-def _choice(subject: Subject, problem: list[Any], fits: Fits) -> Choice | None:
+def _choice(subject: Subject, problem: list[Any]) -> Choice | None:
     measured = {int(row.chunk_size): row for row in problem}
     best = min(measured.values(), key=lambda row: row.time_ms)
     if best.op not in CHUNKWISE_OPERATIONS:
         return Choice(row=best, measured=measured, report=None)
     names = ("batch", "seq_len", "num_heads", "head_dim_qk", "head_dim_v")
-    case = (best.op, best.impl, best.mode, best.dtype)
+    fit = _fit(subject, best.op, best.mode, best.dtype) if best.impl == FUSED_CHUNK else None
     question = Question(
         op=best.op,
         mode=best.mode,
@@ -96,7 +86,7 @@ def _choice(subject: Subject, problem: list[Any], fits: Fits) -> Choice | None:
         sizes={name: int(getattr(best, name)) for name in names},
         accelerator=subject.accelerator,
         rows=(),
-        known_fits={case[:2]: (fits.get(case), 0)},
+        known_fits={(best.op, best.impl): (fit, 0)},
     )
     try:
         report = chunk_size_report(question, best.impl)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -107,8 +108,8 @@ def question(
 def default_sweep() -> list[dict[str, Any]]:
     """Return rows shaped like the default sweep on an H200, with the failures that the peers show there."""
     rows = []
-    ours = [(op, impl) for op in ("mlstm_sig", "mlstm_exp") for impl in ("fused_chunk", "limit_chunk")]
-    peers = [
+    ours_and_peers = [
+        *itertools.product(("mlstm_sig", "mlstm_exp"), ("fused_chunk", "limit_chunk")),
         ("mlstm_sig", "mlstm_kernels.xl_chunk_siging"),
         ("mlstm_exp", "mlstm_kernels.xl_chunk"),
         ("mlstm_exp", "mlstm_kernels.limit_chunk"),
@@ -121,24 +122,21 @@ def default_sweep() -> list[dict[str, Any]]:
         ("attention", "torch.sdpa_cudnn"),
         ("attention", "flash_attn.v4"),
     ]
-    for mode in ("fw", "fwbw"):
-        for seq_len in (1024, 2048, 4096, 8192, 16384, 32768, 65536):
-            for op, impl in ours + peers:
-                for head_dim in (64, 128, 256, 512):
-                    for chunk in CHUNKS:
-                        if (chunk > 128 and "limit" in impl) or chunk > seq_len:
-                            continue
-                        dims = {"num_heads": 4096 // head_dim, "head_dim_qk": head_dim // 2, "head_dim_v": head_dim}
-                        failed = impl == "mlstm_kernels.xl_chunk"
-                        failure = {"status": "crash", "reason": "the compiler aborted the process"} if failed else {}
-                        rows.append(row(op, impl, mode=mode, seq_len=seq_len, chunk_size=chunk, **dims, **failure))
-            for op, impl in others:
-                failure = {}
-                if op == "mamba2_ssd" and seq_len == 65536:
-                    failure = {"status": "timeout", "reason": "autotuning exceeded the limit of a case"}
-                if op == "simple_gla" and mode == "fwbw":
-                    failure = {"status": "unsupported", "reason": "backward refused on Hopper with triton 3.4 to 3.7.0"}
-                rows.append(row(op, impl, mode=mode, seq_len=seq_len, **failure))
+    for mode, seq_len in itertools.product(("fw", "fwbw"), (1024, 2048, 4096, 8192, 16384, 32768, 65536)):
+        of = {"mode": mode, "seq_len": seq_len}
+        for (op, impl), head_dim, chunk in itertools.product(ours_and_peers, (64, 128, 256, 512), CHUNKS):
+            dims = {"num_heads": 4096 // head_dim, "head_dim_qk": head_dim // 2, "head_dim_v": head_dim}
+            failed = impl == "mlstm_kernels.xl_chunk"
+            failure = {"status": "crash", "reason": "the compiler aborted the process"} if failed else {}
+            if chunk <= 128 or "limit" not in impl:
+                rows.append(row(op, impl, chunk_size=chunk, **of, **dims, **failure))
+        for op, impl in others:
+            failure = {}
+            if op == "mamba2_ssd" and seq_len == 65536:
+                failure = {"status": "timeout", "reason": "autotuning exceeded the limit of a case"}
+            if op == "simple_gla" and mode == "fwbw":
+                failure = {"status": "unsupported", "reason": "backward refused on Hopper with triton 3.4 to 3.7.0"}
+            rows.append(row(op, impl, **of, **failure))
     # Since then a gradient is counted once.
     return [{**each, "measured_at": "2026-12-01T00:00:00+00:00"} for each in rows]
 
