@@ -137,7 +137,7 @@ def _rate(work: int, call: Callable[[], object]) -> float:
 
 
 def _machine() -> dict[str, Any]:
-    """What the rates hold for."""
+    """Return what remembered rates are of: the processor, its cores and the threads that were used."""
     return {"model": model_name(), "cores": available_cores(), "omp_num_threads": os.environ.get("OMP_NUM_THREADS")}
 
 

@@ -142,11 +142,6 @@ class Run(Problem):
         return min(self.config.output.block_s, self.block_t)
 
     @property
-    def stabilised(self) -> bool:
-        """Whether a stabiliser and a denominator go with the gates."""
-        return self.op == "mlstm_exp"
-
-    @property
     def makes_denominators(self) -> bool:
         """Whether the kernel of the output makes the denominators itself: no other launch reads q and k for them."""
         return self.stabilised and (not self.walks or self.config.normaliser is None)
@@ -161,14 +156,6 @@ class Run(Problem):
         """Blocks of K and of V that the programs of a states pass take."""
         return -(-self.head_dim_qk // self.config.states.block_x), -(-self.head_dim_v // self.config.states.block_z)
 
-    def pieces(self) -> Iterator[tuple[int, int]]:
-        """Yield (length, how many) of whole chunks and a ragged last one."""
-        whole, rest = divmod(self.seq_len, self.chunk_size)
-        if whole:
-            yield self.chunk_size, whole
-        if rest:
-            yield rest, 1
-
     def of_pass(self, direction: str) -> Run:
         """Return the problem as one pass takes it: a walk's backward pass may split chunks further."""
         if direction != "backward" or self.formulation not in WALKS:
@@ -178,9 +165,9 @@ class Run(Problem):
 
 
 def shape(problem: Problem) -> Shape:
-    """Return what the engine chooses by."""
+    """Return the sizes by which the engine chooses its chunks."""
     dims = {"head_dim_qk": problem.head_dim_qk, "head_dim_v": problem.head_dim_v}
-    return Shape(seq_len=problem.seq_len, batch_heads=problem.rows, **dims, normalised=problem.op == "mlstm_exp")
+    return Shape(seq_len=problem.seq_len, batch_heads=problem.rows, **dims, normalised=problem.stabilised)
 
 
 def as_cut(shape: Shape, formulation: str, direction: str, chunk: int) -> tuple[int, int]:

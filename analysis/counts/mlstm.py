@@ -21,7 +21,7 @@ def chunk(problem: Problem) -> Tally:
     length, d_qk, d_v, causal, f, widths = problem.per_head
     square = length * length
     cells = d_qk * d_v
-    exp = problem.op == "mlstm_exp"
+    exp = problem.stabilised
     gates = 2 * length + length * (length + 1) / 2
     if exp or problem.published:
         gates += length * (1 + f.exp + f.log + f.sig) + 3 + f.max + f.exp
@@ -63,7 +63,7 @@ def parallel(problem: Problem) -> Tally:
     """
     length, d_qk, d_v, causal, f, widths = problem.per_head
     square = length * length
-    exp = problem.op == "mlstm_exp"
+    exp = problem.stabilised
     per_entry = 3 + f.exp + f.max + f.mask if exp or problem.published else 2 + f.exp + f.mask
     work = {
         "forget gates": Work(vector=length * (length + 1) / 2 + (1 if exp else 2) * length * (f.log + f.sig)),
@@ -87,7 +87,7 @@ def step(problem: Problem) -> Tally:
     """
     d_qk, d_v, f, widths = problem.head_dim_qk, problem.head_dim_v, problem.f, problem.widths
     cells = d_qk * d_v
-    exp = problem.op == "mlstm_exp"
+    exp = problem.stabilised
     gates = 4 + 2 * f.exp + f.log + f.sig + f.max if exp else 2 * f.sig
     work = {
         "gates": Work(vector=gates),

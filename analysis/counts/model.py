@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -182,18 +181,27 @@ class Problem:
         return self.seq_len, self.head_dim_qk, self.head_dim_v, self.causal, self.f, self.widths
 
     @property
+    def stabilised(self) -> bool:
+        """Whether a stabiliser, and with it a denominator, goes with the gates."""
+        return self.op == "mlstm_exp"
+
+    @property
     def d_qk_read(self) -> Scalar:
         """Elements of q (or k) per token that are a head's own traffic."""
         return self.qk_share * self.head_dim_qk
 
     def over_chunks(self, chunk: Callable[[Problem], Tally]) -> Tally:
         """Add up whole chunks and a ragged last one; the published counting has T / L chunks, whole or not."""
-        of_length = functools.partial(dataclasses.replace, self)
-        if self.published:
-            return chunk(of_length(seq_len=self.chunk_size)) * (self.seq_len / self.chunk_size)
+        pieces = [(self.chunk_size, self.seq_len / self.chunk_size)] if self.published else self.pieces()
+        return sum((chunk(dataclasses.replace(self, seq_len=length)) * times for length, times in pieces), Tally())
+
+    def pieces(self) -> Iterator[tuple[int, int]]:
+        """Yield (length, how many) of whole chunks and a ragged last one."""
         whole, rest = divmod(self.seq_len, self.chunk_size)
-        tally = chunk(of_length(seq_len=self.chunk_size)) * whole if whole else Tally()
-        return tally + chunk(of_length(seq_len=rest)) if rest else tally
+        if whole:
+            yield self.chunk_size, whole
+        if rest:
+            yield rest, 1
 
 
 def one_pass(tally: Tally, least: Scalar) -> Tally:

@@ -139,7 +139,7 @@ def chunk_backward(problem: Problem) -> Tally:
     length, d_qk, d_v, causal, f, widths = problem.per_head
     qk = problem.d_qk_read
     gate = GATE_MODELS[problem.op]
-    exp = problem.op == "mlstm_exp"
+    exp = problem.stabilised
     square, cells = length * length, d_qk * d_v
     tile = causal * 2 * square
     gated = length * d_qk * (2 + gate.scaled)
@@ -219,7 +219,7 @@ def parallel_backward(problem: Problem) -> Tally:
     length, d_qk, d_v, causal, f, widths = problem.per_head
     qk = problem.d_qk_read
     gate = GATE_MODELS[problem.op]
-    exp = problem.op == "mlstm_exp"
+    exp = problem.stabilised
     square = length * length
     tile = causal * 2 * square
     work = {

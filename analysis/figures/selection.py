@@ -102,7 +102,7 @@ class Chosen(Selection):
 
     @property
     def axis(self) -> str:
-        """What figures over sequence length are over."""
+        """What figures call the axis of sequence lengths."""
         return "tokens" if self.without_order else "sequence length"
 
 

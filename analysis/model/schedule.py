@@ -87,6 +87,7 @@ def _pass(run: Run, direction: str) -> Iterator[Launch]:
     if not has_states:
         yield from _states(run, counted, "state pass")
     for role in BACKWARD_ROLES:
+        # The first role that takes the states' gradients.
         if role.name == "dk":
             yield from _states(run, counted, "state_gradient pass")
         yield from _walk(run, counted, role)

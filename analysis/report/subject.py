@@ -162,7 +162,7 @@ class Subject:
 
     @property
     def axis(self) -> str:
-        """What figures over sequence length are over."""
+        """What figures call the axis of sequence lengths."""
         return "sequence length" if self.chosen is None else self.chosen.axis
 
     def at(self, seq_len: int) -> str:
