@@ -31,15 +31,15 @@ from .executed import CAPABILITY, Executed
 from .model import Problem
 
 GATED_MLP = ("fused", "fused_save")
-"""Implementations whose launches are counted."""
+"""Formulations whose launches are counted, called as our implementations of them."""
 
 
-def executed_mlp(problem: Problem, kernels: str, direction: str) -> Executed:
-    """Return what one pass of ``kernels``, one of :data:`GATED_MLP`, runs and moves, forward or backward."""
+def executed_mlp(problem: Problem, direction: str) -> Executed:
+    """Return what one pass of a formulation of :data:`GATED_MLP` runs and moves, forward or backward."""
     total = Executed(Counter(), Counter(), Counter())
     tokens = problem.batch * problem.seq_len
     inputs, weights, outputs = tokens * problem.d_model, 2 * problem.d_model * problem.d_ff, tokens * problem.d_ff
-    saves = kernels == "fused_save"
+    saves = problem.formulation == "fused_save"
     needed, width = 4 * tokens * problem.d_model * problem.d_ff, problem.widths.qkv
 
     def move(name: str, *, loaded: int, stored: int) -> None:
@@ -48,7 +48,7 @@ def executed_mlp(problem: Problem, kernels: str, direction: str) -> Executed:
 
     def project(name: str, products: str, *, stored: int, beside: int = 0) -> None:
         """Add a launch of the projection kernel, which loads ``beside`` elements besides x and the weights."""
-        tile = getattr(_launches(problem, kernels), "forward" if direction == "forward" else "gradient")
+        tile = getattr(_launches(problem), "forward" if direction == "forward" else "gradient")
         rows, columns = -(-tokens // tile.block_m), -(-problem.d_ff // tile.block_f)
         steps = -(-problem.d_model // tile.block_k)
         total.flops[f"{name}: {products}"] += needed
@@ -76,8 +76,8 @@ def executed_mlp(problem: Problem, kernels: str, direction: str) -> Executed:
     return total
 
 
-def _launches(problem: Problem, kernels: str) -> Any:
+def _launches(problem: Problem) -> Any:
     """Return the launches that an implementation selects on the compute capability that is counted."""
     sizes = {name: getattr(problem, name) for name in ("batch", "seq_len", "d_model", "d_ff")}
-    declared = get_operation("gated_mlp").implementation(kernels)
+    declared = get_operation("gated_mlp").implementation(problem.formulation)
     return resolve(str(declared.default_config))(sizes, problem.dtype, CAPABILITY, True)

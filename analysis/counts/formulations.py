@@ -149,17 +149,14 @@ def chunk_of(op: str, impl: str, formulation: str, chunk_size: int | None) -> in
     return chunk_size or known.own_chunk or next(iter(recommended), TILE)
 
 
-def kernels_of(op: str, formulation: str, impl: str | None = None) -> str | None:
-    """Return the name under which launches of ``formulation`` are counted, None where those of ``impl`` are not.
+def has_launches(op: str, formulation: str, impl: str | None = None) -> bool:
+    """Whether the launches of a formulation are counted: those of our own kernels.
 
-    They are our own kernels': an outside package's run in other tiles, whatever its formulation. Without an
-    implementation it is ours of the formulation.
+    An outside package's run in other tiles, whatever its formulation. Without ``impl`` it is ours of the formulation.
     """
     if impl is not None and not isinstance(declared(op, impl), Implementation):
-        return None
-    if op == "gated_mlp":
-        return formulation if formulation in GATED_MLP else None
-    return formulation if formulation in TILED else None
+        return False
+    return formulation in (GATED_MLP if op == "gated_mlp" else TILED)
 
 
 def tile_rounded_causal_factor(length: int, tile: int = TILE) -> float:

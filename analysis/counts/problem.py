@@ -19,16 +19,15 @@ from .formulations import (
     ATTENTION_TILE,
     FORMULATIONS,
     TILE,
-    TILED,
     check_formulation,
     chunk_of,
     declared,
     default_formulation,
     formulation_of,
     has_heads,
+    has_launches,
     is_chunked,
     is_counted,
-    kernels_of,
     sizes_of,
     tile_rounded_causal_factor,
 )
@@ -100,7 +99,7 @@ def count(
         published=counting == "published",
         factors=factors,
     )
-    return _count(problem, mode, kernels=kernels_of(op, formulation))
+    return _count(problem, mode, launches=has_launches(op, formulation))
 
 
 def count_case(
@@ -141,8 +140,8 @@ def _count_case(
         return None
     problem = case_problem(*names, dict(sizes))
     forward_state = dtype if state_dtype is None and declared(op, impl).states_as_inputs else None
-    kernels = kernels_of(op, problem.formulation, impl) if launches else None
-    return _count(problem, mode, kernels=kernels, forward_state=forward_state)
+    launches = launches and has_launches(op, problem.formulation, impl)
+    return _count(problem, mode, launches=launches, forward_state=forward_state)
 
 
 def case_problem(
@@ -199,11 +198,11 @@ def _problem(
     )
 
 
-def _count(problem: Problem, mode: str, *, kernels: str | None, forward_state: str | None = None) -> Count:
+def _count(problem: Problem, mode: str, *, launches: bool, forward_state: str | None = None) -> Count:
     """Count a problem.
 
     Args:
-        kernels: those whose launches are counted too, as :func:`.formulations.kernels_of` names them.
+        launches: whether what they execute is counted too.
         forward_state: dtype of the states that the forward pass stores, where it is not that of the backward pass.
     """
     tally, compulsory = Tally(), 0
@@ -230,7 +229,7 @@ def _count(problem: Problem, mode: str, *, kernels: str | None, forward_state: s
         causal_factor=problem.causal,
         parts=MappingProxyType({name: float(work.flops) for name, work in tally.work.items()}),
         byte_parts=MappingProxyType({name: float(value) for name, value in tally.traffic.items()}),
-        **_executed(problem, PASSES[mode], kernels),
+        **(_executed(problem, PASSES[mode]) if launches else {}),
     )
 
 
@@ -379,17 +378,16 @@ def _whole_state(problem: Problem, direction: str, chunk: Callable[[Problem], Ta
     return tally * (1 - share) + _walk(uncut, chunk, uncut.over_chunks(chunk), least) * share
 
 
-def _executed(problem: Problem, passes: tuple[str, ...], kernels: str | None) -> dict[str, Any]:
-    """Return the executed fields of a count: of sizes that ``kernels`` take, in a 16-bit dtype."""
-    if kernels is None or problem.dtype not in ("bf16", "fp16"):
+def _executed(problem: Problem, passes: tuple[str, ...]) -> dict[str, Any]:
+    """Return the executed fields of a count: of sizes that the kernels take, in a 16-bit dtype."""
+    if problem.dtype not in ("bf16", "fp16"):
         return {}
-    if kernels in TILED:
-        run = run_of(problem)
-        if run is None:
-            return {}
+    if problem.op == "gated_mlp":
+        counted = {direction: executed_mlp(problem, direction) for direction in passes}
+    elif run := run_of(problem):
         counted = {direction: executed(run, direction) for direction in passes}
     else:
-        counted = {direction: executed_mlp(problem, kernels, direction) for direction in passes}
+        return {}
     flops: Counter[str] = Counter()
     moved: Counter[str] = Counter()
     for direction, one in counted.items():
