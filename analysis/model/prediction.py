@@ -241,7 +241,7 @@ def _modelled_memory(case: Case) -> float:
 
 def _memory_ratio(case: Case, rows: Sequence[Row]) -> float:
     """Return measured over modelled peak memory of the row of most similar sizes; 1 where no row has any."""
-    there = [row for row in rows if row["peak_memory_bytes"] and (row["op"], row["impl"]) == case[:2]]
+    there = [row for row in rows if row["peak_memory_bytes"]]
     if not there:
         return 1.0
     stored = stored_sizes(case.sizes)
@@ -270,13 +270,13 @@ def answer(case: Case, accelerator: Accelerator, fit: Fit | None, rows: Sequence
     """Return what a case takes on an accelerator; without a chunk length, at the fastest measured one.
 
     Args:
-        rows: of the case's mode and dtype, as :func:`stored_rows` returns them.
+        rows: of its implementation in this mode and dtype, as :func:`stored_rows` returns them.
 
     Raises:
         ValueError: the operation is not counted in that mode.
     """
-    wanted: dict[str, Any] = {name: getattr(case, name) for name in ("op", "impl", "state_dtype")} | {"suspect": None}
-    wanted |= {**dict.fromkeys(PROBLEM_SIZES), **stored_sizes(case.sizes)}
+    sizes = {**dict.fromkeys(PROBLEM_SIZES), **stored_sizes(case.sizes)}
+    wanted = {"state_dtype": case.state_dtype, "suspect": None, **sizes}
     found = [row for row in rows if all(row[name] == value for name, value in wanted.items())]
     # By device and chunk length, the newest of an idle machine last; of these the fastest.
     order = sorted(found, key=lambda row: (not row["noise"], row["measured_at"] or ""))
@@ -286,7 +286,7 @@ def answer(case: Case, accelerator: Accelerator, fit: Fit | None, rows: Sequence
     measured = None if here is None or "stands_in" in here else here
     known = newest.get(fit.accelerator) if fit else None
     predicted = predict_case(case, accelerator, fit, None if known is measured else known)
-    fastest = set() if fit is None or fit.model is LAUNCHES else _fastest_chunks(case.op, case.impl, rows)
+    fastest = set() if fit is None or fit.model is LAUNCHES else _fastest_chunks(rows)
     return Answer(
         case=case,
         accelerator=accelerator,
@@ -297,11 +297,11 @@ def answer(case: Case, accelerator: Accelerator, fit: Fit | None, rows: Sequence
     )
 
 
-def _fastest_chunks(op: str, impl: str, rows: Sequence[Row]) -> set[int]:
-    """Return the fastest chunk lengths of the problems that an implementation was measured on at several."""
+def _fastest_chunks(rows: Sequence[Row]) -> set[int]:
+    """Return the fastest chunk lengths of the problems that were measured at several."""
     problem = itemgetter("device_accelerator", "state_dtype", *PROBLEM_SIZES)
     times: dict[tuple[Any, ...], dict[int, float]] = {}
     for row in rows:
-        if (row["op"], row["impl"]) == (op, impl) and row["chunk_size"] is not None and not row["noise"]:
+        if row["chunk_size"] is not None and not row["noise"]:
             times.setdefault(problem(row), {})[row["chunk_size"]] = row["time_ms"]
     return {min(chunks, key=lambda chunk: chunks[chunk]) for chunks in times.values() if len(chunks) > 1}

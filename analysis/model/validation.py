@@ -77,21 +77,19 @@ def _predicted(
 ) -> list[tuple[Row, Prediction]]:
     """Return an implementation's rows on an accelerator with what fits without them predict."""
     others = [row for row in rows if row["device_accelerator"] == fitted_on]
-    own = [
-        row
-        for row in rows
-        if (row["op"], row["impl"], row["device_accelerator"]) == (op, impl, here) and "stands_in" not in row
-    ]
+    same = [row for row in rows if (row["op"], row["impl"]) == (op, impl)]
+    own = [row for row in same if row["device_accelerator"] == here and "stands_in" not in row]
     fold_of = {problem: n % FOLDS for n, problem in enumerate(dict.fromkeys(map(problem_of, own)))}
-    if fitted_on != here and not any((row["op"], row["impl"]) == (op, impl) for row in others):
+    if not any(row["device_accelerator"] == fitted_on for row in same):
         return []
     found = []
     # A fit to another accelerator has seen none of these rows anyway.
     for held_out in grouped(own, lambda row: fold_of[problem_of(row)] if fitted_on == here else 0).values():
         seen = [row for row in others if not any(row is each for each in held_out)]
         fit = fit_rows(seen, op, impl, mode, dtype, device=fitted_on)
+        known = [row for row in seen if (row["op"], row["impl"]) == (op, impl)]
         for row in held_out:
-            found.append((row, answer(case_of(row, mode, dtype), get_accelerator(here), fit, seen).predicted))
+            found.append((row, answer(case_of(row, mode, dtype), get_accelerator(here), fit, known).predicted))
     return found
 
 
