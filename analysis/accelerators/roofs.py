@@ -19,7 +19,6 @@ from ...results.schema import RoofRow
 from .accelerator import Accelerator, Roofs
 
 FILE_NAME = "roofs.parquet"
-CHOICES = "spec, measured, or a file or folder with a calibration"
 
 
 def check_output(path: Path) -> None:
@@ -110,7 +109,7 @@ def with_roofs(accelerator: Accelerator, choice: str) -> Accelerator:
         return found.with_measured_roofs()
     path = Path(choice)
     if not path.exists():
-        raise ValueError(f"roofs must be {CHOICES}, got {choice!r}")
+        raise ValueError(f"roofs must be spec, measured, or a file or folder with a calibration, got {choice!r}")
     roofs = stored_roofs([path]).get(accelerator.key)
     if roofs is None:
         raise ValueError(f"roofs must hold a calibration of {accelerator.key}, got {choice} with none")

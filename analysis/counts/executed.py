@@ -59,8 +59,8 @@ from ...kernels.spec import resolve
 from .model import Problem
 from .scalar_decay import GATE_MODELS, WALKS
 
-MIN_TILE = 16
-"""Smallest tile of a product, and smallest chunk."""
+MIN_CHUNK = 16
+"""Smallest tile of a product, and so the smallest chunk: kernels run powers of two from here."""
 
 VECTOR_COLUMNS = 8
 """Columns of a product with a vector, the fewest that the tensor cores take."""
@@ -192,7 +192,7 @@ def run_of(problem: Problem) -> Run | None:
         chunk = max(padded(length), config.output.block_t)
     else:
         chunk = problem.chunk_size
-        if chunk < MIN_TILE or chunk & (chunk - 1):
+        if chunk < MIN_CHUNK or chunk & (chunk - 1):
             return None
         chunk = fit_chunk(chunk, length)
         config = select_config(

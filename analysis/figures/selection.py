@@ -12,6 +12,7 @@ from ...kernels.baselines import get_implementation
 from ...results.arguments import unknown
 from ...results.select import failed_rows, is_ok, latest_rows, of_family, ok_rows, single
 from ..derive import derive_anew, without_removed
+from .findings import OURS
 from .style import binary, operation_label, series_label, sizes_in_words
 
 if TYPE_CHECKING:
@@ -251,7 +252,7 @@ def _at_head_dim(rows: pd.DataFrame, head_dim: int, *, compared: bool) -> pd.Ser
     """
     at, measured = rows["head_dim_v"] == head_dim, rows["measured"]
     if compared:
-        peers = measured & (rows["provider"] != "lrbench")
+        peers = measured & (rows["provider"] != OURS)
         measured &= peers | ~peers.groupby(rows["op"]).transform("any")
     return at | ~(at & measured).groupby(rows["op"]).transform("any")
 
@@ -270,7 +271,7 @@ def _most_shared_dims(measured: pd.DataFrame, by: Sequence[str]) -> Dims:
     """Return the head dims of most points of a problem that ours and a peer were measured on, else of most points."""
     dims, where = ["head_dim_qk", "head_dim_v"], [*dict.fromkeys((*by, "head_dim_qk", "head_dim_v"))]
     problem = [*dict.fromkeys((*where, "mode", "seq_len", "tokens", "embedding_dim"))]
-    measured = measured[problem].fillna(0).assign(ours=measured["provider"] == "lrbench")
+    measured = measured[problem].fillna(0).assign(ours=measured["provider"] == OURS)
     ours = measured.groupby(problem)["ours"]
     measured["shared"] = ours.transform("any") & ~ours.transform("all")
     found: dict[tuple[Any, ...], list[Any]] = {}
@@ -330,7 +331,7 @@ PAPER_SEQ_LEN = 8192
 
 def _common_length(rows: pd.DataFrame) -> int:
     """Return the sequence length to show where one is shown, see :class:`Selection`."""
-    own = rows[rows["provider"] == "lrbench"]
+    own = rows[rows["provider"] == OURS]
     sets = [set(group["seq_len"]) for _, group in (rows if own.empty else own).groupby("mode")]
     common = set.intersection(*sets) or set.union(*sets)
     return PAPER_SEQ_LEN if PAPER_SEQ_LEN in common else int(max(common))

@@ -25,6 +25,7 @@ from ...kernels.baselines import why_unsupported
 from ...kernels.scalar_decay.declare import FUSED_CHUNK
 from ...results.arguments import one_of
 from ..counts import Problem, Widths, count, scalar_decay
+from ..counts.executed import MIN_CHUNK
 from ..counts.model import DTYPE_BYTES
 from ..counts.problem import PASSES, chunk_formula
 from .prediction import best_of
@@ -32,9 +33,6 @@ from .runtime_model import flop_rate, runtime_model
 
 if TYPE_CHECKING:
     from .answers import Question
-
-MIN_CHUNK = 16
-"""Chunk lengths that kernels run: powers of two from here, no longer than the sequence."""
 
 CHUNKWISE_OPERATIONS = (*scalar_decay.GATE_MODELS, "gla")
 _MODES = ("fw", "bw", "fwbw")

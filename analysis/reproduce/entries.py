@@ -169,7 +169,8 @@ class Asked(NamedTuple):
         for name, size, follows in DERIVED:
             value = found.pop(name, None)
             if value is not None and size in found:
-                found.setdefault(follows, _derived(name, value, found[size]))
+                other = found[size]
+                found.setdefault(follows, round(value * other) if name == "qk_ratio" else max(1, int(value) // other))
         if "op" not in found:
             return found
         operation = get_operation(found["op"])
@@ -208,10 +209,6 @@ def chosen(claims: Sequence[Asked], ids: Sequence[str]) -> list[Asked]:
         if not any(asked.id == name or asked.id.startswith(f"{name}-") for asked in claims):
             raise unknown("id", name, dict.fromkeys(asked.id for asked in claims))
     return [each for each in claims if any(each.id == name or each.id.startswith(f"{name}-") for name in ids)]
-
-
-def _derived(name: str, value: float, size: int) -> int:
-    return round(value * size) if name == "qk_ratio" else max(1, int(value) // size)
 
 
 def _inherited(sides: Mapping[str, Terms], name: str) -> Terms:
