@@ -59,20 +59,10 @@ class Speedup:
         return interval.low, interval.high
 
     @property
-    def interval(self) -> str:
-        """The interval in words, or an empty text."""
-        return "" if self.ends is None else "{:.2f} to {:.2f}".format(*self.ends)
-
-    @property
     def memory(self) -> float | None:
         """Our peak memory beyond inputs over theirs, where both are known."""
         ours, theirs = (each.peak_memory_bytes - each.input_bytes for each in (self.ours, self.theirs))
         return known(float(ours / theirs)) if theirs else None
-
-    @property
-    def theirs_name(self) -> str:
-        """How the baseline is called."""
-        return name_of(self.theirs)
 
     @property
     def length(self) -> int:
@@ -198,7 +188,7 @@ def peer_rows(subject: Subject, found: Iterable[Speedup]) -> list[TableRow]:
     pairs: dict[Any, dict[str, Speedup]] = {}
     # Our fastest first, and of other mathematics the fastest: what comes first stays.
     for each in sorted(here, key=lambda each: (not each.same_operation, each.ours.time_ms, each.theirs.time_ms)):
-        peer = each.theirs_name if each.same_operation else each.theirs.op
+        peer = name_of(each.theirs) if each.same_operation else each.theirs.op
         pairs.setdefault(peer, {}).setdefault(each.theirs.mode, each)
     rows: list[TableRow] = []
     for group in pairs.values():
@@ -215,7 +205,8 @@ def _names(group: Mapping[str, Speedup]) -> Cell:
     named = {}
     for mode in shown:
         each, ours = group[mode], name_cell(group[mode].ours)
-        by = each.theirs_name.partition(" · ")[2] if each.same_operation else each.theirs_name
+        theirs = name_of(each.theirs)
+        by = theirs.partition(" · ")[2] if each.same_operation else theirs
         named[mode] = f"{ours.detail if len(ops) == 1 else name_of(each.ours)} beside {by}"
     said = [*dict.fromkeys(named.values())]
     if len(said) > 1:
@@ -246,7 +237,10 @@ def _ours_cell(group: list[Speedup]) -> Cell:
 
 
 def _ratio_cell(each: Speedup | None) -> str | Cell:
-    return ABSENT if each is None else Cell(text=f"{each.ratio:.2f}{TIMES}", value=each.ratio, detail=each.interval)
+    if each is None:
+        return ABSENT
+    interval = "" if each.ends is None else "{:.2f} to {:.2f}".format(*each.ends)
+    return Cell(text=f"{each.ratio:.2f}{TIMES}", value=each.ratio, detail=interval)
 
 
 def _memory_cell(group: list[Speedup]) -> str | Cell:

@@ -100,7 +100,6 @@ def test_every_image_has_words(text: str) -> None:
 
 def test_data_holds_the_rows(text: str) -> None:
     found = re.search(r'href="data:application/gzip;base64,([^"]+)"', text)
-    assert found is not None
     rows = list(csv.DictReader(io.StringIO(gzip.decompress(base64.b64decode(found[1])).decode())))
     frame = latest_rows(load_results(COMMITTED))
     assert {each["case_id"] for each in rows} == set(frame["case_id"])
@@ -260,7 +259,6 @@ def test_tables_sort_by_their_buttons(acted: str) -> None:
     """Numbers as numbers, in both directions, empty cells last; the header says how."""
     for name, order, sign in (("up", "ascending", 1), ("down", "descending", -1)):
         found = re.search(rf'data-{name}="([^"]*)"', acted)
-        assert found is not None
         said, *values = found[1].split()
         numbers = [sign * float(value) for value in values if value != "none"]
         assert said == order
