@@ -433,34 +433,22 @@ def _read_where(files: Sequence[Path], columns: Sequence[str], where: Where, new
     stored = ds.dataset(list(map(str, files)), schema=schema, format="parquet", partitioning=folders)
 
     def passing(where: Where) -> ds.Expression:
-        any_of = (functools.reduce(operator.or_, (pq.filters_to_expression([each]) for each in part)) for part in where)
-        return functools.reduce(operator.and_, any_of, ds.scalar(True))
+        parts = (pq.filters_to_expression([[condition] for condition in part]) for part in where)
+        return functools.reduce(operator.and_, parts, ds.scalar(True))
 
-    def failing(part: Sequence[tuple[str, str, Any]]) -> ds.Expression:
-        """Return the rows that do not pass, null among them."""
-        return functools.reduce(operator.or_, (ds.field(name).is_null() for name, *_ in part), ~passing([part]))
-
-    def of_interest(where: Where) -> tuple[list[ds.Fragment], ds.Expression]:
-        """Return the row groups that may hold a row wanted, and the conditions that statistics do not already show to
-        hold for all their rows."""
-        wanted = passing(where)
-        fragments = stored.get_fragments(filter=wanted)
-        groups = [group for file in fragments for group in file.split_by_row_group(wanted, schema=schema)]
-        return groups, passing(
-            [part for part in where if any(g.split_by_row_group(failing(part), schema=schema) for g in groups)]
-        )
+    wanted = passing(where)
+    if newest:
+        # A file at a time: the keys of all rows take as much memory as there is.
+        keys = {"columns": [*SAME_CASE, "measured_at"], "filter": wanted}
+        times = _newest_times(file.to_table(schema, **keys) for file in stored.get_fragments(filter=wanted))
+        if not times:
+            return schema.empty_table().select(names)
+        wanted &= passing([[("measured_at", ">=", min(times))], [("measured_at", "in", times)]])
+    groups = [g for file in stored.get_fragments(filter=wanted) for g in file.split_by_row_group(wanted, schema=schema)]
 
     def read(groups: Sequence[ds.Fragment], columns: Iterable[str]) -> pa.Table:
         return ds.FileSystemDataset(groups, schema, stored.format).to_table(columns=list(columns), filter=wanted)
 
-    groups, wanted = of_interest(where)
-    if newest:
-        # A file at a time: the keys of all rows take as much memory as there is.
-        of_files = itertools.groupby(groups, key=operator.attrgetter("path"))
-        times = _newest_times(read([*each], (*SAME_CASE, "measured_at")) for _, each in of_files)
-        if not times:
-            return schema.empty_table().select(names)
-        groups, wanted = of_interest([*where, [("measured_at", ">=", min(times))], [("measured_at", "in", times)]])
     held = read(groups, ["__fragment_index"])["__fragment_index"].unique().to_pylist()
     table = read([groups[n] for n in sorted(held)], dict.fromkeys((*columns, "schema_version")))
     table.validate(full=True)
