@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from ..analysis.reproduce import entries, verdicts
-from ..results.folder import merge, rows_of
+from ..results.folder import merge
 from ..results.schema import Environment
 from ..results.select import grouped
 from ..results.store import HERE, files_in, recovered_notes
 from ..results.toml_tables import read_toml
 from . import bars, note, session
-from .environment import is_of
+from .environment import is_of, rows_of
 from .plan import Request
 from .reproduce import run_missing
 from .run import separate
@@ -94,7 +94,7 @@ def unfinished(families: bars.Families, folder: Path, environment: Environment) 
     # Rows of the bars have no accelerator, those of sweeps do.
     runs = [
         {row["case_id"] for row in rows}
-        for rows in grouped(rows_of(folder, environment, is_of, accelerator=None), itemgetter("run_id")).values()
+        for rows in grouped(rows_of(folder, environment, accelerator=None), itemgetter("run_id")).values()
     ]
 
     def left(kernel: str, problem: bars.Problem) -> bool:

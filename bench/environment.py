@@ -21,8 +21,9 @@ from .. import __version__
 from ..analysis.accelerators import cpu
 from ..analysis.accelerators import known as accelerators
 from ..kernels import FAMILIES, FOLDERS
-from ..results.schema import DeviceState, Environment
-from ..results.store import HERE
+from ..results.schema import DeviceState, Environment, Record, was_tried
+from ..results.select import load_rows
+from ..results.store import HERE, files_in
 from ..results.toml_tables import read_toml
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -83,6 +84,27 @@ def is_of(row: Mapping[str, Any], commit: str | None) -> bool:
     return counts(row["git_commit"], same)
 
 
+def rows_of(folder: Path, environment: Environment, **wanted: Any) -> list[dict[str, Any]]:
+    """Return a folder's rows of the same device, code and state of the tree, clean or dirty.
+
+    Args:
+        wanted: further columns and their values.
+    """
+    files = files_in(folder)
+    wanted |= {name: getattr(environment, name) for name in ("device_name", "git_dirty")}
+    rows = load_rows(files, where=wanted) if files else []
+    return [row for row in rows if is_of(row, environment.git_commit)]
+
+
+def finished_cases(folder: Path, environment: Environment, *, failed: bool = False) -> dict[str, Record]:
+    """Return case id -> row of the cases that ``--resume`` need not run again, the last where there are several.
+
+    Those are the cases of :func:`rows_of` with status ok, or with ``failed`` all that were tried.
+    """
+    found = rows_of(folder, environment, **({} if failed else {"status": "ok"}))
+    return {row["case_id"]: Record(**row) for row in found if was_tried(row)}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rewrite:
     """Two commits between which kernels changed, but not what they take.
@@ -99,9 +121,10 @@ class Rewrite:
 
 
 @functools.cache
-def rewrites(path: Path = HERE / "same_code.toml") -> tuple[Rewrite, ...]:
-    """Return the rewrites that a file lists, oldest first; ValueError where it does not hold any."""
-    found: tuple[Rewrite, ...] = read_toml(path, {"rewrites": tuple[Rewrite, ...]}, "rewrites")["rewrites"]
+def rewrites() -> tuple[Rewrite, ...]:
+    """Return the rewrites that results/same_code.toml lists, oldest first."""
+    path, form = HERE / "same_code.toml", {"rewrites": tuple[Rewrite, ...]}
+    found: tuple[Rewrite, ...] = read_toml(path, form, "rewrites")["rewrites"]
     return found
 
 

@@ -25,16 +25,15 @@ from ..kernels import baselines
 from ..kernels.spec import Implementation
 from ..results import store
 from ..results.arguments import check_file, not_written
-from ..results.folder import finished_cases, stored_cases
 from ..results.lock import LOCK_FILE, HeldError, hold
 from ..results.schema import CASE_COLUMNS, Record
-from ..results.select import with_slowness
+from ..results.select import load_rows, with_slowness
 from . import calibrate as calibration
 from . import ncu, note, plan, profiling, run
 from .compile_ahead import default_jobs
 from .derived import Run
 from .display import SweepProgress, describe_s
-from .environment import Environment, is_of
+from .environment import Environment, finished_cases
 from .estimate import cases_s, compile_s
 from .executors import LocalExecutor, hold_gpus
 from .noise import commonest
@@ -100,7 +99,7 @@ def run_sweep(
         budget_s: seconds of timing per case; None: the preset's, the longest of several.
         jobs: processes that compile ahead; None: as :func:`.compile_ahead.default_jobs`.
         calibrate: whether the device's roofs are measured first and stored beside the rows; None: on a local GPU.
-        resume: leave out cases that the folder has, see :func:`.folder.finished_cases`.
+        resume: leave out cases that the folder has, see :func:`.environment.finished_cases`.
         retry: whether those that failed are run again all the same. If not, cases that cannot be tried here are left
             out as well where the folder has any row of them.
         profile_harness: also say what the time went into and how many kernels were compiled.
@@ -219,8 +218,9 @@ def _begin(
     if resume:
         # The rows of a run that died are still in its journal.
         note(*store.recovered_notes(output))
-        finished = finished_cases(output, environment, is_of, failed=not retry)
-        if not retry and (stored := stored_cases(output)):
+        finished = finished_cases(output, environment, failed=not retry)
+        if not retry and (files := store.files_in(output)):
+            stored = {row["case_id"] for row in load_rows(files, ["case_id"])}
             versions = baselines.installed_versions()
             untried = stored - finished.keys()
             planned = [i for i in planned if i.case.case_id not in untried or not run.refuse(i, environment, versions)]

@@ -1,54 +1,22 @@
-"""One folder of results: what it has of a commit's cases, and its runs in one file for each family of kernels."""
+"""The runs of a folder of results, merged into one file for each family of kernels."""
 
 from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from operator import itemgetter
 from pathlib import Path
-from typing import Any
 
 from .lock import LOCK_FILE, hold
-from .schema import IMPORT_FAILED, Environment, Record, was_tried
-from .select import Row, grouped, load_rows
-from .store import files_in, holds_results, read_file, recovered_notes, row_set, write_parquet
+from .schema import IMPORT_FAILED, was_tried
+from .select import Row, grouped
+from .store import holds_results, read_file, recovered_notes, row_set, write_parquet
 
 ORDER = ("kernel", "op", "impl", "mode", "dtype", "seq_len", "case_id", "measured_at")
 """By what the rows of a file are sorted: see "Many rows" in docs/results.md."""
 
 HISTORY = "history"
-
-IsOf = Callable[[Row, str | None], bool]
-"""Whether a row was measured with the code of a commit; always True where the commit is None."""
-
-
-def rows_of(folder: Path, environment: Environment, is_of: IsOf, **wanted: Any) -> list[dict[str, Any]]:
-    """Return a folder's rows of the same device, code and state of the tree, clean or dirty.
-
-    Args:
-        is_of: whether a row is of a commit's code.
-        wanted: further columns and their values.
-    """
-    files = files_in(folder)
-    wanted |= {name: getattr(environment, name) for name in ("device_name", "git_dirty")}
-    rows = load_rows(files, where=wanted) if files else []
-    return [row for row in rows if is_of(row, environment.git_commit)]
-
-
-def finished_cases(folder: Path, environment: Environment, is_of: IsOf, *, failed: bool = False) -> dict[str, Record]:
-    """Return case id -> row of the cases that ``--resume`` need not run again, the last where there are several.
-
-    Those are the cases of :func:`rows_of` with status ok, or with ``failed`` all that were tried.
-    """
-    found = rows_of(folder, environment, is_of, **({} if failed else {"status": "ok"}))
-    return {row["case_id"]: Record(**row) for row in found if was_tried(row)}
-
-
-def stored_cases(folder: Path) -> set[str]:
-    """Return the ids of the cases that a folder has any row of."""
-    files = files_in(folder)
-    return {row["case_id"] for row in load_rows(files, ["case_id"])} if files else set()
 
 
 def merge(folder: Path) -> list[str]:

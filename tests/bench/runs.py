@@ -7,12 +7,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from lrbench.bench import run as runner
-from lrbench.bench.environment import Environment, is_of
+from lrbench.bench.environment import Environment, finished_cases
 from lrbench.bench.executors import Executor, LocalExecutor, Outcomes, Queue
 from lrbench.bench.plan import PlannedCase
 from lrbench.bench.run import Outcome, Settings
 from lrbench.bench.workers import Limits, not_measured
-from lrbench.results.folder import finished_cases
 from lrbench.tests.bench.environments import PROCESSOR
 
 
@@ -67,7 +66,7 @@ def run(
     executor: Executor | None = None,
     **settings: object,
 ) -> Outcome:
-    done = finished_cases(folder, PROCESSOR, is_of) if resume else {}
+    done = finished_cases(folder, PROCESSOR) if resume else {}
     chosen = Settings(output=folder, budget_s=0.0, **settings)
     by = executor or LocalExecutor()
     return runner.sweep(planned, PROCESSOR, chosen, progress or Silent(), executor=by, done=done)

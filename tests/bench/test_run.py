@@ -20,7 +20,7 @@ from lrbench.analysis.accelerators.roofs import RoofRow
 from lrbench.analysis.check.compare import compare
 from lrbench.bench import run as runner
 from lrbench.bench.derived import Run
-from lrbench.bench.environment import is_of, version_of
+from lrbench.bench.environment import finished_cases, version_of
 from lrbench.bench.executors import LocalExecutor, autotunes, in_turn
 from lrbench.bench.plan import PlannedCase, Request, plan
 from lrbench.bench.run import Outcome, Settings
@@ -28,7 +28,6 @@ from lrbench.bench.session import where_time_went
 from lrbench.kernels import get_operation
 from lrbench.kernels.spec import Implementation
 from lrbench.results import store
-from lrbench.results.folder import finished_cases
 from lrbench.results.schema import Record
 from lrbench.tests.analysis.rows import calibration
 from lrbench.tests.bench import faults
@@ -153,7 +152,7 @@ def test_resume_runs_what_is_not_ok_at_this_commit(tmp_path: Path) -> None:
     again = run(tmp_path, planned, executor=Instant(), resume=True)
     assert [record.impl for record in again.resumed] == ["right"]
     assert [record.impl for record in again.records] == ["raises"]
-    assert finished_cases(tmp_path, dataclasses.replace(PROCESSOR, git_commit="d" * 40), is_of) == {}
+    assert finished_cases(tmp_path, dataclasses.replace(PROCESSOR, git_commit="d" * 40)) == {}
 
 
 def test_a_time_limit_leaves_the_rest(tmp_path: Path) -> None:

@@ -15,10 +15,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from lrbench.bench.environment import is_of
+from lrbench.bench.environment import finished_cases
 from lrbench.results import store
 from lrbench.results.contents import cases_left
-from lrbench.results.folder import finished_cases
 from lrbench.results.schema import ENVIRONMENT_COLUMNS, RECORD_COLUMNS, Environment, Record
 
 RECORD = Record(
@@ -344,10 +343,10 @@ def test_what_counts_as_finished(tmp_path: Path) -> None:
     columns = {name: getattr(RECORD, name) for name in ENVIRONMENT_COLUMNS}
     here = Environment(**columns, device_count=1, memory_bytes=0)
     write(tmp_path, RECORD, FAILED)
-    assert finished_cases(tmp_path, here, is_of) == {RECORD.case_id: RECORD}
+    assert finished_cases(tmp_path, here) == {RECORD.case_id: RECORD}
     for name, other in (("device_name", "NVIDIA B200"), ("git_commit", "d" * 40), ("git_dirty", True)):
-        assert finished_cases(tmp_path, dataclasses.replace(here, **{name: other}), is_of) == {}
-    assert finished_cases(tmp_path / "absent", here, is_of) == {}
+        assert finished_cases(tmp_path, dataclasses.replace(here, **{name: other})) == {}
+    assert finished_cases(tmp_path / "absent", here) == {}
 
 
 def test_rows_of_the_first_version_have_no_context(tmp_path: Path) -> None:
