@@ -40,7 +40,7 @@ from .plan import PlannedCase, package_of
 from .run import file_name, run_in_turn, separate
 from .workers import Limits, ReplaceableWorker, probe_environment
 
-FILE = Path(__file__).resolve().parent.parent / "results" / "bars.toml"
+FILE = store.HERE / "bars.toml"
 COPY, BEST = "copy", "best"
 """``theirs`` may also be the device's copy, or the fastest of all sides, ours included."""
 

@@ -155,19 +155,15 @@ def _same_code(one: str | None, other: str, code: tuple[str, ...]) -> bool:
 @functools.cache
 def _statements(commit: str, name: str) -> str:
     """Return what a file of a commit does, whatever its comments and docstrings say; raises where it is not there."""
-    tree = ast.parse(_git("show", f"{commit}:{name}"))
-    for node in ast.walk(tree):
-        if isinstance(body := getattr(node, "body", None), list):
-            node.body = [each for each in body if not _is_text(each)]  # type: ignore[attr-defined]
-    return ast.dump(tree)
+    return ast.dump(_WithoutTexts().visit(ast.parse(_git("show", f"{commit}:{name}"))))
 
 
-def _is_text(statement: ast.stmt) -> bool:
-    """Return whether a statement is a string that nothing uses, as a docstring is."""
-    match statement:
-        case ast.Expr(ast.Constant(str())):
-            return True
-    return False
+class _WithoutTexts(ast.NodeTransformer):
+    """Leaves out strings that nothing uses, as docstrings are."""
+
+    def visit_Expr(self, node: ast.Expr) -> ast.Expr | None:
+        unused = isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+        return None if unused else node
 
 
 def _git(*arguments: str) -> str:

@@ -88,20 +88,19 @@ def parse_raw_csv(text: str) -> list[KernelCounts]:
         ValueError: there is no such page, or a unit or a number is none.
     """
     lines = [line for line in text.splitlines() if line.startswith('"')]
-    if not lines or not lines[0].startswith('"ID"'):
+    if not lines or '"Kernel Name"' not in lines[0]:
         raise ValueError("ncu's output must hold the raw page as CSV, got none")
-    rows = list(csv.reader(lines))
-    header = rows[0]
-    if len(rows) < 2:
+    rows = list(csv.DictReader(lines))
+    if not rows:
         raise ValueError("ncu's output must hold a row of units, got none")
-    units = dict(zip(header, rows[1], strict=False))
-    name = header.index("Kernel Name")
-    kernels = []
-    for row in rows[2:]:
-        cells = dict(zip(header, row, strict=False))
-        values = {m: _number(m, cells[m], units[m]) for m in METRICS if cells.get(m, "n/a") not in ("", "n/a")}
-        kernels.append(KernelCounts(name=row[name], values=values))
-    return kernels
+    units, *kernels = rows
+    return [
+        KernelCounts(
+            name=cells["Kernel Name"],
+            values={m: _number(m, cells[m], units[m]) for m in METRICS if cells.get(m) not in (None, "", "n/a")},
+        )
+        for cells in kernels
+    ]
 
 
 def _number(metric: str, text: str, unit: str) -> float:

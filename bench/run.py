@@ -127,7 +127,6 @@ def sweep(
     here = max(1, environment.device_count)
     if isinstance(executor, LocalExecutor) and not 1 <= executor.devices <= here:
         raise ValueError(f"devices must be from 1 to {here} on {environment.device_name}, got {executor.devices}")
-    settings.output.mkdir(parents=True, exist_ok=True)
     todo = [item for item in planned if item.case.case_id not in done]
     interrupted, first_row_at = False, None
     seconds: defaultdict[str, float] = defaultdict(float)

@@ -287,25 +287,18 @@ def test_the_decode_preset_is_minutes_of_work() -> None:
 @pytest.mark.parametrize(
     ("axes", "message"),
     [
-        ({}, "--context is no axis of mode fw, fwbw: a decoding step of attention"),
-        ({"kernel": "wkv", "modes": ("step",)}, "--context is no axis of kernel wkv: a decoding step of attention"),
+        ({"contexts": (64,)}, "--context is no axis of mode fw, fwbw: a decoding step of attention"),
+        (
+            {"kernel": "wkv", "modes": ("step",), "contexts": (64,)},
+            "--context is no axis of kernel wkv: a decoding step of attention",
+        ),
         ({"modes": ("step",), "seq_lens": (64,)}, "--seq-len is no axis of mode step: its call is of one token"),
         ({"modes": ("step",), "tokens": 64}, "--tokens is no axis of mode step: its call is of one token"),
         ({"modes": ("step",), "contexts": (0,)}, "contexts must be from 1 to 2147483647, got 0"),
-    ],
-)
-def test_a_context_is_refused_where_nothing_has_one(axes: dict[str, object], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        cases(**{"contexts": (64,), **axes})
-
-
-@pytest.mark.parametrize(
-    ("axes", "message"),
-    [
         ({"seq_lens": (64, 2**63)}, "seq_lens must be from 1 to 2147483647, got 9223372036854775808"),
         ({"ops": ()}, "ops must have at least one value, got none"),
     ],
 )
-def test_values_that_no_command_line_gives_are_refused(axes: dict[str, object], message: str) -> None:
+def test_an_axis_that_nothing_has_and_values_that_no_size_is_are_refused(axes: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         cases(**axes)

@@ -11,7 +11,7 @@ import pytest
 from lrbench.results.contents import as_markdown, file_rows, implementation_rows, operation_rows
 from lrbench.results.schema import Record
 from lrbench.results.select import load_rows, matching
-from lrbench.results.store import HERE, RunWriter, current_files, is_complete
+from lrbench.results.store import HERE, RunWriter, current_files
 from lrbench.tests.command_line import Lrbench
 
 from ..analysis import rows as made
@@ -135,14 +135,6 @@ def test_runs_are_listed_newest_first_and_say_whether_they_are_complete(tmp_path
     (tmp_path / "junk.parquet").unlink()
     code, out, err = lrbench("runs", str(tmp_path), "--limit", "1")
     assert (code, out.splitlines()[1].split()[0], err) == (0, "on-01234", "and 3 older runs: --limit 4\n")
-
-
-def test_a_run_that_failed_is_not_complete(tmp_path: Path) -> None:
-    record = Record(**made.row("mlstm_sig", "fused_chunk"))
-    with pytest.raises(RuntimeError), RunWriter(tmp_path, "failed") as writer:
-        writer.append(record)
-        raise RuntimeError
-    assert is_complete(writer.path) is False
 
 
 def test_a_name_that_selects_nothing_lists_the_near_ones(results: Path) -> None:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 
-from lrbench.results.schema import SIZE_COLUMNS, Case
+from lrbench.results.schema import SIZE_COLUMNS
 
-CASE = Case(
-    kernel="tfla", op="mlstm_sig", impl="tfla", provider="lrbench", mode="fw", dtype="bf16", state_dtype="fp32",
-    batch=8, seq_len=8192, num_heads=16, head_dim_qk=128, head_dim_v=256, chunk_size=128,
-)  # fmt: skip
+from ..analysis.rows import case
+
+CASE = case("mlstm_sig", "tfla")
 
 
 def test_case_id_is_stable() -> None:

@@ -68,6 +68,7 @@ def test_an_exception_in_the_run_still_writes_the_file(tmp_path: Path) -> None:
         writer.append(RECORD)
         raise KeyboardInterrupt
     assert rows(writer.path) == [dataclasses.asdict(RECORD)]
+    assert store.is_complete(writer.path) is False
 
 
 def test_a_second_writer_of_the_same_name_is_refused(tmp_path: Path) -> None:
