@@ -396,8 +396,7 @@ def read_results(
     null, and columns lrbench does not know are left out.
 
     Args:
-        paths: parquet files and folders.
-        columns: the columns wanted; None is every column of :class:`Record`.
+        columns: None is every column of :class:`Record`.
         where: which rows are wanted. Only of files of :data:`LARGE_BYTES` in all are the others left out.
         newest: whether rows are not wanted either that are older than one with the same :data:`SAME_CASE`.
 
@@ -436,6 +435,10 @@ def _read_where(files: Sequence[Path], columns: Sequence[str], where: Where, new
         parts = (pq.filters_to_expression([[condition] for condition in part]) for part in where)
         return functools.reduce(operator.and_, parts, ds.scalar(True))
 
+    def failing(part: Sequence[tuple[str, str, Any]]) -> ds.Expression:
+        """Return the rows that do not pass, null among them."""
+        return functools.reduce(operator.or_, (ds.field(name).is_null() for name, *_ in part), ~passing([part]))
+
     wanted = passing(where)
     if newest:
         # A file at a time: the keys of all rows take as much memory as there is.
@@ -443,8 +446,11 @@ def _read_where(files: Sequence[Path], columns: Sequence[str], where: Where, new
         times = _newest_times(file.to_table(schema, **keys) for file in stored.get_fragments(filter=wanted))
         if not times:
             return schema.empty_table().select(names)
-        wanted &= passing([[("measured_at", ">=", min(times))], [("measured_at", "in", times)]])
+        where = [*where, [("measured_at", ">=", min(times))], [("measured_at", "in", times)]]
+        wanted = passing(where)
     groups = [g for file in stored.get_fragments(filter=wanted) for g in file.split_by_row_group(wanted, schema=schema)]
+    # What statistics show to hold for all of these row groups is not looked at again.
+    wanted = passing([part for part in where if any(g.split_by_row_group(failing(part), schema=schema) for g in groups)])
 
     def read(groups: Sequence[ds.Fragment], columns: Iterable[str]) -> pa.Table:
         return ds.FileSystemDataset(groups, schema, stored.format).to_table(columns=list(columns), filter=wanted)
@@ -475,7 +481,6 @@ def read_file(path: Path, row: type = Record, *, columns: Sequence[str] | None =
 
     Args:
         row: dataclass of the rows; its last field is the version of its columns.
-        columns: the columns wanted; None is all.
     """
     import pyarrow as pa
 
