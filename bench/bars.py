@@ -366,7 +366,6 @@ def measure_bars(
 
     Args:
         rounds: samples of every case; None is what each family says.
-        output: folder for the rows.
         time_limit_s: no problem starts after this many seconds.
 
     Raises:

@@ -189,8 +189,6 @@ class Compiler:
     beside it would delay the first row.
 
     Args:
-        planned: what is measured.
-        environment: where.
         jobs: processes that compile, on ``devices`` GPUs.
         tell: told of each batch how many cases it has, and how many are left for later ones.
     """

@@ -48,7 +48,6 @@ def run_complete(folder: Path | None, *, timeout_s: float, time_limit_s: float |
 
     Args:
         folder: None: results/<accelerator> of the device that is here.
-        timeout_s: time limit of a case.
         time_limit_s: seconds after which nothing starts; the same call runs the rest. None: no limit.
 
     Returns:

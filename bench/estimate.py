@@ -43,20 +43,18 @@ STEP_S = 1e-3
 a GPU, where it is too slow, it is seldom used."""
 
 COMPILE_S = {"lrbench": 5.0, "others": 13.0, "autotuned": 5.0}
-"""What one process takes to compile a case ahead beside an H200: of ours 96, 56, 76 and 262 cases by eight processes;
-of mlstm_kernels 28, 87 and 112 cases by sixteen, in 39, 68 and 90 s; of what autotunes, which is compiled a kind in a
-process, 58 cases of two kinds in 128 s and 12 of one kind in 78 s."""
+"""What one process takes to compile a case ahead, measured beside an H200: of ours, of other packages, and of those
+that autotune, where one process compiles all cases of a kind."""
 
 TUNE_S = 15.0
 """What an autotuner takes to choose for a problem and chunk size: 15 to 30 s for Mamba-2."""
 
 LONG_TUNE_S = {"fla.chunk_gla": 120.0, "fla.chunk_simple_gla": 45.0, "fla.chunk_retention": 45.0}
-"""The same, of implementations that take longer. In the runs 537a0816 and c20768ab on an H200, first cases took 83 to
-232 s for GLA, and 49 and 80 s for Retention, whose kernels simple GLA has as well: together they take that once."""
+"""The same, of implementations that take longer, measured on an H200. Simple GLA and Retention have the same kernels:
+each counts half of what both take together."""
 
 COMPILE_ANY_S = 15.0
-"""The least that compiling takes: a backward pass compiles its kernels one after the other. Sweeps of 2, 4, 4 and 20
-cases took 17, 25, 34 and 37 s on an H200."""
+"""The least that compiling takes: a backward pass compiles its kernels one after the other."""
 
 
 def cases_s(planned: Sequence[PlannedCase], environment: Environment) -> list[float]:

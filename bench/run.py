@@ -308,8 +308,6 @@ def side_by_side(
     """Yield a row per case: cases that differ in the implementation alone are checked, then timed in turn.
 
     Args:
-        planned: cases of two implementations.
-        run: what their rows share.
         ignore: further columns in which cases may differ that are timed together.
         rounds: samples of each.
         started: called with every case of a group that begins.

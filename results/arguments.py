@@ -16,11 +16,7 @@ _MULTIPLIER = {"": 1, "k": 1024, "m": 1024**2}
 
 
 def parse_size(text: str, what: str = "a size") -> int:
-    """Return "8k" as 8192, "1m" as 2^20, "300" as 300.
-
-    Args:
-        text: as the user gave it.
-        what: what is parsed, an option's name, for the message.
+    """Return "8k" as 8192, "1m" as 2^20, "300" as 300; ``what`` is the option's name, for the message.
 
     Raises:
         ValueError: not an integer from 1 to :data:`MAX_SIZE` with an optional k or m.
@@ -80,7 +76,6 @@ def unknown(what: str, given: str, known: Iterable[str], where: str = "", *, als
     """Return the error for a name that is not known.
 
     Args:
-        what: what is named, for the message.
         known: names, of which the message lists all, or where these are many and some are near, the near ones.
         where: what follows the list, such as " for kernel tfla".
         also: names that may have been meant as well.

@@ -127,7 +127,6 @@ def implementation_rows(paths: Sequence[Path], declared: Declared) -> list[dict[
     """Return a row for each implementation on each device: how its cases ended, and when and with what it was measured.
 
     Args:
-        paths: result files and folders.
         declared: what could be there. Of the families that were measured on a device, what runs on devices of its kind
             and has no row is listed too.
     """

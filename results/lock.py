@@ -1,7 +1,7 @@
 """Locks between processes: on a folder that a sweep writes into, on a GPU that is timed, on temporary folders.
 
-A lock is a file that its holder has locked (flock), so it goes with the process however that ends, and a file left
-behind is no lock. In it stands who holds it.
+A lock is a file that its holder has locked (flock) and in which it says who it is. The lock ends with the process,
+however that ends; a file that is left behind locks nothing.
 """
 
 from __future__ import annotations

@@ -77,8 +77,6 @@ def load_rows(
     """Load the rows of result files and folders as dicts.
 
     Args:
-        paths: parquet files and folders.
-        columns: the columns of each dict.
         where: values that a row's columns must have; None is all rows.
         passing, newest: which other rows need not be loaded, see :func:`.store.read_results`.
 
@@ -121,8 +119,7 @@ def select(
     """Return the rows that a selector names.
 
     Args:
-        text: a path, or terms over the rows of ``pool``.
-        pool: result files and folders.
+        text: a path, or terms over the rows of the files and folders of ``pool``.
         newest: whether the newest row of every case will do: of many rows, no others are loaded.
         without: runs whose rows are not wanted either, if there are others.
 
@@ -338,10 +335,6 @@ def _values(values: Iterable[Any]) -> str:
 
 def load_results(paths: str | Path | Iterable[str | Path], *, samples: bool = False) -> pd.DataFrame:
     """Load result files, and every parquet file under result folders, into one frame.
-
-    Args:
-        paths: parquet files or folders.
-        samples: whether ``time_samples_ms`` is loaded too.
 
     Returns:
         a frame in the record's column order, with two columns more: ``tokens`` (batch x seq_len) and ``embedding_dim``

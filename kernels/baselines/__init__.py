@@ -127,8 +127,6 @@ def known_bad_here(
     """Return why a case is known not to work with what is installed here, or None.
 
     Args:
-        baseline: what would run.
-        case: its mode, dtype and sizes.
         versions: installed versions by distribution name; a failure that names an absent package does not match.
         capability: the GPU's compute capability, (9, 0) or "9.0"; None on a CPU.
 
@@ -158,7 +156,6 @@ def plan_sizes(
     state; one that computes the operation that is swept runs at the same sizes.
 
     Args:
-        baseline: what would run.
         sizes: the family's: batch, seq_len, num_heads, head_dim_qk, head_dim_v.
         chunk_sizes: the chunk lengths asked for. A baseline with a chunk axis runs at those it accepts, or at its
             recommended one where it accepts none of them; chunks longer than the sequence are left out if a shorter one
