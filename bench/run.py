@@ -39,32 +39,6 @@ from .workers import Limits, ReplaceableWorker, Reply, Started, not_measured
 
 EXECUTORS = ("local", "ray")
 COMPILING, WRITING = "waiting for compilation", "writing"
-DEFAULT_TIMEOUT_S = 120.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
-    """How a sweep runs.
-
-    Attributes:
-        output: folder of the parquet file.
-        accelerator: key that the analysis is about (``--gpu``), or None.
-        timeout_s: time limit of a case.
-        budget_s: seconds of timing per case after which sampling stops.
-        jobs: processes that compile ahead, on this machine's GPUs; 0 compiles as cases come.
-        time_limit_s: no case starts after this many seconds; the rest is left for ``--resume``.
-        roofs: rates measured on the device before the sweep, to be stored beside its rows.
-        note_kernels: see :class:`.workers.Limits`.
-    """
-
-    output: Path
-    accelerator: str | None = None
-    timeout_s: float = DEFAULT_TIMEOUT_S
-    budget_s: float = 0.4
-    jobs: int = 0
-    time_limit_s: float | None = None
-    roofs: tuple[RoofRow, ...] = ()
-    note_kernels: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,23 +81,33 @@ def get_executor(name: str, *, devices: int = 1) -> Executor:
 def sweep(
     planned: Sequence[PlannedCase],
     environment: Environment,
-    settings: Settings,
+    limits: Limits,
     progress: SweepProgress,
     *,
     executor: Executor,
+    output: Path,
+    accelerator: str | None = None,
+    jobs: int = 0,
+    time_limit_s: float | None = None,
+    roofs: Sequence[RoofRow] = (),
     done: Mapping[str, Record] = MappingProxyType({}),
 ) -> Outcome:
     """Run the cases and write their rows.
 
     Args:
         executor: runs them; its processes end with the sweep, also where that is interrupted.
+        output: folder of the parquet file.
+        accelerator: key that the analysis is about (``--gpu``), or None.
+        jobs: processes that compile ahead, on this machine's GPUs; 0 compiles as cases come.
+        time_limit_s: no case starts after this many seconds; the rest is left for ``--resume``.
+        roofs: rates measured on the device before the sweep, to be stored beside its rows.
         done: rows of cases to leave out, by their id.
 
     Raises:
         ValueError: an unknown accelerator, or more devices than this machine has.
         OSError: the output cannot be written; rows measured so far stay in the journal.
     """
-    run = Run.start(environment, settings.accelerator)
+    run = Run.start(environment, accelerator)
     here = max(1, environment.device_count)
     if isinstance(executor, LocalExecutor) and not 1 <= executor.devices <= here:
         raise ValueError(f"devices must be from 1 to {here} on {environment.device_name}, got {executor.devices}")
@@ -132,15 +116,13 @@ def sweep(
     seconds: defaultdict[str, float] = defaultdict(float)
     asked, kernels = 0, dict[str, str]()
     name = file_name(f"{store.SWEEP_PREFIX}{planned[0].case.kernel if planned else 'none'}", run.run_id)
-    with _interrupted_once() as finishing, store.RunWriter(settings.output, name, len(todo)) as writer:
-        if settings.roofs and todo:
-            of_run = (dataclasses.replace(row, run_id=run.run_id) for row in settings.roofs)
+    with _interrupted_once() as finishing, store.RunWriter(output, name, len(todo)) as writer:
+        if roofs and todo:
+            of_run = (dataclasses.replace(row, run_id=run.run_id) for row in roofs)
             write_roofs(of_run, writer.path.with_suffix(".roofs.parquet"))
+        measured = _outcomes(todo, environment, limits, executor, progress, seconds, jobs, time_limit_s)
         try:
-            with (
-                executor,
-                contextlib.closing(_outcomes(todo, environment, settings, executor, progress, seconds)) as outcomes,
-            ):
+            with executor, contextlib.closing(measured) as outcomes:
                 for item, reply in outcomes:
                     began = time.monotonic()
                     writer.append(build_record(run, item, reply))
@@ -197,10 +179,12 @@ def quickest_first(planned: Sequence[PlannedCase]) -> list[PlannedCase]:
 def _outcomes(
     todo: Sequence[PlannedCase],
     environment: Environment,
-    settings: Settings,
+    limits: Limits,
     executor: Executor,
     progress: SweepProgress,
     seconds: defaultdict[str, float],
+    jobs: int,
+    time_limit_s: float | None,
 ) -> Generator[tuple[PlannedCase, Reply], None, None]:
     begin = time.monotonic()
     runnable, refused = separate(todo, environment)
@@ -208,10 +192,9 @@ def _outcomes(
         compiler = None
         if environment.device_kind == "cuda":
             runnable = quickest_first(runnable)
-            if settings.jobs > 1:
-                compiler = Compiler(
-                    runnable, environment, settings.jobs, executor.devices, settings.timeout_s, progress.compiling
-                )
+            if jobs > 1:
+                told = progress.compiling
+                compiler = Compiler(runnable, environment, jobs, executor.devices, limits.timeout_s, told)
                 stack.enter_context(compiler)
 
         def start(item: PlannedCase) -> None:
@@ -225,16 +208,10 @@ def _outcomes(
             seconds[COMPILING] += compiler.compile_all() * executor.devices
         yield from refused
         shared = tempfile.TemporaryDirectory(dir=temporary_folder(), prefix="references-")
-        limits = Limits(
-            timeout_s=settings.timeout_s,
-            budget_s=settings.budget_s,
-            shared=stack.enter_context(shared),
-            device_kind=environment.device_kind,
-            note_kernels=settings.note_kernels,
-        )
+        limits = dataclasses.replace(limits, shared=stack.enter_context(shared), device_kind=environment.device_kind)
         for outcome in stack.enter_context(contextlib.closing(executor.run(Queue(runnable), limits, start))):
             yield outcome
-            if settings.time_limit_s is not None and time.monotonic() - begin > settings.time_limit_s:
+            if time_limit_s is not None and time.monotonic() - begin > time_limit_s:
                 return
 
 

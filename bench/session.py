@@ -39,7 +39,7 @@ from .executors import LocalExecutor, hold_gpus
 from .noise import commonest
 from .plan import PlannedCase, Request
 from .profiling import ProfileRow
-from .run import Outcome, Settings, file_name, get_executor, sweep
+from .run import Outcome, file_name, get_executor, sweep
 from .workers import Limits, ask_machine, probe_environment
 
 Row = dict[str, Any]
@@ -88,7 +88,8 @@ def run_sweep(
     resume: bool,
     retry: bool = True,
     profile_harness: bool = False,
-    **settings: Any,
+    timeout_s: float,
+    time_limit_s: float | None = None,
 ) -> Outcome:
     """Sweep, and say on standard error what is measured, what is left out and where the rows are.
 
@@ -103,7 +104,8 @@ def run_sweep(
         retry: whether those that failed are run again all the same. If not, cases that cannot be tried here are left
             out as well where the folder has any row of them.
         profile_harness: also say what the time went into and how many kernels were compiled.
-        settings: further ones of :class:`.run.Settings`.
+        timeout_s: time limit of a case.
+        time_limit_s: as of :func:`.run.sweep`.
 
     Raises:
         ValueError: bad axes or names, a folder that cannot be written, or another lrbench that is at work there.
@@ -125,17 +127,21 @@ def run_sweep(
         budgets_s = [plan.preset_for(request, environment.device_kind).budget_s for request in requests]
         if measured is not None and measured.failure:
             note(f"not calibrated: {measured.failure}")
-        chosen = Settings(
+        note(*store.recovered_notes(output))
+        longest_s = max(budgets_s) if budget_s is None else budget_s
+        outcome = sweep(
+            planned,
+            environment,
+            Limits(timeout_s=timeout_s, budget_s=longest_s, note_kernels=profile_harness),
+            SweepProgress(expected_s),
+            executor=runs_cases,
             output=output,
             accelerator=accelerator,
-            budget_s=max(budgets_s) if budget_s is None else budget_s,
             jobs=jobs if executor == "local" else 0,
-            roofs=() if measured is None else tuple(measured.rows),
-            note_kernels=profile_harness,
-            **settings,
+            time_limit_s=time_limit_s,
+            roofs=() if measured is None else measured.rows,
+            done=done,
         )
-        note(*store.recovered_notes(output))
-        outcome = sweep(planned, environment, chosen, SweepProgress(expected_s), executor=runs_cases, done=done)
     note(*conclusion(outcome))
     if profile_harness:
         note(*where_time_went(outcome, began, environment_s, devices))

@@ -450,7 +450,8 @@ def _read_where(files: Sequence[Path], columns: Sequence[str], where: Where, new
         wanted = passing(where)
     groups = [g for file in stored.get_fragments(filter=wanted) for g in file.split_by_row_group(wanted, schema=schema)]
     # What statistics show to hold for all of these row groups is not looked at again.
-    wanted = passing([part for part in where if any(g.split_by_row_group(failing(part), schema=schema) for g in groups)])
+    unknown = [part for part in where if any(g.split_by_row_group(failing(part), schema=schema) for g in groups)]
+    wanted = passing(unknown)
 
     def read(groups: Sequence[ds.Fragment], columns: Iterable[str]) -> pa.Table:
         return ds.FileSystemDataset(groups, schema, stored.format).to_table(columns=list(columns), filter=wanted)

@@ -10,7 +10,7 @@ from lrbench.bench import run as runner
 from lrbench.bench.environment import Environment, finished_cases
 from lrbench.bench.executors import Executor, LocalExecutor, Outcomes, Queue
 from lrbench.bench.plan import PlannedCase
-from lrbench.bench.run import Outcome, Settings
+from lrbench.bench.run import Outcome
 from lrbench.bench.workers import Limits, not_measured
 from lrbench.tests.bench.environments import PROCESSOR
 
@@ -64,9 +64,9 @@ def run(
     progress: Silent | None = None,
     resume: bool = False,
     executor: Executor | None = None,
-    **settings: object,
+    timeout_s: float = 120.0,
+    **more: object,
 ) -> Outcome:
-    done = finished_cases(folder, PROCESSOR) if resume else {}
-    chosen = Settings(output=folder, budget_s=0.0, **settings)
-    by = executor or LocalExecutor()
-    return runner.sweep(planned, PROCESSOR, chosen, progress or Silent(), executor=by, done=done)
+    more["done"] = finished_cases(folder, PROCESSOR) if resume else {}
+    limits, by = Limits(timeout_s=timeout_s), executor or LocalExecutor()
+    return runner.sweep(planned, PROCESSOR, limits, progress or Silent(), executor=by, output=folder, **more)

@@ -163,12 +163,12 @@ def test_a_sweep_calibrates_a_local_gpu_unless_told_otherwise(
     answer = dataclasses.replace(short, rows=[], failure=failure) if failure else short
     done = Outcome(path=None, records=[RECORD], resumed=[], remaining=0, interrupted=False)
     monkeypatch.setattr(calibrate, "calibrate", lambda ask, **given: seen.update(asked=given) or answer)
-    monkeypatch.setattr(session, "sweep", lambda _, __, given, ___, **____: seen.update(roofs=given.roofs) or done)
+    monkeypatch.setattr(session, "sweep", lambda *_, roofs, **__: seen.update(roofs=roofs) or done)
     for executor in (LocalExecutor, RayExecutor):
         monkeypatch.setattr(executor, "environment", lambda _: short.environment)
     code, _, err = lrbench("sweep", "--impl", "torch", "--output", tmp_path, *options)
     assert (code, seen.get("asked")) == (0, asked)
-    assert seen["roofs"] == (tuple(answer.rows) if asked else ())
+    assert seen["roofs"] == (answer.rows if asked else ())
     assert (f"not calibrated: {failure}" in err) == bool(failure)
 
 

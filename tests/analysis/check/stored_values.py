@@ -17,8 +17,8 @@ import pytest
 from lrbench.analysis.model.chunk_size import chunk_size_report
 from lrbench.bench import plan
 from lrbench.bench.executors import LocalExecutor
-from lrbench.bench.run import Settings, sweep
-from lrbench.bench.workers import probe_environment
+from lrbench.bench.run import sweep
+from lrbench.bench.workers import Limits, probe_environment
 from lrbench.kernels import FAMILIES
 from lrbench.tests.analysis.rows import question
 
@@ -49,8 +49,8 @@ def measure(folder: Path) -> Path:
         patch.setenv("OMP_NUM_THREADS", "1")
         environment = probe_environment()
         planned = plan.plan(REQUEST, device_kind="cpu")
-        settings = Settings(output=folder, budget_s=0.0)
-        outcome = sweep(planned, environment, settings, mock.Mock(), executor=LocalExecutor())
+        limits = Limits(timeout_s=120.0)
+        outcome = sweep(planned, environment, limits, mock.Mock(), executor=LocalExecutor(), output=folder)
     assert outcome.path is not None
     return outcome.path
 
