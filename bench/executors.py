@@ -64,7 +64,7 @@ class Queue:
         process_of: Callable[[PlannedCase], Hashable] = provider_of,
         unit_of: Callable[[PlannedCase], Hashable] = unit_of,
     ) -> None:
-        self._process_of, self._unit_of = process_of, unit_of
+        self.process_of, self._unit_of = process_of, unit_of
         self._left: dict[tuple[Hashable, Hashable], deque[PlannedCase]] = {}
         self._begun: set[tuple[Hashable, Hashable]] = set()
         self._processes_begun: set[Hashable] = set()
@@ -73,7 +73,7 @@ class Queue:
             self._left.setdefault(self._key(item), deque()).append(item)
 
     def _key(self, item: PlannedCase) -> tuple[Hashable, Hashable]:
-        return self._process_of(item), self._unit_of(item)
+        return self.process_of(item), self._unit_of(item)
 
     def take(self, before: PlannedCase | None = None) -> PlannedCase | None:
         """Return the next case for a worker whose last one was ``before``; None when nothing is left for it."""
@@ -114,10 +114,6 @@ class Queue:
         with self._lock:
             return any(process not in self._processes_begun for process, _ in self._left)
 
-    def may_share(self, item: PlannedCase, before: PlannedCase) -> bool:
-        """Return whether a case may run in the process that ran another."""
-        return self._process_of(item) == self._process_of(before)
-
 
 def in_turn(planned: Sequence[PlannedCase]) -> Iterator[PlannedCase]:
     """Yield cases in the order in which one worker takes them."""
@@ -157,7 +153,7 @@ def run_cases(
     with contextlib.suppress(WorkerStoppedError):
         while (stop is None or not stop.is_set()) and (item := cases.take(before)) is not None:
             started(item)
-            if before is not None and not cases.may_share(item, before):
+            if before is not None and cases.process_of(item) != cases.process_of(before):
                 session.close()
                 before = None
             if before is None and limits.device_kind == "cuda" and limits.action == "run" and cases.others_wait():

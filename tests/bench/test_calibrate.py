@@ -22,7 +22,7 @@ from lrbench.bench.ray import RayExecutor
 from lrbench.bench.run import Outcome
 from lrbench.kernels.common.cache import CACHE_VARIABLE
 from lrbench.results import store
-from lrbench.tests.command_line import Lrbench
+from lrbench.tests.command_line import Lrbench, Run
 from lrbench.tests.results.test_store import RECORD
 
 TINY = Form(dtypes=("fp32", "fp64"), fma=False, budget_s=0.0, ci_target=1.0, max_sample_s=1e-4)
@@ -93,12 +93,10 @@ def on_a_cpu(short: Calibration, monkeypatch: pytest.MonkeyPatch) -> Calibration
 
 
 def test_the_command_prints_stores_and_remembers(
-    on_a_cpu: Calibration, tmp_path: Path, lrbench: Lrbench, monkeypatch: pytest.MonkeyPatch
+    on_a_cpu: Calibration, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
-    code, out, _ = lrbench("calibrate", "--output", tmp_path / "out", "--format", "json")
-    printed = json.loads(out)
-    assert code == 0
+    printed = run.json("calibrate", "--output", tmp_path / "out")
     assert printed == summary_rows(on_a_cpu.rows)
     assert printed[0]["unit"] == "TB/s"
     stored = store.read_file(tmp_path / "out" / "roofs.parquet", RoofRow).to_pylist()

@@ -12,7 +12,7 @@ from lrbench.results.contents import as_markdown, file_rows, implementation_rows
 from lrbench.results.schema import Record
 from lrbench.results.select import load_rows, matching
 from lrbench.results.store import HERE, RunWriter, current_files
-from lrbench.tests.command_line import Lrbench
+from lrbench.tests.command_line import Lrbench, Run
 
 from ..analysis import rows as made
 
@@ -68,21 +68,20 @@ def test_files_are_listed_with_what_they_hold(results: Path) -> None:
     )  # fmt: skip
 
 
-def test_command(results: Path, lrbench: Lrbench) -> None:
-    code, out, _ = lrbench("results", results, "--format", "json")
-    assert code == 0
-    assert {row["impl"] for row in json.loads(out)} > {"fused_chunk", "torch.sdpa_cudnn", "xl_chunk"}
-    table = lrbench("results", results)[1]
+def test_command(results: Path, run: Run) -> None:
+    assert {row["impl"] for row in run.json("results", results)} > {"fused_chunk", "torch.sdpa_cudnn", "xl_chunk"}
+    table = run("results", results)
     assert "a.parquet" in table and "1 oom" not in table
     assert re.search(r"tfla +mlstm_sig +1 of \d+ +2\n", table), table
-    table = lrbench("results", results, "--all")[1]
+    table = run("results", results, "--all")
     assert "a.parquet" in table and "1 oom" in table
 
 
-def test_the_committed_page_is_what_the_command_writes(lrbench: Lrbench) -> None:
+def test_the_committed_page_is_what_the_command_writes(run: Run) -> None:
     page = (HERE / "README.md").read_text(encoding="utf-8")
-    written = lrbench("results", "--format", "markdown")[1]
-    assert written == page, "write it anew: lrbench results --format markdown > results/README.md"
+    assert run("results", "--format", "markdown") == page, (
+        "write it anew: lrbench results --format markdown > results/README.md"
+    )
 
 
 def test_the_page_is_of_what_is_there(results: Path) -> None:
