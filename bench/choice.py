@@ -119,7 +119,7 @@ def implementation(question: Question, impl: str | None, *, chunked: bool = Fals
     return impl
 
 
-def beside(question: Question, head_dim_qk: int | None = None) -> Iterator[Question]:
+def beside(question: Question, head_dim_qk: int | None) -> Iterator[Question]:
     """Yield the question for other mathematics: operations of the same family, and of its baselines.
 
     Batch, tokens and embedding dim are the same; heads and head dims are those of the baseline's authors, if it has a

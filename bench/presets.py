@@ -284,7 +284,7 @@ def presets_for(kernel: str, device_kind: str = "cpu") -> dict[str, Preset]:
     return {preset.name: preset for preset in (*COMMON, *OF_FAMILY.get(kernel, ()), *quick)}
 
 
-def get_preset(name: str, kernel: str, device_kind: str = "cpu") -> Preset:
+def get_preset(name: str, kernel: str, device_kind: str) -> Preset:
     """Return preset ``name`` of a kernel family on a device; ValueError lists the known ones."""
     known = presets_for(kernel, device_kind)
     one_of("preset", name, known, f" for kernel {kernel}")

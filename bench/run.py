@@ -301,7 +301,7 @@ def run_in_turn(
     group: Sequence[PlannedCase],
     environment: Environment,
     limits: Limits,
-    started: Started = lambda _: None,
+    started: Started,
 ) -> Iterator[tuple[PlannedCase, Reply]]:
     """Yield every case of a group with its outcome: those that can run here are timed in turn."""
     runnable, refused = separate(group, environment)
