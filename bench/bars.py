@@ -33,9 +33,9 @@ from ..results.select import grouped
 from ..results.toml_tables import read_toml
 from . import note
 from .calibrate import roof_row
-from .compile_ahead import Compiler, default_jobs
+from .compile_ahead import compile_ahead, default_jobs, uncompiled
 from .derived import Run, build_record
-from .executors import hold_gpus
+from .executors import LocalExecutor, hold_gpus
 from .plan import PlannedCase, package_of
 from .run import file_name, run_in_turn, separate
 from .workers import Limits, ReplaceableWorker, probe_environment
@@ -51,6 +51,7 @@ SHORTEST_CHUNK = 64
 """The shortest of every chunk length: one tile of the kernels."""
 
 COMPILE_TIMEOUT_S = 120.0
+"""Time limit of a case that is called to compile."""
 
 COPIED_BYTES = 2 * 2**30
 """Read and written by one sample of the copy: far above any cache."""
@@ -346,17 +347,20 @@ def _every_chunk(
     return [n for n in lengths if target.why_unsupported(mode, dtype, None, {**sizes, "chunk_size": n}) is None]
 
 
-def compiler_of(family: Family, environment: Environment) -> Compiler:
-    """Return what compiles a family's problems in several processes, a batch at a time while nothing is timed."""
+def compile_first(family: Family, environment: Environment) -> None:
+    """Compile a family's problems in several processes, which end before anything is timed: their contexts hold memory.
+
+    A problem's last mode is called: with the backward pass, kernels of the forward pass are compiled too.
+    """
     planned = [
         item
         for problem in family.problems
-        for mode in problem.modes
-        for item in planned_cases(family.kernel, problem, mode, problem.impls)
+        for item in planned_cases(family.kernel, problem, problem.modes[-1], problem.impls)
     ]
-    runnable, _ = separate(planned, environment)
-    jobs = max(1, default_jobs("cuda"))
-    return Compiler(runnable, environment, jobs, 1, COMPILE_TIMEOUT_S, lambda n, _: note(f"compiling {n} cases"))
+    cases = uncompiled(separate(planned, environment)[0], environment)
+    note(f"compiling {len(cases)} cases")
+    with LocalExecutor(workers_per_device=max(1, default_jobs("cuda"))) as executor:
+        compile_ahead(cases, executor, environment, COMPILE_TIMEOUT_S)
 
 
 def measure_bars(
@@ -381,12 +385,13 @@ def measure_bars(
         verdicts: list[Verdict] = []
         with contextlib.ExitStack() as stack:
             stack.enter_context(hold_gpus(int(family.device == "cuda")))
+            if family.device == "cuda":
+                compile_first(family, here)
             session = stack.enter_context(_worker(family.device))
-            compiler = stack.enter_context(compiler_of(family, here)) if family.device == "cuda" else None
             environment = Environment(**session.call("bench.environment:environment_here"))
             run = Run.start(environment)
             with store.RunWriter(output, file_name(f"{store.BARS_PREFIX}{name}", run.run_id)) as writer:
-                measuring = _Measuring(family, session, compiler, run, writer, rounds or family.rounds)
+                measuring = _Measuring(family, session, run, writer, rounds or family.rounds)
                 for number, problem in enumerate(family.problems):
                     if time.monotonic() - began > time_limit_s:
                         note(f"out of time: {len(family.problems) - number} problems of {name} are left")
@@ -405,7 +410,6 @@ class _Measuring:
 
     family: Family
     session: ReplaceableWorker
-    compiler: Compiler | None
     run: Run
     writer: store.RunWriter
     rounds: int
@@ -445,9 +449,6 @@ class _Measuring:
             device_kind=device,
         )
         planned = planned_cases(self.family.kernel, problem, mode, impls)
-        if self.compiler is not None:
-            for item in planned:
-                self.compiler.compile_for(item)
         for item, reply in run_in_turn(session, planned, self.run.environment, limits, lambda item: note(str(item))):
             record = build_record(self.run, item, reply)
             self.writer.append(record)

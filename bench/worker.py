@@ -156,8 +156,11 @@ class Worker:
             except Exception as error:
                 if wait_s is None or classify(error)[0] != "oom":
                     raise
+                too_little = error.with_traceback(None)
             finally:
                 self.release(everything=True)
+            if not _shared_memory(self.device):
+                raise too_little
             time.sleep(wait_s)
         raise AssertionError("the last attempt returns or raises")
 
@@ -439,6 +442,12 @@ def classify(error: BaseException) -> tuple[str, str]:
 def failed(error: BaseException) -> Reply:
     """Return the outcome of a case that ended with an exception."""
     return not_measured(*classify(error))
+
+
+def _shared_memory(device: str) -> bool:
+    """Return whether other processes hold much of a GPU's memory, now that this one holds none."""
+    free, total = torch.cuda.mem_get_info() if device == "cuda" else (1, 1)
+    return free < 0.9 * total
 
 
 def _device_is_usable(device: str) -> bool:

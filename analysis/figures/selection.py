@@ -112,7 +112,7 @@ def choose(frame: pd.DataFrame, selection: Selection, over: str = "seq_len", *, 
 
     Args:
         over: the column along its axis: seq_len, context (of decoding steps), chunk_size, head_dim_v or embedding_dim;
-            "" where it is none of them. Of the others it shows one value, but every chunk size.
+            "" for none of these. The figure shows one value of each of them except ``over``, and every chunk size.
         batches: whether lengths may differ in their tokens, each at the largest batch; unless some are held.
 
     Raises:
@@ -141,11 +141,11 @@ def choose(frame: pd.DataFrame, selection: Selection, over: str = "seq_len", *, 
     rows = _with(rows, "state_dtype", selection.state_dtype, or_null=True)
     rows = rows[rows["state_dtype"].isna() | (rows["state_dtype"] == (selection.state_dtype or "fp32"))]
     if rows["layers"].notna().any():
-        deepest = rows.groupby(["op", "embedding_dim"])["layers"].transform("max")
+        deepest = rows.groupby(["op", "embedding_dim"], dropna=False)["layers"].transform("max")
         rows = rows[rows["layers"].isna() | (rows["layers"] == deepest)]
     held = {"tokens": selection.tokens, "batch": selection.batch}
     if batches and not any(held.values()):
-        rows = rows[rows["batch"] == rows.groupby(["embedding_dim", "seq_len"])["batch"].transform("max")]
+        rows = rows[rows["batch"] == rows.groupby(["embedding_dim", "seq_len"], dropna=False)["batch"].transform("max")]
     elif not any(held.values()):
         held |= _held(rows[rows["measured"]])
     for name, value in held.items():

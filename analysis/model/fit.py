@@ -53,8 +53,8 @@ EXTRAPOLATION = 0.1
 """By how much, in logarithms, an interval is wider on either side for each factor of e beyond the sizes measured."""
 
 AS_SPECIFIED = 1.05
-"""Rates of two devices are to one another as specified, to within 5 %: kernels that matrix products limit take 0.92 to
-1.09 times as long on an H100 as on an H200, whose matrix rates are the same."""
+"""Two devices' rates are taken to be to one another as specified, give or take 5 %. The matrix rates of an H100 and an
+H200 are the same by specification, and Lightning-1, which they limit, takes 0.95 to 1.02 times as long on the H100."""
 
 KIND_COUNTS = 2
 """The scatter of the other implementations of a kind weighs as much as that of so many own rows."""
@@ -115,7 +115,8 @@ class Fit:
 
         On the one that was measured both are the fitted time. Elsewhere it is not known which rate counts (matrix,
         vector, bandwidth). By launches, latencies stay as they are or change as any rate of one multiprocessor does; by
-        the formulation, all but latencies changes as the rate that gains least or as the one that gains most.
+        the other models, all but latencies changes as the rate that gains least or as the one that gains most. Both ends
+        are :data:`AS_SPECIFIED` apart from that.
         """
         latency_ms, rates_ms = self._parts(case, accelerator)
         if self.accelerator == accelerator.key:

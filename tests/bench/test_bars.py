@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 
 from lrbench.analysis.accelerators.roofs import RoofRow, stored_roofs
 from lrbench.analysis.counts import count_case
-from lrbench.bench import bars, calibrate, clock, compile_ahead, run
+from lrbench.bench import bars, calibrate, clock, run
 from lrbench.bench.bars import BEST, COPY, DEFAULT, Bar, Entry, judge, judge_overall
 from lrbench.bench.complete import unfinished
 from lrbench.bench.environment import current_environment
@@ -338,26 +339,44 @@ def test_what_does_not_fit_a_file_of_bars_is_refused(old: str, new: str, message
         trial(tmp_path, TRIAL.replace(old, new))
 
 
-def test_a_problem_is_compiled_before_it_is_timed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Ours and the outside packages', of which those whose kernels are made for each length take longest."""
+class Compiled(Exception):
+    """Raised where something would be timed."""
+
+
+@pytest.mark.parametrize(
+    ("name", "only", "providers"),
+    [
+        ("tfla", "16 heads x 128/256, T=8192, B=8", {"lrbench", "mlstm_kernels"}),
+        ("default-choice", "4 heads x 64/64", {"lrbench"}),
+    ],
+)
+def test_problems_are_compiled_before_any_is_timed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str, only: str, providers: set[str]
+) -> None:
+    """Ours and the outside packages', whose kernels may be made for each length."""
     found: list[PlannedCase] = []
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(compile_ahead, "compile_ahead", lambda cases, *_: found.extend(cases))
-    monkeypatch.setattr(run, "version_of", lambda distribution: "3.8.0")
-    monkeypatch.setattr(bars, "default_jobs", lambda _: 2)
     versions = {"device_kind": "cuda", "capability": "9.0", "triton_version": "3.8.0"}
     here = dataclasses.replace(current_environment(), **versions)
-    family = bars.select(bars.load_bars(), "tfla", "16 heads x 128/256, T=8192, B=8")["tfla"]
-    compiler = bars.compiler_of(family, here)
-    for problem in family.problems:
-        planned = [
-            item for mode in problem.modes for item in bars.planned_cases(family.kernel, problem, mode, problem.impls)
-        ]
-        for item in planned:
-            compiler.compile_for(item)
-        runnable = {item.case for item in run.separate(planned, here)[0]}
-        assert runnable <= {item.case for item in found}
-    assert {item.case.provider for item in found} == {"lrbench", "mlstm_kernels", "fla"}
+
+    def timed(device: str) -> Any:
+        raise Compiled
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(run, "version_of", lambda distribution: "3.8.0")
+    monkeypatch.setattr(bars, "probe_environment", lambda: here)
+    monkeypatch.setattr(bars, "hold_gpus", nullcontext)
+    monkeypatch.setattr(bars, "compile_ahead", lambda cases, *_: found.extend(cases))
+    monkeypatch.setattr(bars, "_worker", timed)
+    families = bars.select(bars.load_bars(), name, only)
+    with pytest.raises(Compiled):
+        list(bars.measure_bars(families, rounds=None, output=tmp_path / "out"))
+    assert {item.case.provider for item in found} == providers
+    compiled = {(i.case.op, i.case.impl, i.case.chunk_size, i.case.dtype, i.case.num_heads) for i in found}
+    for problem in families[name].problems:
+        planned = bars.planned_cases(families[name].kernel, problem, "fwbw", problem.impls)
+        for item in run.separate(planned, here)[0]:
+            case = item.case
+            assert (case.op, case.impl, case.chunk_size, case.dtype, case.num_heads) in compiled
 
 
 @pytest.mark.parametrize(

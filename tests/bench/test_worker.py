@@ -40,18 +40,19 @@ def test_a_reference_that_does_not_fit_is_taken_at_a_smaller_shape(
 
 
 @pytest.mark.parametrize(
-    ("failures", "error"),
+    ("failures", "error", "shared", "waits"),
     [
-        (0, None),
-        (2, torch.OutOfMemoryError("CUDA out of memory")),
-        (6, RuntimeError("Triton Error [CUDA]: out of memory")),
-        (1, ValueError("another")),
+        (0, None, True, 0),
+        (2, torch.OutOfMemoryError("CUDA out of memory"), True, 2),
+        (6, RuntimeError("Triton Error [CUDA]: out of memory"), True, None),
+        (1, torch.OutOfMemoryError("CUDA out of memory"), False, None),
+        (1, ValueError("another"), True, None),
     ],
 )
 def test_what_compiles_waits_for_memory_and_keeps_none(
-    monkeypatch: pytest.MonkeyPatch, failures: int, error: Exception
+    monkeypatch: pytest.MonkeyPatch, failures: int, error: Exception, shared: bool, waits: int | None
 ) -> None:
-    """As for 16 processes at a time that compile calls of 10 GB on a device of 80 GB."""
+    """As for 16 processes at a time that compile calls of 10 GB on a device of 80 GB. ``waits`` None: in vain."""
     one, make_ready, waited = worker.Worker("cpu"), worker.Worker.make_ready, list[float]()
 
     def limited(self: worker.Worker, *args: Any) -> Any:
@@ -61,13 +62,15 @@ def test_what_compiles_waits_for_memory_and_keeps_none(
         return ready
 
     monkeypatch.setattr(worker.Worker, "make_ready", limited)
+    monkeypatch.setattr(worker, "_shared_memory", lambda _: shared)
     monkeypatch.setattr(worker.time, "sleep", waited.append)
-    if failures > len(worker.COMPILE_WAITS_S) or isinstance(error, ValueError):
+    if waits is None:
         with pytest.raises(type(error)):
             one.compile(faults.planned("right"))
+        assert len(waited) == (len(worker.COMPILE_WAITS_S) if failures == 6 else 0)
     else:
         assert one.compile(faults.planned("right")).keys() == {"compile_s"}
-    assert waited == ([] if isinstance(error, ValueError) else [*worker.COMPILE_WAITS_S[:failures]])
+        assert waited == [*worker.COMPILE_WAITS_S[:waits]]
     assert not one.inputs._problems
 
 

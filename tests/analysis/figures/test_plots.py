@@ -17,7 +17,7 @@ from lrbench.analysis.figures.theory import Theory
 from lrbench.tests.command_line import Lrbench, Run, one_line
 
 from .. import rows as made
-from .drawing import decoding, lines, plot, roofline, sweep, text, words
+from .drawing import committed, decoding, lines, plot, roofline, sweep, text, words
 
 
 def test_runtime_shows_every_implementation_at_its_best_chunk() -> None:
@@ -128,6 +128,11 @@ def test_memory_is_in_gib() -> None:
     points = dict(drawn[series_label("attention", "flash_attn.v4")])
     row = sweep().query("impl == 'flash_attn.v4' and mode == 'fwbw' and seq_len == 1024")
     assert points[1024] == pytest.approx(row["peak_memory_bytes"].item() / 2**30)
+
+
+@pytest.mark.parametrize("kernel", ["tfla", "lightning", "rglru", "wkv", "gated-mlp"])
+def test_throughput_is_drawn_of_every_family(kernel: str) -> None:
+    assert lines(plot("throughput", committed(), Selection(kernel=kernel)), 0)
 
 
 def test_several_devices_need_a_choice() -> None:
