@@ -1,4 +1,4 @@
-"""Compiling before anything is timed: which cases fill the compilers' caches on disk, called once in several processes."""
+"""Compiling ahead of what is timed: which cases fill the compilers' caches on disk, called once in several processes."""
 
 from __future__ import annotations
 

@@ -115,8 +115,8 @@ class Fit:
 
         On the one that was measured both are the fitted time. Elsewhere it is not known which rate counts (matrix,
         vector, bandwidth). By launches, latencies stay as they are or change as any rate of one multiprocessor does; by
-        the other models, all but latencies changes as the rate that gains least or as the one that gains most. Both ends
-        are :data:`AS_SPECIFIED` apart from that.
+        the other models, all but latencies changes as the rate that gains least or as the one that gains most. Then
+        both ends are :data:`AS_SPECIFIED` times further out.
         """
         latency_ms, rates_ms = self._parts(case, accelerator)
         if self.accelerator == accelerator.key:
