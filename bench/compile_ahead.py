@@ -1,4 +1,4 @@
-"""Compiling ahead of what is timed: which cases fill the compilers' caches on disk, called once in several processes."""
+"""Compiling ahead: which cases fill the compilers' caches on disk, called once in several processes, untimed."""
 
 from __future__ import annotations
 
