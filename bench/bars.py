@@ -47,6 +47,9 @@ COPY, BEST = "copy", "best"
 DEFAULT = "default"
 """``ours`` may also be the operation called as users do, without an implementation or a chunk length."""
 
+SET_ON = "h200_sxm"
+"""The accelerator that bars on a GPU are meant for. Sides that other rates limit are closer, or further, on another."""
+
 SHORTEST_CHUNK = 64
 """The shortest of every chunk length: one tile of the kernels."""
 
@@ -381,6 +384,8 @@ def measure_bars(
     if on_gpu and (here := probe_environment()).device_kind != "cuda":
         raise ValueError(f"the bars {', '.join(on_gpu)} need an NVIDIA GPU, and none is here")
     note(*store.recovered_notes(output))
+    if on_gpu and here.device_accelerator != SET_ON:
+        note(f"the bars are meant for {SET_ON}: on {here.device_name} their ratios may be missed or held for its rates")
     for name, family in families.items():
         verdicts: list[Verdict] = []
         with contextlib.ExitStack() as stack:

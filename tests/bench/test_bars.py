@@ -351,12 +351,17 @@ class Compiled(Exception):
     ],
 )
 def test_problems_are_compiled_before_any_is_timed(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str, only: str, providers: set[str]
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    name: str,
+    only: str,
+    providers: set[str],
 ) -> None:
     """Ours and the outside packages', whose kernels may be made for each length."""
     found: list[PlannedCase] = []
     versions = {"device_kind": "cuda", "capability": "9.0", "triton_version": "3.8.0"}
-    here = dataclasses.replace(current_environment(), **versions)
+    here = dataclasses.replace(current_environment(), device_name="NVIDIA H100", device_accelerator="h100", **versions)
 
     def timed(device: str) -> Any:
         raise Compiled
@@ -370,6 +375,7 @@ def test_problems_are_compiled_before_any_is_timed(
     families = bars.select(bars.load_bars(), name, only)
     with pytest.raises(Compiled):
         list(bars.measure_bars(families, rounds=None, output=tmp_path / "out"))
+    assert "the bars are meant for h200_sxm: on NVIDIA H100 their ratios " in capsys.readouterr().err
     assert {item.case.provider for item in found} == providers
     compiled = {(i.case.op, i.case.impl, i.case.chunk_size, i.case.dtype, i.case.num_heads) for i in found}
     for problem in families[name].problems:
