@@ -18,13 +18,14 @@ INTERPRETER_PROGRAMS = 3
 
 
 def on_device_of(argument: str) -> Callable[[Launcher], Launcher]:
-    """Make a launcher run with the device of one of its tensors as the current device, and restore the former one.
+    """Make a launcher run with the device of one of its arguments as the current device, and restore the former one.
 
     Triton launches on the current device and its stream and allocates a kernel's scratch memory there, whatever the
     device of the tensors. Autograd sets the current device for an eager backward pass, but not for a compiled one.
 
     Args:
-        argument: name of the tensor; argument checks have made sure that the other tensors are on its device.
+        argument: name of a tensor, or of a tuple that begins with one; argument checks have made sure that all tensors
+            are on its device.
     """
 
     def decorate(launcher: Launcher) -> Launcher:
@@ -32,7 +33,8 @@ def on_device_of(argument: str) -> Callable[[Launcher], Launcher]:
 
         @wraps(launcher)
         def launched(*args: Any, **kwargs: Any) -> Any:
-            tensor: Tensor = args[position] if position < len(args) else kwargs[argument]
+            value = args[position] if position < len(args) else kwargs[argument]
+            tensor: Tensor = value[0] if isinstance(value, tuple) else value
             if not tensor.is_cuda or tensor.get_device() == torch.cuda.current_device():
                 return launcher(*args, **kwargs)
             with torch.cuda.device(tensor.get_device()):

@@ -99,9 +99,29 @@ def _launches(
     return chunk, config
 
 
+@on_device_of("x")
 def _forward(request: Request, x: Tensor, *others: Any) -> tuple[Tensors, Tensors]:
-    """Return h and the last state, and the states that the backward pass starts from."""
-    h, last, saved = run_forward(request, *launches(request, x), x, *others)
+    """Return h and the last state, and the states [B, S, C] from which rows start in the backward pass."""
+    *gates, first = others
+    B, T, C = x.shape
+    chunk, config = launches(request, x)
+    tile, save = config.forward, config.backward.block_i
+    slots = cdiv(T, save)
+    h = torch.empty_like(x)
+    last = _float32(x, B, C) if request.want_last else None
+    saved = _float32(x, B, slots, C) if request.save else None
+    sizes = (B, T, C // CHANNEL_MULTIPLE, slots)
+    flags = {"OP": request.op, "SAVE": save if request.save else 0, **tile.options}
+    if request.impl in AHEAD:
+        words, call = exchange_words(x, cdiv(T, tile.steps) * B * C)
+        look_back_kernel[tile.grid(B, T, C, tile.steps)](
+            x, *gates, first, h, last, saved, words, call, *sizes, config.ahead // tile.blocks(B, C),
+            PASS=_pass_code(tile, x), **flags,
+        )  # fmt: skip
+    else:
+        if chunk < T:
+            first = _chunk_states(request.op, chunk, tile, x, gates, None, first)
+        walk_kernel[tile.grid(B, T, C, chunk)](x, *gates, first, h, last, saved, *sizes, chunk, cdiv(T, chunk), **flags)
     return (h, last), (saved,)
 
 
@@ -110,21 +130,44 @@ def _shapes(request: Request, x: Tensor, *_: Tensor | None) -> tuple[Tensors, Te
     B, T, C = x.shape
     # How states are saved does not depend on the sequence's length, which may be unknown here.
     config = _launches(request, index(B), 2**16, index(C), x.dtype, capability(x.device))[1]
-    last = x.new_empty(B, C, dtype=torch.float32) if request.want_last else None
+    last = _float32(x, B, C) if request.want_last else None
     slots = cdiv(T, config.backward.block_i)
-    return (torch.empty_like(x), last), (x.new_empty(B, slots, C, dtype=torch.float32) if request.save else None,)
+    return (torch.empty_like(x), last), (_float32(x, B, slots, C) if request.save else None,)
 
 
+@on_device_of("tensors")
 def _backward(
     request: Request, needs: tuple[bool, ...], tensors: Tensors, saved: Tensors, gradients: Tensors
 ) -> Tensors:
     """Return the gradients of x, r, i, c and the initial state."""
     x, *gates, _ = tensors
+    (states,) = saved
     dh, dlast = gradients
     dh = torch.zeros_like(x) if dh is None else dh.contiguous()
     dlast = None if dlast is None else dlast.contiguous()
-    (states,) = saved
-    return run_backward(request, *launches(request, x), x, gates, states, dh, dlast, want_dfirst=needs[4])
+    B, T, C = x.shape
+    chunk, config = launches(request, x)
+    tile = config.backward
+    one_pass = request.impl in AHEAD
+    parts = cdiv(T, tile.steps if one_pass else chunk)
+    dx, dr = torch.empty_like(x), torch.empty_like(x)
+    di, dc = (torch.empty_like(x), _float32(x, parts, B, C)) if request.op == "rglru" else (None, None)
+    dfirst = _float32(x, B, C) if needs[4] else None
+    sizes = (B, T, C // CHANNEL_MULTIPLE, states.shape[1])
+    flags = {"OP": request.op, **tile.options}
+    if one_pass:
+        words, call = exchange_words(x, parts * B * C)
+        look_back_gradient_kernel[tile.grid(B, T, C, tile.steps)](
+            x, *gates, states, dh, dlast, dx, dr, di, dc, dfirst, words, call, *sizes,
+            config.ahead // tile.blocks(B, C), PASS=_pass_code(tile, x), **flags,
+        )  # fmt: skip
+    else:
+        if chunk < T:
+            dlast = _chunk_states(request.op, chunk, tile, x, gates, dh, dlast)
+        walk_gradient_kernel[tile.grid(B, T, C, chunk)](
+            x, *gates, states, dh, dlast, dx, dr, di, dc, dfirst, *sizes, chunk, parts, **flags
+        )
+    return dx, dr, di, None if dc is None else sum_parts(dc), dfirst
 
 
 DIAGONAL = Differentiable(
@@ -140,14 +183,19 @@ DIAGONAL = Differentiable(
 """h and the last state, with gradients of x, r, i, c and the initial state."""
 
 
+@on_device_of("x")
 def _step(request: Request, x: Tensor, *others: Any) -> tuple[Tensors, Tensors]:
-    """Return h and the state after one token."""
-    return run_step(request.op, x, *others), ()
+    """Return h [B, 1, C] and the state [B, C] after one token."""
+    B, _, C = x.shape
+    h, last = torch.empty_like(x), _float32(x, B, C)
+    inputs = (None if tensor is None else tensor.detach() for tensor in (x, *others))
+    step_kernel[(B, cdiv(C, STEP_BLOCK))](*inputs, h, last, C, OP=request.op, BLOCK_C=STEP_BLOCK, num_warps=4)
+    return (h, last), ()
 
 
 def _step_shapes(request: Request, x: Tensor, *_: Tensor | None) -> tuple[Tensors, Tensors]:
     """Allocate what :func:`_step` returns."""
-    return (torch.empty_like(x), x.new_empty(x.shape[0], x.shape[2], dtype=torch.float32)), ()
+    return (torch.empty_like(x), _float32(x, x.shape[0], x.shape[2])), ()
 
 
 STEP = Differentiable(
@@ -163,86 +211,6 @@ STEP = Differentiable(
 
 
 @on_device_of("x")
-def run_step(
-    op: str, x: Tensor, r: Tensor, i: Tensor | None, c: Tensor | None, first: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    """Return h [B, 1, C] and the new state [B, C] after one token."""
-    B, _, C = x.shape
-    h, last = torch.empty_like(x), torch.empty(B, C, device=x.device, dtype=torch.float32)
-    inputs = (None if tensor is None else tensor.detach() for tensor in (x, r, i, c, first))
-    step_kernel[(B, cdiv(C, STEP_BLOCK))](*inputs, h, last, C, OP=op, BLOCK_C=STEP_BLOCK, num_warps=4)
-    return h, last
-
-
-@on_device_of("x")
-def run_forward(
-    request: Request, chunk: int, config: ScanConfig, x: Tensor, *others: Tensor | None
-) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Return h [B, T, C], the last state [B, C] and the states [B, S, C] from which rows start in the backward pass."""
-    *gates, first = others
-    B, T, C = x.shape
-    tile, save = config.forward, config.backward.block_i
-    slots = cdiv(T, save)
-    h = torch.empty_like(x)
-    last = torch.empty(B, C, device=x.device, dtype=torch.float32) if request.want_last else None
-    saved = torch.empty(B, slots, C, device=x.device, dtype=torch.float32) if request.save else None
-    sizes = (B, T, C // CHANNEL_MULTIPLE, slots)
-    flags = {"OP": request.op, "SAVE": save if request.save else 0, **tile.options}
-    if request.impl in AHEAD:
-        words, call = exchange_words(x, cdiv(T, tile.steps) * B * C)
-        look_back_kernel[tile.grid(B, T, C, tile.steps)](
-            x, *gates, first, h, last, saved, words, call, *sizes, config.ahead // tile.blocks(B, C),
-            PASS=_pass_code(tile, x), **flags,
-        )  # fmt: skip
-        return h, last, saved
-    if chunk < T:
-        first = _chunk_states(request.op, chunk, tile, x, gates, None, first)
-    walk_kernel[tile.grid(B, T, C, chunk)](x, *gates, first, h, last, saved, *sizes, chunk, cdiv(T, chunk), **flags)
-    return h, last, saved
-
-
-@on_device_of("x")
-def run_backward(
-    request: Request,
-    chunk: int,
-    config: ScanConfig,
-    x: Tensor,
-    gates: Sequence[Tensor | None],
-    saved: Tensor,
-    dh: Tensor,
-    dlast: Tensor | None,
-    *,
-    want_dfirst: bool,
-) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]:
-    """Return the gradients of x, r, i [B, T, C], c [C] and the initial state [B, C]."""
-    B, T, C = x.shape
-    tile = config.backward
-    one_pass = request.impl in AHEAD
-    parts = cdiv(T, tile.steps if one_pass else chunk)
-    dx, dr = torch.empty_like(x), torch.empty_like(x)
-    di, dc = None, None
-    if request.op == "rglru":
-        di = torch.empty_like(x)
-        dc = torch.empty(parts, B, C, device=x.device, dtype=torch.float32)
-    dfirst = torch.empty(B, C, device=x.device, dtype=torch.float32) if want_dfirst else None
-    sizes = (B, T, C // CHANNEL_MULTIPLE, saved.shape[1])
-    flags = {"OP": request.op, **tile.options}
-    if one_pass:
-        words, call = exchange_words(x, parts * B * C)
-        look_back_gradient_kernel[tile.grid(B, T, C, tile.steps)](
-            x, *gates, saved, dh, dlast, dx, dr, di, dc, dfirst, words, call, *sizes,
-            config.ahead // tile.blocks(B, C), PASS=_pass_code(tile, x), **flags,
-        )  # fmt: skip
-    else:
-        if chunk < T:
-            dlast = _chunk_states(request.op, chunk, tile, x, gates, dh, dlast)
-        walk_gradient_kernel[tile.grid(B, T, C, chunk)](
-            x, *gates, saved, dh, dlast, dx, dr, di, dc, dfirst, *sizes, chunk, parts, **flags
-        )
-    return dx, dr, di, None if dc is None else sum_parts(dc), dfirst
-
-
-@on_device_of("x")
 def _chunk_states(
     op: str,
     chunk: int,
@@ -255,7 +223,7 @@ def _chunk_states(
     """Return the state before every chunk [N, B, C]; given dh, the w after every chunk, the last chunk's first."""
     B, T, C = x.shape
     chunks = cdiv(T, chunk)
-    a, b, states = (torch.empty(chunks, B, C, device=x.device, dtype=torch.float32) for _ in range(3))
+    a, b, states = (_float32(x, chunks, B, C) for _ in range(3))
     reduce_kernel[tile.grid(B, T, C, chunk)](
         x, *gates, dh, a, b, B, T, C // CHANNEL_MULTIPLE, chunk, chunks, OP=op, **tile.options
     )
@@ -266,3 +234,8 @@ def _chunk_states(
 def _pass_code(tile: TileConfig, x: Tensor) -> PassCode:
     """Return the PTX by which a kernel's threads pass states on; none in the interpreter."""
     return NO_CODE if x.device.type == "cpu" and triton.knobs.runtime.interpret else pass_code(tile.channels)
+
+
+def _float32(x: Tensor, *shape: int) -> Tensor:
+    """Allocate a float32 tensor on x's device."""
+    return x.new_empty(shape, dtype=torch.float32)

@@ -5,7 +5,6 @@ Only the inputs, a float32 state every few steps and the last state are saved fo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import lru_cache
 from operator import index
 from typing import Any, NamedTuple
@@ -81,9 +80,36 @@ def _launches(
     return config
 
 
+@on_device_of("k")
 def _forward(request: Request, k: Tensor, *others: Any) -> tuple[Tensors, Tensors]:
-    """Return y and the last state, and what the backward pass starts from."""
-    y, last, saved = run_forward(request, k, *others)
+    """Return y and the last state, and the states [3, B, S, C] and [3, B, C] from which the backward pass starts."""
+    B, T, C = k.shape
+    config = launches(request, k)
+    tile, save = config.forward, config.backward.block_i
+    slots = cdiv(T, save)
+    y = torch.empty_like(k)
+    last = _states(k) if request.want_last else None
+    saved = k.new_empty(3, B, slots, C, dtype=torch.float32) if request.save else None
+    tensors = (k, *others, y, last, saved)
+    flags: dict[str, Any] = {"C": C, "SAVE": save if request.save else 0, **tile.options}
+    if request.impl == "naive":
+        walk_kernel[tile.grid(B, T, C, T)](*tensors, B, T, slots, **flags)
+    else:
+        # With ``hold`` a program always loads a whole tile of k and v: all sequences together must have as many steps.
+        hold = config.hold and tile.steps <= B * T
+        flags["KEEP"] = "tokens" if hold else "nothing" if config.reload or config.hold else "weights"
+        grid, sizes = tile.grid(B, T, C, tile.steps), (B, T, slots, config.ahead // tile.blocks(B, C))
+        tiles = cdiv(T, tile.steps)
+        if config.serial:
+            words, call = exchange_words(k, tiles * B * C, width=2)
+            codes = (gather_code(tile.block_o, tile.block_c, tile.channels), pass_code(tile.block_c, tile.channels))
+            gather, passing = (NO_CODE, NO_CODE) if triton.knobs.runtime.interpret else codes
+            scan_kernel[grid](*tensors, words, None, call, *sizes, GATHER=gather, PASS=passing, LOOK=0, **flags)
+        else:
+            words, spare, keep = exchange_sums(k, tiles, config.look)
+            look = config.look if tiles > 1 else 0
+            scan_kernel[grid](*tensors, words, spare, 0, *sizes, GATHER=None, PASS=None, LOOK=look, **flags)
+            keep()
     # Copies, so that a caller who modifies the state does not change the saved one.
     parts = (None, None, None) if last is None else tuple(x.clone() for x in last)
     return (y, *parts), (saved, last)
@@ -98,6 +124,7 @@ def _shapes(request: Request, k: Tensor, *_: Tensor | None) -> tuple[Tensors, Te
     return (torch.empty_like(k), *parts), (saved, _states(k) if request.want_last else None)
 
 
+@on_device_of("tensors")
 def _backward(
     request: Request, needs: tuple[bool, ...], tensors: Tensors, saved: Tensors, gradients: Tensors
 ) -> Tensors:
@@ -106,11 +133,26 @@ def _backward(
     states, last = saved
     dy, dnum, dden, _ = gradients
     dy = torch.zeros_like(k) if dy is None else dy.contiguous()
-    dlast = None
+    dlast: tuple[Tensor | None, ...] = (None, None, None)
     if dnum is not None or dden is not None:
-        dlast = tuple(torch.zeros_like(last[0]) if x is None else x.contiguous() for x in (dnum, dden))
-    dk, dv, dw, du, dfirst = run_backward(request, k, parameters, top, states, dy, last, dlast, any(needs[4:6]))
-    return dk, dv, dw, du, *((None, None) if dfirst is None else dfirst), None
+        dlast = (last, *(torch.zeros_like(last[0]) if x is None else x.contiguous() for x in (dnum, dden)))
+    B, T, C = k.shape
+    config, slots = launches(request, k), states.shape[2]
+    tile = config.backward
+    dk, dv = torch.empty_like(k), torch.empty_like(k)
+    parts = 1 if request.impl == "naive" else cdiv(T, tile.steps)
+    dw, du = (k.new_empty(parts, B, C, dtype=torch.float32) for _ in range(2))
+    dfirst = k.new_empty(2, B, C, dtype=torch.float32) if any(needs[4:6]) else None
+    used = (k, *parameters, top, states, dy, *dlast, dk, dv, dw, du, dfirst)
+    flags = {"C": C, **tile.options}
+    if request.impl == "naive":
+        walk_gradient_kernel[tile.grid(B, T, C, T)](*used, B, T, slots, **flags)
+    else:
+        words, spare, keep = exchange_sums(k, parts, config.look)
+        look = config.look if parts > 1 else 0
+        scan_gradient_kernel[tile.grid(B, T, C, tile.steps)](*used, words, spare, B, T, slots, LOOK=look, **flags)
+        keep()
+    return dk, dv, sum_parts(dw), sum_parts(du), *((None, None) if dfirst is None else dfirst), None
 
 
 WKV = Differentiable(
@@ -127,14 +169,19 @@ WKV = Differentiable(
 """y and the last state, with gradients of k, v, w, u and the first state's num and den."""
 
 
-def _step(request: Request, *tensors: Any) -> tuple[Tensors, Tensors]:
-    """Return y and the state after one token."""
-    return run_step(*tensors), ()
+@on_device_of("k")
+def _step(request: Request, k: Tensor, *others: Any) -> tuple[Tensors, Tensors]:
+    """Return y [B, 1, C] and num, den and max after one token."""
+    B, _, C = k.shape
+    y, last = torch.empty_like(k), _states(k)
+    step_kernel[(B, cdiv(C, STEP_BLOCK))](k, *others, y, last, B, C=C, BLOCK_C=STEP_BLOCK, num_warps=4)
+    return (y, *last), ()
 
 
 def _step_shapes(request: Request, k: Tensor, *_: Tensor | None) -> tuple[Tensors, Tensors]:
     """Allocate what :func:`_step` returns."""
-    return (torch.empty_like(k), *(k.new_empty(k.shape[0], k.shape[2], dtype=torch.float32) for _ in range(3))), ()
+    B, _, C = k.shape
+    return (torch.empty_like(k), *(k.new_empty(B, C, dtype=torch.float32) for _ in range(3))), ()
 
 
 STEP = Differentiable(
@@ -149,88 +196,6 @@ STEP = Differentiable(
 """A decoding step."""
 
 
-@on_device_of("k")
-def run_step(
-    k: Tensor, v: Tensor, w: Tensor, u: Tensor, num: Tensor | None, den: Tensor | None, top: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return y [B, 1, C] and num, den and max after one token."""
-    B, _, C = k.shape
-    y, last = torch.empty_like(k), _states(k)
-    step_kernel[(B, cdiv(C, STEP_BLOCK))](
-        k, v, w, u, num, den, top, y, last, B, C=C, BLOCK_C=STEP_BLOCK, num_warps=4
-    )  # fmt: skip
-    return y, last[0], last[1], last[2]
-
-
-@on_device_of("k")
-def run_forward(request: Request, k: Tensor, *others: Tensor | None) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Return y [B, T, C], the last state [3, B, C] and the states [3, B, S, C] from which the backward pass starts."""
-    B, T, C = k.shape
-    config = launches(request, k)
-    tile, save = config.forward, config.backward.block_i
-    slots = cdiv(T, save)
-    y = torch.empty_like(k)
-    last = _states(k) if request.want_last else None
-    saved = torch.empty(3, B, slots, C, device=k.device, dtype=torch.float32) if request.save else None
-    tensors = (k, *others, y, last, saved)
-    flags = {"C": C, "SAVE": save if request.save else 0, **tile.options}
-    if request.impl == "naive":
-        walk_kernel[tile.grid(B, T, C, T)](*tensors, B, T, slots, **flags)
-        return y, last, saved
-    # With ``hold`` a program always loads a whole tile of k and v, so all sequences together must have that many steps.
-    hold = config.hold and tile.steps <= B * T
-    flags["KEEP"] = "tokens" if hold else "nothing" if config.reload or config.hold else "weights"
-    grid, sizes = tile.grid(B, T, C, tile.steps), (B, T, slots, config.ahead // tile.blocks(B, C))
-    tiles = cdiv(T, tile.steps)
-    if config.serial:
-        words, call = exchange_words(k, tiles * B * C, width=2)
-        codes = (gather_code(tile.block_o, tile.block_c, tile.channels), pass_code(tile.block_c, tile.channels))
-        gather, passing = (NO_CODE, NO_CODE) if triton.knobs.runtime.interpret else codes
-        scan_kernel[grid](*tensors, words, None, call, *sizes, GATHER=gather, PASS=passing, LOOK=0, **flags)
-    else:
-        words, spare, keep = exchange_sums(k, tiles, config.look)
-        look = config.look if tiles > 1 else 0
-        scan_kernel[grid](*tensors, words, spare, 0, *sizes, GATHER=None, PASS=None, LOOK=look, **flags)
-        keep()
-    return y, last, saved
-
-
-@on_device_of("k")
-def run_backward(
-    request: Request,
-    k: Tensor,
-    parameters: Sequence[Tensor],
-    top: Tensor | None,
-    saved: Tensor,
-    dy: Tensor,
-    last: Tensor | None,
-    dlast: tuple[Tensor, ...] | None,
-    want_dfirst: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]:
-    """Return the gradients of k, v [B, T, C], w, u [C] and the first state's num and den [2, B, C].
-
-    ``parameters`` are v, w and u.
-    """
-    B, T, C = k.shape
-    config, slots = launches(request, k), saved.shape[2]
-    tile = config.backward
-    dk, dv = torch.empty_like(k), torch.empty_like(k)
-    parts = 1 if request.impl == "naive" else cdiv(T, tile.steps)
-    dw, du = (torch.empty(parts, B, C, device=k.device, dtype=torch.float32) for _ in range(2))
-    dfirst = torch.empty(2, B, C, device=k.device, dtype=torch.float32) if want_dfirst else None
-    given = (k, *parameters, top, saved, dy, *((None,) * 3 if dlast is None else (last, *dlast)))
-    tensors = (*given, dk, dv, dw, du, dfirst)
-    flags = {"C": C, **tile.options}
-    if request.impl == "naive":
-        walk_gradient_kernel[tile.grid(B, T, C, T)](*tensors, B, T, slots, **flags)
-    else:
-        words, spare, keep = exchange_sums(k, parts, config.look)
-        look = config.look if parts > 1 else 0
-        scan_gradient_kernel[tile.grid(B, T, C, tile.steps)](*tensors, words, spare, B, T, slots, LOOK=look, **flags)
-        keep()
-    return dk, dv, sum_parts(dw), sum_parts(du), dfirst
-
-
 def _states(k: Tensor) -> Tensor:
     """Allocate a state [3, B, C]."""
-    return torch.empty(3, k.shape[0], k.shape[2], device=k.device, dtype=torch.float32)
+    return k.new_empty(3, k.shape[0], k.shape[2], dtype=torch.float32)
