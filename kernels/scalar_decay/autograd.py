@@ -18,14 +18,15 @@ from torch import Tensor
 
 from ..common.device import capability
 from ..common.differentiable import Differentiable, Tensors
-from ..common.sizes import REMEMBERED, cdiv
+from ..common.sizes import REMEMBERED
 from . import choice
 from .config import KEPT_STATES, EngineConfig, fit_chunk, is_fused, select_config
 from .launch import (
     Problem,
     Product,
     choose_config,
-    has_u,
+    empty_gates,
+    empty_state,
     run_chunk_h,
     run_chunk_o,
     run_fused_chunk,
@@ -62,10 +63,6 @@ def keep_states(problem: Problem, chunk_size: int | None, q: Tensor, v: Tensor, 
 def needs_states(problem: Problem, v: Tensor) -> bool:
     """Return whether any head is cut into chunks, whose states a pass must then compute."""
     return problem.chunk < v.shape[1] and problem.whole_heads < v.shape[0] * v.shape[2]
-
-
-def _state_like(q: Tensor, v: Tensor) -> Tensor:
-    return v.new_empty((v.shape[0], v.shape[2], q.shape[3], v.shape[3]), dtype=torch.float32)
 
 
 class Request(NamedTuple):
@@ -117,14 +114,13 @@ def _forward(
     """Return h and the last C, n and m, and what is kept: gate vectors and, in an eager call, the states or None."""
     problem, want_last = make_problem(request, q, v), request.want_last
     config = choose_config(problem, q, v)
-    heads, fused, exp = v.shape[2], config.is_fused, problem.stabilised
+    fused, exp = config.is_fused, problem.stabilised
     stretch = config.gate_chunk(problem.chunk)
     gates, m_last = run_gates(
         problem, stretch, v, decay, input_gate, head, m_initial, dtype=torch.float32 if fused else torch.float64
     )
     states, n_states = (None, None) if fused else (c_initial, n_initial)
-    last = _state_like(q, v) if want_last else None
-    n_last = None if last is None or not exp else v.new_empty(last.shape[:3], dtype=torch.float32)
+    last, n_last, _ = empty_state(request.gate, q, v) if want_last else (None, None, None)
     over_chunks = needs_states(problem, v) or (want_last and not fused)
     if over_chunks:
         chunks = run_chunk_h(
@@ -137,16 +133,14 @@ def _forward(
         whole_last, whole_n_last = (last, n_last) if problem.whole_heads else (None, None)
         denominators = Denominators(n_states, n_initial, whole_n_last, gates.log_denom) if exp else None
         if denominators is not None and config.normaliser is not None:
-            run_normaliser(problem, config.normaliser, q, k, gates, denominators, stretch, heads=heads)
+            run_normaliser(problem, config.normaliser, q, k, gates, denominators, stretch)
             denominators = None
         output = run_fused_chunk(
-            problem, config.output, H, q, k, v, states, gates, heads=heads, initial=c_initial, last=whole_last,
+            problem, config.output, H, q, k, v, states, gates, initial=c_initial, last=whole_last,
             denominators=denominators,
         )  # fmt: skip
     else:
-        output = run_chunk_o(
-            problem, config.output, H, q, k, v, states, gates, heads=heads, n_states=n_states, normalise=exp
-        )
+        output = run_chunk_o(problem, config.output, H, q, k, v, states, gates, n_states=n_states, normalise=exp)
     kept = keep_states(problem, request.chunk_size, q, v, states) if fused and over_chunks else None
     return (output.out, last, n_last, m_last if want_last else None), (*gates, kept)
 
@@ -155,34 +149,17 @@ def _shapes(
     request: Request, q: Tensor, k: Tensor, v: Tensor, decay: Tensor | None, *_: Tensor | None
 ) -> tuple[Tensors, Tensors]:
     """Allocate what :func:`_forward` returns."""
-    batch, seq_len, heads, dim_v = v.shape
-    heads, dim_k, dim_v = index(heads), index(q.shape[3]), index(dim_v)
-    exp, fused = request.gate == "exp", is_fused(request.scheme, v.element_size())
+    heads, dim_k, dim_v = index(v.shape[2]), index(q.shape[3]), index(v.shape[3])
+    fused = is_fused(request.scheme, v.element_size())
     # The stretch of the gates must not depend on the sequence's length here: one compiled call serves all lengths.
     chunk = request.chunk_size or choice.sweep_chunk(dim_k, dim_v)
     config = select_config(
         scheme=request.scheme, capability=capability(v.device), item_bytes=v.element_size(), head_dim_qk=dim_k,
         head_dim_v=dim_v, chunk=chunk, batch_heads=heads,
     )  # fmt: skip
-    stretches = cdiv(seq_len, config.gate_chunk(chunk))
-    gate_dtype = torch.float32 if fused else torch.float64
-
-    def vector(*shape: int, dtype: torch.dtype = gate_dtype) -> Tensor:
-        return v.new_empty((batch, heads, *shape), dtype=dtype)
-
-    def state(*shape: int, exists: bool = True) -> Tensor | None:
-        return vector(*shape, dtype=torch.float32) if request.want_last and exists else None
-
-    gates = GateVectors(
-        b=vector(seq_len),
-        u=vector(seq_len) if has_u(request.gate) else None,
-        w=vector(seq_len),
-        g=vector(stretches),
-        edge=vector(stretches + 1) if exp else None,
-        m=vector(seq_len, dtype=torch.float32) if exp else None,
-        log_denom=vector(seq_len) if exp else None,
-    )
-    return (torch.empty_like(v), state(dim_k, dim_v), state(dim_k, exists=exp), state(exists=exp)), gates
+    gates = empty_gates(request.gate, v, config.gate_chunk(chunk), torch.float32 if fused else torch.float64)
+    last = empty_state(request.gate, q, v) if request.want_last else (None, None, None)
+    return (torch.empty_like(v), *last), gates
 
 
 def _backward(
@@ -246,14 +223,7 @@ def _step(request: Request, q: Tensor, k: Tensor, v: Tensor, *others: Any) -> tu
 
 def _step_shapes(request: Request, q: Tensor, k: Tensor, v: Tensor, *others: Any) -> tuple[Tensors, Tensors]:
     """Allocate what :func:`_step` returns."""
-    batch, _, heads, dim_v = v.shape
-    shape = (batch, heads, q.shape[3], dim_v)
-    exists = (True, request.gate == "exp", request.gate == "exp")
-    state = (
-        v.new_empty(shape[:dims], dtype=torch.float32) if part else None
-        for dims, part in zip((4, 3, 2), exists, strict=True)
-    )
-    return (torch.empty_like(v), *state), ()
+    return (torch.empty_like(v), *empty_state(request.gate, q, v)), ()
 
 
 STEP = Differentiable(
@@ -294,9 +264,11 @@ def _main_gradients(
     over_chunks = needs_states(problem, v) or (not fused and (c_initial is not None or d_last is not None))
     q_pair, k_pair = (q, k) if want_gates else (None, None)
     states = d_states = anchors = None
-    d_initial = _state_like(q, v) if want_initial else None
+    d_initial = (
+        v.new_empty(v.shape[0], v.shape[2], q.shape[3], v.shape[3], dtype=torch.float32) if want_initial else None
+    )
     last = d_initial if problem.whole_heads else None
-    walk, sweep = (partial(run, problem, heads=v.shape[2]) for run in (run_fused_chunk, run_chunk_o))
+    walk, sweep = (partial(run, problem) for run in (run_fused_chunk, run_chunk_o))
     if over_chunks:
         states = run_chunk_h(problem, config.states, k, v, gates, stretch, c_initial).states if kept is None else kept
     if fused:

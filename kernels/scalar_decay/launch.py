@@ -52,11 +52,6 @@ if HAS_WHOLE_STATE:
 STEP_BLOCK_K, STEP_BLOCK_V = 32, 64
 
 
-def has_u(gate: str) -> bool:
-    """Return whether a gate function has a log input gate."""
-    return gate in ("sig", "exp", "ssd")
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
     """Everything about one call but its tensors and their sizes: the gate function (gates.py), the scale, the chunk
@@ -74,10 +69,6 @@ class Problem:
     @property
     def stabilised(self) -> bool:
         return self.gate == "exp"
-
-    @property
-    def has_u(self) -> bool:
-        return has_u(self.gate)
 
     @property
     def anchor_every(self) -> int:
@@ -114,6 +105,33 @@ def _gates_tile(heads: int, stretch: int) -> dict[str, Any]:
     return {"BLOCK_H": block_h, "BLOCK_T": block_t, "ONCE": stretch <= block_t, "num_warps": num_warps}
 
 
+def empty_gates(gate: str, v: Tensor, stretch: int, dtype: torch.dtype) -> GateVectors:
+    """Allocate the gate vectors of values v [B, T, H, V], cumulative over ``stretch`` positions."""
+    B, T, H, _ = v.shape
+    N = cdiv(T, stretch)
+
+    def vector(*shape: int, dtype: torch.dtype = dtype) -> Tensor:
+        return v.new_empty((B, H, *shape), dtype=dtype)
+
+    exp = gate == "exp"
+    return GateVectors(
+        b=vector(T),
+        u=vector(T) if gate in ("sig", "exp", "ssd") else None,
+        w=vector(T),
+        g=vector(N),
+        edge=vector(N + 1) if exp else None,
+        m=vector(T, dtype=torch.float32) if exp else None,
+        log_denom=vector(T) if exp else None,
+    )
+
+
+def empty_state(gate: str, q: Tensor, v: Tensor) -> tuple[Any, ...]:
+    """Allocate a state: C [B, H, K, V] and, for mLSTMexp, n [B, H, K] and m [B, H], else None."""
+    shape = (v.shape[0], v.shape[2], q.shape[3], v.shape[3])
+    n, m = (v.new_empty(shape[:dims], dtype=torch.float32) if gate == "exp" else None for dims in (3, 2))
+    return v.new_empty(shape, dtype=torch.float32), n, m
+
+
 @on_device_of("v")
 def run_gates(
     problem: Problem,
@@ -133,16 +151,9 @@ def run_gates(
     """
     B, T, H, _ = v.shape
     N = cdiv(T, stretch)
-
-    def vector(*shape: int) -> Tensor:
-        return _empty(B, H, *shape, like=v, dtype=dtype)
-
-    b, w, g = vector(T), vector(T), vector(N)
-    u = vector(T) if problem.has_u else None
-    m = g_max = edge = m_last = log_denom = None
-    if problem.stabilised:
-        g_max, edge, log_denom = vector(N), vector(N + 1), vector(T)
-        m, m_last = _empty(B, H, T, like=v), _empty(B, H, like=v)
+    gates = empty_gates(problem.gate, v, stretch, dtype)
+    b, u, w, g, edge, m, _ = gates
+    g_max, m_last = (torch.empty_like(g), _empty(B, H, like=v)) if problem.stabilised else (None, None)
     tile = _gates_tile(H, stretch)
     gates_forward_kernel[(cdiv(H, tile["BLOCK_H"]) * N * B,)](
         decay, input_gate, head, b, u, w, g, m, g_max, problem.inv_tau, T, stretch, N, H=H, GATE=problem.gate, **tile
@@ -153,7 +164,7 @@ def run_gates(
         )
         grid = (cdiv(T, SCAN_BLOCK_N) * B * H,)
         stabiliser_finish_kernel[grid](b, edge, m, T, stretch, N, BLOCK_T=SCAN_BLOCK_N)
-    return GateVectors(b, u, w, g, edge, m, log_denom), m_last
+    return gates, m_last
 
 
 @dataclass(slots=True, kw_only=True)
@@ -247,22 +258,21 @@ def run_normaliser(
     gates: GateVectors,
     denominators: Denominators,
     stretch: int,
-    *,
-    heads: int,
 ) -> None:
     """Launch the normaliser's kernels, which fill ``denominators.log_denom`` and ``denominators.n_last``."""
     B, T, _, K = q.shape
+    H = gates.b.shape[1]
     N = cdiv(T, problem.chunk)
     blocks = cdiv(K, config.block_k)
-    n_q = _empty(blocks, B, heads, T, like=q)
+    n_q = _empty(blocks, B, H, T, like=q)
     n_states = denominators.n_states if N > 1 else denominators.n_initial
     triton.set_allocator(scratch)
-    normaliser_kernel[(blocks * N * B * heads,)](
-        q, k, gates, n_states, n_q, denominators.n_last, problem.scale, T, problem.chunk, N, B * heads,
-        H=heads, K=K, GROUP=heads // q.shape[2], BLOCK_T=stretch, BLOCK_K=config.block_k, STAGES=config.num_stages,
+    normaliser_kernel[(blocks * N * B * H,)](
+        q, k, gates, n_states, n_q, denominators.n_last, problem.scale, T, problem.chunk, N, B * H,
+        H=H, K=K, GROUP=H // q.shape[2], BLOCK_T=stretch, BLOCK_K=config.block_k, STAGES=config.num_stages,
         num_warps=config.num_warps, num_stages=config.num_stages,
     )  # fmt: skip
-    count = B * heads * T
+    count = B * H * T
     grid = (cdiv(count, SCAN_BLOCK_N),)
     denominator_kernel[grid](n_q, gates.m, denominators.log_denom, count, blocks, BLOCK=SCAN_BLOCK_N)
 
@@ -295,14 +305,13 @@ def run_chunk_o(
     states: Tensor | None,
     gates: GateVectors,
     *,
-    heads: int,
     n_states: Tensor | None = None,
     normalise: bool = False,
     pair: Tensor | None = None,
 ) -> Product:
     """Launch the kernel that takes a chunk's tiles in parallel; see roles.py for x, y, z, the states and the pair."""
     B, T, _, DZ = z.shape
-    H = heads
+    H = gates.b.shape[1]
     N = cdiv(T, problem.chunk)
     tiles_z = cdiv(DZ, config.block_z)
     result = Product(out=_empty(B, T, H, DZ, like=z, dtype=z.dtype))
@@ -328,7 +337,6 @@ def run_fused_chunk(
     states: Tensor | None,
     gates: GateVectors,
     *,
-    heads: int,
     initial: Tensor | None = None,
     last: Tensor | None = None,
     pair: Tensor | None = None,
@@ -348,7 +356,7 @@ def run_fused_chunk(
     """
     B, T, _, DZ = z.shape
     DX = x.shape[3]
-    H = heads
+    H = gates.b.shape[1]
     N = cdiv(T, problem.chunk)
     every = problem.anchor_every
     num_anchors = cdiv(T, every)
@@ -468,13 +476,11 @@ def run_step(
     """Launch the decoding step; return h [B, 1, H, V] and the new C, n and m. The given state is not overwritten."""
     B, _, H, V = v.shape
     K = q.shape[3]
-    h, c_out = torch.empty_like(v), _empty(B, H, K, V, like=v)
-    n_out = _empty(B, H, K, like=v) if problem.stabilised else None
-    m_out = _empty(B, H, like=v) if problem.stabilised else None
+    h, last = torch.empty_like(v), empty_state(problem.gate, q, v)
     block_v = min(STEP_BLOCK_V, padded(V))
     step_kernel[(cdiv(V, block_v) * B * H,)](
-        q.detach(), k.detach(), v.detach(), decay, input_gate, head, c, n, m, h, c_out, n_out, m_out, problem.scale,
+        q.detach(), k.detach(), v.detach(), decay, input_gate, head, c, n, m, h, *last, problem.scale,
         problem.inv_tau, H=H, K=K, V=V, GROUP=H // q.shape[2], GATE=problem.gate,
         BLOCK_K=min(STEP_BLOCK_K, padded(K)), BLOCK_V=block_v, num_warps=4,
     )  # fmt: skip
-    return h, c_out, n_out, m_out
+    return h, *last
