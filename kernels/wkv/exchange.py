@@ -7,6 +7,7 @@ of 128 bits that hold num, den, m and the number of the call. In both cases a wo
 
 from __future__ import annotations
 
+import struct
 import threading
 from collections.abc import Callable
 from functools import cache
@@ -17,6 +18,7 @@ from torch import Tensor
 from ..common.exchange import MAX_KEPT, PassCode
 from ..common.remember import different_each_call
 from ..common.sizes import cdiv
+from .elements import LEAST_STATE, LOG2E, MAX_RATIO, RENEWAL, SLOW_RATE
 
 MAX_KEPT_BYTES = 16 * 2**20
 """Largest of the two buffers for sums that are kept. A call with larger ones is so long that zeroing costs little."""
@@ -110,13 +112,15 @@ def pass_code(channels: int, pack: int) -> PassCode:
     lag, by which a state's exponent is lowered, and e^-lag, by which num and den are multiplied instead where
     _holds_exponent in elements.py is true.
 
-    A word of 128 bits holds num, den, m and the number of the call, and is read or written in one access.
+    A word of 128 bits holds num, den, m and the number of the call, and is read or written in one access. What happens
+    to the state in between is what pass_state in elements.py computes where kernels are interpreted.
 
     Args:
         channels: of a tile.
         pack: channels of a thread.
     """
-    each = range(pack)
+    each, log2e, renewal = range(pack), LOG2E.value, RENEWAL.value
+    quarter, slow_rate, max_ratio, least = map(_float32, (0.25, SLOW_RATE.value, MAX_RATIO.value, LEAST_STATE.value))
     groups = [[f"${pack * group + n}" for n in each] for group in range(16)]
     state, (before, after, turn, call, channel), first, total, (lag, decay) = (
         groups[:3], groups[3:8], groups[8:11], groups[11:14], groups[14:],
@@ -149,9 +153,9 @@ def pass_code(channels: int, pack: int) -> PassCode:
     for n in each:
         lines += [
             f"abs.f32 small, {state[0][n]};",
-            "mul.f32 small, small, 0f3E800000;",
-            "max.f32 small, small, 0f3E800000;",
-            "min.f32 small, small, 0f42200000;",
+            f"mul.f32 small, small, {quarter};",
+            f"max.f32 small, small, {slow_rate};",
+            f"min.f32 small, small, {max_ratio};",
             f"setp.le.f32 held, {lag[n]}, small;",
             f"sub.f32 m, {state[0][n]}, {lag[n]};",
             f"selp.f32 m, {state[0][n]}, m, held;",
@@ -160,7 +164,7 @@ def pass_code(channels: int, pack: int) -> PassCode:
             f"mul.f32 den, {state[2][n]}, small;",
             f"sub.f32 gap, m, {total[0][n]};",
             "abs.f32 small, gap;",
-            "mul.f32 small, small, 0fBFB8AA3B;",  # -log2(e)
+            f"mul.f32 small, small, {_float32(-log2e)};",
             "ex2.approx.ftz.f32 small, small;",
             "setp.gt.f32 old, gap, 0f00000000;",
             "selp.f32 e1, 0f3F800000, small, old;",
@@ -172,13 +176,13 @@ def pass_code(channels: int, pack: int) -> PassCode:
             f"fma.rn.f32 den, e2, {total[2][n]}, den;",
             "abs.f32 small, num;",
             "max.f32 small, small, den;",
-            "setp.lt.f32 stale, small, 0f39800000;",
+            f"setp.lt.f32 stale, small, {least};",
             "setp.gt.and.f32 stale, small, 0f00000000, stale;",
             "@stale lg2.approx.ftz.f32 small, small;",
-            "@stale mul.f32 small, small, 0fBD317218;",  # -1 / (16 log2(e))
+            f"@stale mul.f32 small, small, {_float32(-1 / (renewal * log2e))};",
             "@stale cvt.rmi.f32.f32 small, small;",
-            "@stale fma.rn.f32 m, small, 0fC1800000, m;",
-            "@stale mul.f32 small, small, 0f41B8AA3B;",  # 16 log2(e)
+            f"@stale fma.rn.f32 m, small, {_float32(-renewal)}, m;",
+            f"@stale mul.f32 small, small, {_float32(renewal * log2e)};",
             "@stale ex2.approx.ftz.f32 small, small;",
             "@stale mul.f32 num, num, small;",
             "@stale mul.f32 den, den, small;",
@@ -193,6 +197,11 @@ def pass_code(channels: int, pack: int) -> PassCode:
     lines += [_load(f"base+{part * size}", state[part]) for part in range(3)]
     constraints = ["=&f"] * (3 * pack) + ["l"] * (2 * pack) + ["r"] * (3 * pack) + ["f"] * (8 * pack)
     return PassCode("{\n" + "\n".join(lines) + "\n}", ",".join(constraints), pack)
+
+
+def _float32(x: float) -> str:
+    """Return a number as PTX writes a float32."""
+    return f"0f{struct.pack('>f', x).hex().upper()}"
 
 
 def _store(address: str, operands: list[str]) -> str:
