@@ -23,14 +23,13 @@ import triton.language as tl
 from torch import Tensor
 
 from ..common.arguments import without_autocast
-from ..common.device import capability, on_device_of
+from ..common.device import on_device_of
 from ..common.differentiable import Differentiable, Tensors
 from ..common.remember import remember_launches
 from ..common.sizes import cdiv, padded
 from .config import QuadraticConfig
-from .decays import MAX_SLOPE, head_rate, power
 from .request import Request, launches
-from .tiles import load_tile, store_tile, takes_descriptors, tiles_of
+from .tiles import MAX_SLOPE, head_rate, load_tile, power, store_tile, tiles_of
 
 
 @remember_launches
@@ -83,16 +82,13 @@ def run_quadratic(
     B, T, H, DZ = z.shape
     DX = x.shape[3]
     out = torch.empty_like(z)
-    use_tma = takes_descriptors(capability(z.device), x, y, z)
     boxes = (
         (config.block_t, padded(DX)),
         (config.block_s, padded(DX)),
         (config.block_s, config.block_z),
         (config.block_t, config.block_z),
     )
-    x_tiles, y_tiles, z_tiles, out_tiles = (
-        tiles_of(tensor, *box, use_tma=use_tma) for tensor, box in zip((x, y, z, out), boxes, strict=True)
-    )
+    (x_tiles, y_tiles, z_tiles, out_tiles), use_tma = tiles_of((x, y, z, out), boxes)
     quadratic_kernel[(cdiv(DZ, config.block_z) * cdiv(T, config.block_t) * B * H,)](
         x_tiles, y_tiles, z_tiles, slope, out_tiles, scale, T,
         H=H, DX=DX, DZ=DZ, FUTURE=future, USE_TMA=use_tma, BLOCK_T=config.block_t, BLOCK_S=config.block_s,

@@ -27,14 +27,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..common.device import capability, on_device_of
+from ..common.device import on_device_of
 from ..common.differentiable import Differentiable, Tensors
 from ..common.remember import remember_launches
 from ..common.sizes import cdiv, padded
 from .config import LoopConfig
-from .decays import head_rate, power
 from .request import Request, launches
-from .tiles import load_tile, store_tile, takes_descriptors, tiles_of
+from .tiles import head_rate, load_tile, power, store_tile, tiles_of
 
 
 @triton.jit
@@ -130,12 +129,8 @@ def run_loop(
     DX = x.shape[3]
     out = torch.empty_like(z)
     end = torch.empty(B, H, DX, DZ, device=z.device, dtype=torch.float32) if want_state else None
-    use_tma = takes_descriptors(capability(z.device), x, y, z)
     widths = (padded(DX), padded(DX), config.block_z, config.block_z)
-    x_tiles, y_tiles, z_tiles, out_tiles = (
-        tiles_of(tensor, config.block_t, width, use_tma=use_tma)
-        for tensor, width in zip((x, y, z, out), widths, strict=True)
-    )
+    (x_tiles, y_tiles, z_tiles, out_tiles), use_tma = tiles_of((x, y, z, out), [(config.block_t, n) for n in widths])
     loop_kernel[(cdiv(DZ, config.block_z) * B * H,)](
         x_tiles, y_tiles, z_tiles, slope, state, out_tiles, end, scale, T,
         H=H, DX=DX, DZ=DZ, FUTURE=future, TRANSPOSED=transposed, USE_TMA=use_tma,

@@ -1,19 +1,41 @@
-"""Load and store tiles of one head of a tensor [B, T, H, D], by descriptor or by pointer.
+"""What both Lightning kernels share: tiles of one head of a tensor [B, T, H, D], and powers of its decay.
 
-Beyond T and D loads return zeros and nothing is stored. Descriptors are made on the host, so that a kernel needs no
-memory to build them in. They order the axes as B, H, T, D, so that a tile's axes of length 1 come first and dropping
-them moves no data.
+Tiles are loaded and stored by descriptor or by pointer. Beyond T and D loads return zeros and nothing is stored.
+Descriptors are made on the host, so that a kernel needs no memory to build them in. They order the axes as B, H, T, D,
+so that a tile's axes of length 1 come first and dropping them moves no data.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import triton
 import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from ..common.device import capability
+
 DESCRIPTOR_ALIGNMENT = 16
 """The address of a descriptor's tensor must be a multiple of this many bytes."""
+
+MAX_SLOPE = 150.0
+"""Upper bound of the slopes: the decay of one step is zero in float32 there, and multiples of the rate stay finite."""
+
+LOG2E = tl.constexpr(1.4426950408889634)
+MAX_RATE = tl.constexpr(MAX_SLOPE * 1.4426950408889634)
+
+
+@triton.jit
+def head_rate(slope_ptr, head):
+    """Return a head's decay rate in base 2: lambda = exp(-slope) = 2^-rate."""
+    return tl.minimum(tl.load(slope_ptr + head) * LOG2E, MAX_RATE)
+
+
+@triton.jit
+def power(rate, n):
+    """Return lambda^n for n >= 0, else 0, which masks the positions that a causal sum leaves out."""
+    return tl.where(n >= 0, tl.math.exp2(-rate * tl.maximum(n, 0).to(tl.float32)), 0.0)
 
 
 @triton.jit
@@ -48,15 +70,22 @@ def store_tile(x, tile, batch, head, t0, col, T, H, D, USE_TMA):
         tl.store(x + offs, tile, mask=mask)
 
 
-def takes_descriptors(capability: tuple[int, int], *tensors: Tensor) -> bool:
-    """Return whether the device has descriptors and the tensors are aligned as descriptors need."""
-    return capability >= (9, 0) and all(x.data_ptr() % DESCRIPTOR_ALIGNMENT == 0 for x in tensors)
+def tiles_of(
+    tensors: Sequence[Tensor], boxes: Sequence[tuple[int, int]]
+) -> tuple[list[Tensor | TensorDescriptor], bool]:
+    """Return what to pass to a kernel for tiles of tensors [B, T, H, D], and whether these are descriptors.
 
+    They are where the device has descriptors and all tensors are aligned as descriptors need; otherwise the kernel gets
+    the tensors.
 
-def tiles_of(x: Tensor, rows: int, columns: int, *, use_tma: bool) -> Tensor | TensorDescriptor:
-    """Return what to pass to a kernel for tiles [rows, columns] of x [B, T, H, D]: a descriptor, or x itself."""
-    x = x.detach()
-    if not use_tma:
-        return x
-    B, T, H, D = x.shape
-    return TensorDescriptor(x, [B, H, T, D], [T * H * D, D, H * D, 1], [1, 1, rows, columns])
+    Args:
+        boxes: rows and columns of each tensor's tiles.
+    """
+    plain = [x.detach() for x in tensors]
+    if capability(plain[0].device) < (9, 0) or any(x.data_ptr() % DESCRIPTOR_ALIGNMENT for x in plain):
+        return [*plain], False
+    tiles: list[Tensor | TensorDescriptor] = []
+    for x, box in zip(plain, boxes, strict=True):
+        B, T, H, D = x.shape
+        tiles.append(TensorDescriptor(x, [B, H, T, D], [T * H * D, D, H * D, 1], [1, 1, *box]))
+    return tiles, True
