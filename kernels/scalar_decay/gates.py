@@ -51,20 +51,40 @@ def log_sigmoid(x):
 
 
 @triton.jit
-def _log_decay(decay_ptr, offs, mask, head_value, inv_tau, GATE: tl.constexpr, DTYPE: tl.constexpr):
-    """Return the log decay a in float64 for gate elements ``offs``, computed in DTYPE; 0 in the padding."""
+def log_decay(x, head_value, inv_tau, GATE: tl.constexpr, DTYPE: tl.constexpr):
+    """Return the log decay a in DTYPE of decay gates ``x``; ``head_value`` is a head's slope or A."""
     if GATE == "slope":
-        a = tl.zeros(offs.shape, dtype=tl.float64) - head_value
+        a = -head_value
+    elif GATE == "log":
+        a = x.to(DTYPE)
+    elif GATE == "ssd":
+        a = x.to(DTYPE) * head_value
+    elif GATE == "tau":
+        a = log_sigmoid(x).to(DTYPE) * inv_tau
     else:
+        a = log_sigmoid(x).to(DTYPE)
+    return a
+
+
+@triton.jit
+def log_input(x, GATE: tl.constexpr):
+    """Return the log input u of input gates ``x``, for ssd of dt."""
+    if GATE == "sig":
+        u = log_sigmoid(x)
+    elif GATE == "ssd":
+        u = tl.log(x)
+    else:
+        u = x
+    return u
+
+
+@triton.jit
+def _load_decay(decay_ptr, offs, mask, head_value, inv_tau, GATE: tl.constexpr, DTYPE: tl.constexpr):
+    """Return the log decay a in float64 for gate elements ``offs``, computed in DTYPE; 0 in the padding."""
+    x = 0.0
+    if GATE != "slope":
         x = tl.load(decay_ptr + offs, mask=mask, other=0.0).to(DTYPE)
-        if GATE == "log":
-            a = x.to(tl.float64)
-        elif GATE == "ssd":
-            a = x.to(tl.float64) * head_value
-        elif GATE == "tau":
-            a = log_sigmoid(x).to(tl.float64) * inv_tau
-        else:
-            a = log_sigmoid(x).to(tl.float64)
+    a = log_decay(x, head_value, inv_tau, GATE, tl.float64)
     a = tl.maximum(a, MIN_LOG_DECAY_STABILISED if GATE == "exp" else MIN_LOG_DECAY)
     return tl.where(mask, a, 0.0)
 
@@ -130,7 +150,7 @@ def gates_forward_kernel(
         for t0 in range(start, end, BLOCK_T):
             offs_t = t0 + tl.arange(0, BLOCK_T)[None, :]
             mask = mask_h & (offs_t < end)
-            a = _log_decay(decay_ptr, gates + offs_t.to(tl.int64) * H, mask, head_value, inv_tau, GATE, DTYPE) * LOG2E
+            a = _load_decay(decay_ptr, gates + offs_t.to(tl.int64) * H, mask, head_value, inv_tau, GATE, DTYPE) * LOG2E
             g += tl.sum(a, axis=1, keep_dims=True)
 
     carry = tl.zeros((BLOCK_H, 1), dtype=tl.float64)
@@ -139,7 +159,7 @@ def gates_forward_kernel(
         offs_t = t0 + tl.arange(0, BLOCK_T)[None, :]
         mask = mask_h & (offs_t < end)
         offs_gate = gates + offs_t.to(tl.int64) * H
-        a = _log_decay(decay_ptr, offs_gate, mask, head_value, inv_tau, GATE, DTYPE) * LOG2E
+        a = _load_decay(decay_ptr, offs_gate, mask, head_value, inv_tau, GATE, DTYPE) * LOG2E
         b = tl.cumsum(a, axis=1) + carry
         carry += tl.sum(a, axis=1, keep_dims=True)
         if ONCE:
@@ -148,11 +168,10 @@ def gates_forward_kernel(
         w = g - b
         if GATE == "sig" or GATE == "exp" or GATE == "ssd":
             if GATE == "ssd":
-                u = tl.log(tl.load(decay_ptr + offs_gate, mask=mask, other=1.0).to(DTYPE))
+                x = tl.load(decay_ptr + offs_gate, mask=mask, other=1.0)
             else:
-                u = tl.load(input_ptr + offs_gate, mask=mask, other=0.0).to(DTYPE)
-                if GATE == "sig":
-                    u = log_sigmoid(u)
+                x = tl.load(input_ptr + offs_gate, mask=mask, other=0.0)
+            u = log_input(x.to(DTYPE), GATE)
             u = tl.where(mask, tl.maximum(u.to(tl.float64) * LOG2E, NEG), NEG)
             tl.store(u_ptr + rows + offs_t, u.to(u_ptr.dtype.element_ty), mask=mask)
             w += u

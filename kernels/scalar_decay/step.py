@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 from ..common.remember import remember_launches
-from .gates import log_sigmoid
+from .gates import log_decay, log_input
 
 
 @remember_launches
@@ -52,32 +52,29 @@ def step_kernel(
     group = pid_bh // H * (H // GROUP) + head // GROUP
     offs_v = pid_v * BLOCK_V + tl.arange(0, BLOCK_V)
     mask_v = offs_v < V
-    if GATE == "slope":
-        log_decay = -tl.load(head_ptr + head).to(tl.float32)
-    else:
-        log_decay = tl.load(decay_ptr + pid_bh).to(tl.float32)
-    log_input = 0.0
-    if GATE == "sig" or GATE == "exp":
-        log_decay = log_sigmoid(log_decay)
-        log_input = tl.load(input_ptr + pid_bh).to(tl.float32)
-        if GATE == "sig":
-            log_input = log_sigmoid(log_input)
-    if GATE == "tau":
-        log_decay = log_sigmoid(log_decay) * inv_tau
+    x = 0.0
+    if GATE != "slope":
+        x = tl.load(decay_ptr + pid_bh).to(tl.float32)
+    u = 0.0
     if GATE == "ssd":
-        log_input = tl.log(log_decay)
-        log_decay *= tl.load(head_ptr + head).to(tl.float32)
+        u = log_input(x, GATE)
+    head_value = 0.0
+    if GATE == "slope" or GATE == "ssd":
+        head_value = tl.load(head_ptr + head).to(tl.float32)
+    a = log_decay(x, head_value, inv_tau, GATE, tl.float32)
+    if GATE == "sig" or GATE == "exp":
+        u = log_input(tl.load(input_ptr + pid_bh).to(tl.float32), GATE)
     if GATE == "exp":
-        m = log_input
+        m = u
         if c_ptr is not None:
             m_in = tl.load(m_ptr + pid_bh)
-            m = tl.maximum(log_decay + m_in, log_input)
-            log_decay += m_in - m
-        log_input -= m
+            m = tl.maximum(a + m_in, u)
+            a += m_in - m
+        u -= m
         if pid_v == 0:
             tl.store(m_out_ptr + pid_bh, m)
-    decay = tl.exp(log_decay)
-    gain = tl.exp(log_input)
+    decay = tl.exp(a)
+    gain = tl.exp(u)
 
     v = tl.load(v_ptr + pid_bh * V + offs_v, mask=mask_v, other=0.0).to(tl.float32) * gain
     h = tl.zeros((BLOCK_V,), dtype=tl.float32)
