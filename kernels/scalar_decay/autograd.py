@@ -9,7 +9,7 @@ sections 2.2 and 3.2, appendices B and C.
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import lru_cache
 from operator import index
 from typing import Any, NamedTuple
 
@@ -20,10 +20,9 @@ from ..common.device import capability
 from ..common.differentiable import Differentiable, Tensors
 from ..common.sizes import REMEMBERED
 from . import choice
-from .config import KEPT_STATES, EngineConfig, fit_chunk, is_fused, select_config
+from .config import KEPT_STATES, fit_chunk, is_fused, select_config
 from .launch import (
     Problem,
-    Product,
     choose_config,
     empty_gates,
     empty_state,
@@ -120,7 +119,7 @@ def _forward(
         problem, stretch, v, decay, input_gate, head, m_initial, dtype=torch.float32 if fused else torch.float64
     )
     states, n_states = (None, None) if fused else (c_initial, n_initial)
-    last, n_last, _ = empty_state(request.gate, q, v) if want_last else (None, None, None)
+    last, n_last, _ = empty_state(q, v, normalised=exp) if want_last else (None, None, None)
     over_chunks = needs_states(problem, v) or (want_last and not fused)
     if over_chunks:
         chunks = run_chunk_h(
@@ -158,38 +157,67 @@ def _shapes(
         head_dim_v=dim_v, chunk=chunk, batch_heads=heads,
     )  # fmt: skip
     gates = empty_gates(request.gate, v, config.gate_chunk(chunk), torch.float32 if fused else torch.float64)
-    last = empty_state(request.gate, q, v) if request.want_last else (None, None, None)
+    last = empty_state(q, v, normalised=request.gate == "exp") if request.want_last else (None, None, None)
     return (torch.empty_like(v), *last), gates
 
 
 def _backward(
-    request: Request,
-    needs: tuple[bool, ...],
-    tensors: Tensors,
-    vectors: Tensors,
-    gradients: Tensors,
+    request: Request, needs: tuple[bool, ...], tensors: Tensors, saved: Tensors, gradients: Tensors
 ) -> Tensors:
-    """Return the gradients of q, k, v, the gates and the initial state C and n."""
+    """Return the gradients of q, k, v, the gates and the initial state C and n.
+
+    Kernels that take tiles in order need states only of heads that are cut, and compute the anchors of the decay's
+    gradient on their way. chunk_o.py starts from the states of every chunk, and its anchors are at the chunks' edges.
+    """
     q, k, v, decay, input_gate, head, c_initial, n_initial, _ = tensors
     dh, d_last, dn_last, _ = gradients
-    problem, gates = make_problem(request, q, v), GateVectors(*vectors[: len(GateVectors._fields)])
-    kept = vectors[-1] if len(vectors) > len(gates) else None
+    gates, kept = GateVectors(*saved[: len(GateVectors._fields)]), saved[len(GateVectors._fields) :]
+    problem = make_problem(request, q, v)
     config = choose_config(problem, q, v)
-    stretch = config.gate_chunk(problem.chunk)
+    fused, stretch = config.is_fused, config.gate_chunk(problem.chunk)
+    if fused:
+        problem = backward_problem(problem, request.chunk_size, q, v)
     dh = torch.zeros_like(v) if dh is None else dh.contiguous()
     if d_last is not None:
         d_last = d_last.float().contiguous()
-    if config.is_fused:
-        problem = backward_problem(problem, request.chunk_size, q, v)
-    dq, dk, dv, d_initial, anchors = _main_gradients(
-        problem, config, q, k, v, dh, gates, stretch, c_initial, kept, d_last, want_initial=needs[6],
-        want_gates=any(needs[3:6]),
-    )  # fmt: skip
+    want_gates = any(needs[3:6])
+    q_pair, k_pair = (q, k) if want_gates else (None, None)
+    d_initial = empty_state(q, v, normalised=False)[0] if needs[6] else None
+
+    states = kept[0] if kept else None
+    over_chunks = needs_states(problem, v) or (not fused and (c_initial is not None or d_last is not None))
+    if over_chunks and states is None:
+        states = run_chunk_h(problem, config.states, k, v, gates, stretch, c_initial).states
+    if fused:
+        dq = run_fused_chunk(problem, config.dq, DQ, dh, v, k, states, gates, initial=c_initial, pair=q_pair)
+    else:
+        dq = run_chunk_o(problem, config.dq, DQ, dh, v, k, states, gates, pair=q_pair)
+    d_states = anchors = None
+    if over_chunks:
+        chunks = run_chunk_h(
+            problem, config.states, q, dh, gates, stretch, d_last, last=d_initial, future=True,
+            forward_states=states if want_gates and not fused else None,
+        )  # fmt: skip
+        d_states, anchors = chunks.states, chunks.anchors
+    del states
+    if fused:
+        dk = run_fused_chunk(
+            problem, config.dk, DK, v, dh, q, d_states, gates, initial=d_last, pair=k_pair,
+            anchor_states=dq.anchor_states,
+        )  # fmt: skip
+        dq.anchor_states = dk.anchor_states = None
+        anchors = dk.anchors
+        last = d_initial if problem.whole_heads else None
+        dv = run_fused_chunk(problem, config.dv, DV, k, q, dh, d_states, gates, initial=d_last, last=last)
+    else:
+        dk = run_chunk_o(problem, config.dk, DK, v, dh, q, d_states, gates, pair=k_pair)
+        dv = run_chunk_o(problem, config.dv, DV, k, q, dh, d_states, gates)
+
     d_decay = d_input = d_head = None
     if dq.row_sums is not None and dk.row_sums is not None:
         d_decay, d_input, d_head = run_gates_backward(
-            problem, dq.row_sums, dk.row_sums, anchors, problem.anchor_every if config.is_fused else problem.chunk,
-            decay, input_gate, head, end_is_known=d_last is None,
+            problem, dq.row_sums, dk.row_sums, anchors, problem.anchor_every if fused else problem.chunk, decay,
+            input_gate, head, end_is_known=d_last is None,
         )  # fmt: skip
     dn_initial = None
     if dn_last is not None and gates.edge is not None:
@@ -223,7 +251,7 @@ def _step(request: Request, q: Tensor, k: Tensor, v: Tensor, *others: Any) -> tu
 
 def _step_shapes(request: Request, q: Tensor, k: Tensor, v: Tensor, *others: Any) -> tuple[Tensors, Tensors]:
     """Allocate what :func:`_step` returns."""
-    return (torch.empty_like(v), *empty_state(request.gate, q, v)), ()
+    return (torch.empty_like(v), *empty_state(q, v, normalised=request.gate == "exp")), ()
 
 
 STEP = Differentiable(
@@ -236,62 +264,6 @@ STEP = Differentiable(
     shapes=_step_shapes,
 )
 """A decoding step."""
-
-
-def _main_gradients(
-    problem: Problem,
-    config: EngineConfig,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    dh: Tensor,
-    gates: GateVectors,
-    stretch: int,
-    c_initial: Tensor | None,
-    kept: Tensor | None,
-    d_last: Tensor | None,
-    *,
-    want_initial: bool,
-    want_gates: bool,
-) -> tuple[Product, Product, Product, Tensor | None, Tensor | None]:
-    """Return dq, dk and dv, the gradient of the initial state and the anchors of the decay's gradient.
-
-    Kernels that take tiles in order need states only of heads that are cut, and compute anchors on their way.
-    chunk_o.py starts from the states of every chunk, and its anchors are at the chunks' edges. ``kept`` are the forward
-    pass's states, or None.
-    """
-    fused = config.is_fused
-    over_chunks = needs_states(problem, v) or (not fused and (c_initial is not None or d_last is not None))
-    q_pair, k_pair = (q, k) if want_gates else (None, None)
-    states = d_states = anchors = None
-    d_initial = (
-        v.new_empty(v.shape[0], v.shape[2], q.shape[3], v.shape[3], dtype=torch.float32) if want_initial else None
-    )
-    last = d_initial if problem.whole_heads else None
-    walk, sweep = (partial(run, problem) for run in (run_fused_chunk, run_chunk_o))
-    if over_chunks:
-        states = run_chunk_h(problem, config.states, k, v, gates, stretch, c_initial).states if kept is None else kept
-    if fused:
-        dq = walk(config.dq, DQ, dh, v, k, states, gates, initial=c_initial, pair=q_pair)
-    else:
-        dq = sweep(config.dq, DQ, dh, v, k, states, gates, pair=q_pair)
-    if over_chunks:
-        chunks = run_chunk_h(
-            problem, config.states, q, dh, gates, stretch, d_last, last=d_initial, future=True,
-            forward_states=states if want_gates and not fused else None,
-        )  # fmt: skip
-        d_states, anchors = chunks.states, chunks.anchors
-    del states
-    if fused:
-        dk = walk(
-            config.dk, DK, v, dh, q, d_states, gates, initial=d_last, pair=k_pair, anchor_states=dq.anchor_states
-        )  # fmt: skip
-        dq.anchor_states = dk.anchor_states = None
-        dv = walk(config.dv, DV, k, q, dh, d_states, gates, initial=d_last, last=last)
-        return dq, dk, dv, d_initial, dk.anchors
-    dk = sweep(config.dk, DK, v, dh, q, d_states, gates, pair=k_pair)
-    dv = sweep(config.dv, DV, k, q, dh, d_states, gates)
-    return dq, dk, dv, d_initial, anchors
 
 
 def _add_normaliser_gradients(

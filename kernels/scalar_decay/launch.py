@@ -125,10 +125,10 @@ def empty_gates(gate: str, v: Tensor, stretch: int, dtype: torch.dtype) -> GateV
     )
 
 
-def empty_state(gate: str, q: Tensor, v: Tensor) -> tuple[Any, ...]:
-    """Allocate a state: C [B, H, K, V] and, for mLSTMexp, n [B, H, K] and m [B, H], else None."""
+def empty_state(q: Tensor, v: Tensor, *, normalised: bool) -> tuple[Any, ...]:
+    """Allocate a state: C [B, H, K, V], and n [B, H, K] and m [B, H] of mLSTMexp or None."""
     shape = (v.shape[0], v.shape[2], q.shape[3], v.shape[3])
-    n, m = (v.new_empty(shape[:dims], dtype=torch.float32) if gate == "exp" else None for dims in (3, 2))
+    n, m = (v.new_empty(shape[:dims], dtype=torch.float32) if normalised else None for dims in (3, 2))
     return v.new_empty(shape, dtype=torch.float32), n, m
 
 
@@ -476,7 +476,7 @@ def run_step(
     """Launch the decoding step; return h [B, 1, H, V] and the new C, n and m. The given state is not overwritten."""
     B, _, H, V = v.shape
     K = q.shape[3]
-    h, last = torch.empty_like(v), empty_state(problem.gate, q, v)
+    h, last = torch.empty_like(v), empty_state(q, v, normalised=problem.stabilised)
     block_v = min(STEP_BLOCK_V, padded(V))
     step_kernel[(cdiv(V, block_v) * B * H,)](
         q.detach(), k.detach(), v.detach(), decay, input_gate, head, c, n, m, h, *last, problem.scale,

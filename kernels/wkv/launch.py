@@ -180,8 +180,8 @@ def _step(request: Request, k: Tensor, *others: Any) -> tuple[Tensors, Tensors]:
 
 def _step_shapes(request: Request, k: Tensor, *_: Tensor | None) -> tuple[Tensors, Tensors]:
     """Allocate what :func:`_step` returns."""
-    B, _, C = k.shape
-    return (torch.empty_like(k), *(k.new_empty(B, C, dtype=torch.float32) for _ in range(3))), ()
+    parts = (k.new_empty(k.shape[0], k.shape[2], dtype=torch.float32) for _ in range(3))
+    return (torch.empty_like(k), *parts), ()
 
 
 STEP = Differentiable(

@@ -126,6 +126,13 @@ def on_each(*cases: Any) -> Any:
     return pytest.mark.parametrize("case", cases)
 
 
+KERNELS = [
+    (op, implementation.name)
+    for op in OPERATIONS
+    for implementation in get_operation(op).implementations
+    if "triton" in implementation.requires
+]
+"""Every form in Triton."""
 PORTABLE = [
     (op, implementation.name)
     for op in OPERATIONS

@@ -23,6 +23,7 @@ from lrbench.tests.kernels.cases import (
     F32,
     F64,
     HEADS,
+    KERNELS,
     LIGHTNING,
     OPERATIONS,
     PORTABLE,
@@ -504,12 +505,6 @@ def test_leaves_inputs_alone(case: Case) -> None:
     laws.check_leaves_inputs_alone(case)
 
 
-KERNELS = [
-    (op, implementation.name)
-    for op in OPERATIONS
-    for implementation in get_operation(op).implementations
-    if "triton" in implementation.requires
-]
 INTERPRETED = [(op, impl) for op, impl in KERNELS if not get_operation(op).implementation(impl).architectures]
 
 

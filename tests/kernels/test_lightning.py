@@ -65,12 +65,6 @@ def test_no_decay_and_total_decay(implementation: str, slope: float) -> None:
     laws.check_matches_reference(Case(op="lightning", impl=implementation, dtype=F32, sizes=SMALL, ranges=ranges))
 
 
-def test_no_scale_is_the_published_one() -> None:
-    inputs = OPERATION.make_inputs(SMALL, dtype=torch.float32)
-    without, of_one = (resolve(OPERATION.recurrent)(*inputs.values(), scale=scale) for scale in (None, 1.0))
-    assert torch.equal(without, of_one)
-
-
 LOOP = LoopConfig(block_t=32, block_z=32, num_warps=4, num_stages=2)
 
 

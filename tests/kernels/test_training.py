@@ -19,7 +19,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.checkpoint import checkpoint
 
-from lrbench.kernels import FAMILIES, get_operation
 from lrbench.kernels.common import differentiable, remember
 from lrbench.kernels.scalar_decay.declare import FUSED_CHUNK, WHOLE_STATE
 from lrbench.tests.kernels import laws
@@ -29,6 +28,7 @@ from lrbench.tests.kernels.cases import (
     F16,
     F32,
     HEADS,
+    KERNELS,
     PORTABLE,
     UNPLANNED,
     channels,
@@ -56,13 +56,8 @@ SMALL_SIZES = {
 }
 """As long as the laws' in time, else narrower: what surrounds a call does not depend on how many programs it takes."""
 INTERPRETED = [interpreted(op, impl, dtype, sizes=SMALL_SIZES[op]) for op, impl, dtype in SMALL]
-ON_GPU = [
-    on_gpu(operation.name, implementation.name, BF16)
-    for operation in (get_operation(name) for names in FAMILIES.values() for name in names)
-    for implementation in operation.implementations
-    if "triton" in implementation.requires and operation.name in laws.EXTREMES
-]
-KERNELS = [*INTERPRETED, *ON_GPU]
+ON_GPU = [on_gpu(op, impl, BF16) for op, impl in KERNELS]
+EVERYWHERE = [*INTERPRETED, *ON_GPU]
 FORMS = [portable(op, impl, F32) for op, impl in PORTABLE]
 
 
@@ -100,7 +95,7 @@ def _fresh_compiler() -> Iterator[None]:
 
 @pytest.mark.usefixtures("_fresh_compiler")
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
-@on_each(*KERNELS)
+@on_each(*EVERYWHERE)
 def test_compiled(case: Case, dynamic: bool) -> None:
     """A function around it compiles in one piece and gives the same numbers; with a dynamic length once for all."""
     backend = torch._dynamo.testing.CompileCounterWithBackend("inductor" if case.device == "cuda" else "aot_eager")
@@ -143,7 +138,7 @@ class _Calls(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@on_each(*KERNELS)
+@on_each(*EVERYWHERE)
 def test_operators_pass_torchs_own_checks(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     """The operators of a compiled call pass torch's own checks: schema, shapes without running, autograd, tracing."""
     problem = case.draw()
@@ -162,7 +157,7 @@ def test_operators_pass_torchs_own_checks(case: Case, monkeypatch: pytest.Monkey
         torch.library.opcheck(func, tree_map_only(Tensor, leaf, args))
 
 
-@on_each(*KERNELS, *FORMS)
+@on_each(*EVERYWHERE, *FORMS)
 def test_autocast_changes_nothing(case: Case) -> None:
     """Gates and states keep their dtype, and so do products within."""
     lower = BF16 if case.dtype != BF16 else F16
@@ -174,13 +169,13 @@ def test_autocast_changes_nothing(case: Case) -> None:
     assert_same(run(case, function), run(case))
 
 
-@on_each(*KERNELS, *FORMS)
+@on_each(*EVERYWHERE, *FORMS)
 def test_checkpointed(case: Case) -> None:
     """A forward pass that is run again for the backward pass gives the same bits."""
     assert_same(run(case, partial(checkpoint, case.function, use_reentrant=False)), run(case))
 
 
-@on_each(*KERNELS)
+@on_each(*EVERYWHERE)
 def test_transforms_are_refused(case: Case) -> None:
     """A kernel would be handed tensors without memory."""
     inputs = list(case.draw().inputs.values())
@@ -220,7 +215,7 @@ class _Layer(torch.nn.Module):
 
 
 @pytest.mark.usefixtures("_process_group")
-@on_each(*KERNELS)
+@on_each(*EVERYWHERE)
 def test_distributed_hooks(case: Case) -> None:
     """DDP's hooks see every gradient once, as it is without them."""
     alone, layer = _Layer(case), _Layer(case)
@@ -231,8 +226,15 @@ def test_distributed_hooks(case: Case) -> None:
     assert all(x is not None for x in expected.values())
 
 
-@on_each(*ON_GPU)
+@on_each(
+    *ON_GPU,
+    on_gpu("rglru", "fused", BF16, sizes=channels(4, 5000, 512)),
+    on_gpu("linear_scan", "scan", BF16, sizes=channels(4, 5000, 512)),
+    on_gpu("wkv4", "scan", BF16, sizes=channels(8, 5000, 256)),
+    on_gpu("wkv4", "scan", BF16, sizes=channels(1, 65536, 256)),
+)
 def test_same_bits_every_time(case: Case) -> None:
+    """Also of many programs that wait for each other in an order of their own."""
     expected = run(case)
     for _ in range(20):
         assert_same(run(case), expected)
