@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from .arguments import check_first, check_on_gpu, check_state_dtype, check_tensor, compute_dtype
+from .arguments import check_chunk_size, check_first, check_on_gpu, check_state_dtype, check_tensor, compute_dtype
 from .channels import supports_kernels
 
 if TYPE_CHECKING:
@@ -74,8 +74,13 @@ def check_one_token(x: Tensor) -> None:
         raise ValueError(f"a decoding step takes one token: seq_len must be 1, got {x.shape[1]}")
 
 
-def default_chunk_size(x: Tensor) -> int:
-    """Return a chunk length for the portable forms, at least 16: they take one step of all chunks of x [B, T, C]
-    together, which then has about ELEMENTS_PER_STEP elements."""
-    chunks = max(1, ELEMENTS_PER_STEP // (x.shape[0] * x.shape[2]))
-    return max(16, -(-x.shape[1] // chunks))
+def portable_chunk_size(x: Tensor, chunk_size: int | None) -> int:
+    """Return the chunk length of a portable form: a call's own, checked, or one of at least 16 for x [B, T, C].
+
+    The forms take one step of all chunks together, which then has about ELEMENTS_PER_STEP elements.
+    """
+    if chunk_size is None:
+        chunks = max(1, ELEMENTS_PER_STEP // (x.shape[0] * x.shape[2]))
+        return max(16, -(-x.shape[1] // chunks))
+    check_chunk_size(chunk_size)
+    return chunk_size

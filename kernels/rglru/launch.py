@@ -16,8 +16,7 @@ import torch
 import triton
 from torch import Tensor
 
-from ..common.arguments import CASE_DTYPES, check_chunk_size
-from ..common.channel_tensors import check_kernel_support, check_one_token
+from ..common.arguments import CASE_DTYPES
 from ..common.channels import CHANNEL_MULTIPLE, TileConfig
 from ..common.device import capability, on_device_of
 from ..common.differentiable import Differentiable, Tensors
@@ -34,42 +33,17 @@ MERGE_BLOCK = 128
 STEP_BLOCK = 256
 
 
-def run(
-    op: str,
-    tensors: tuple[Tensor, ...],
-    impl: str,
-    chunk_size: int | None,
-    initial_state: Tensor | None,
-    return_last_state: bool,
-    config: ScanConfig | None,
-) -> Tensor | tuple[Tensor, Tensor]:
-    """Run a diagonal recurrence on an operation's checked tensors; return h, or h and the last state.
-
-    Args:
-        op: "rglru" or "linear_scan", see elements.py.
-        tensors: x, r, i [B, T, C] and c [C], or x and a.
-        impl: "fused", "scan", "chunked", "naive" or "step", a decoding step.
-        chunk_size: for "chunked", a power of two >= 16; None chooses one.
-
-    Raises:
-        ValueError: on a dtype, device, number of channels or tokens, chunk length or launches that the kernels do not
-            take.
-    """
-    x = tensors[0]
-    given = (*tensors, *(None,) * (4 - len(tensors)), initial_state)
-    check_kernel_support("x", x)
-    if chunk_size is not None:
-        check_chunk_size(chunk_size, minimum=16, power_of_two=True)
-    if impl == "step":
-        check_one_token(x)
-    save = torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in given)
-    request = Request(op, impl, chunk_size, return_last_state, save, config)
-    h, last = (STEP if impl == "step" else DIAGONAL)(request, *given)
-    return (h, last) if return_last_state else h
-
-
 class Request(NamedTuple):
-    """What a call asks for, see :func:`run`; ``save``: whether a backward pass may follow."""
+    """What a call asks for.
+
+    Attributes:
+        op: "rglru" or "linear_scan", see elements.py.
+        impl: "fused", "scan", "chunked", "naive" or "step", a decoding step.
+        chunk_size: for "chunked"; None chooses one.
+        want_last: whether the last state is returned.
+        save: whether a backward pass may follow.
+        config: launches; None chooses them.
+    """
 
     op: str
     impl: str

@@ -9,7 +9,13 @@ from torch import Tensor
 
 from ..common.arguments import check_chunk_size, check_dimensions, check_tensor, without_autocast
 from ..common.calls import remember_calls
-from ..common.channel_tensors import check_channels, check_implementation, default_chunk_size
+from ..common.channel_tensors import (
+    check_channels,
+    check_implementation,
+    check_kernel_support,
+    check_one_token,
+    portable_chunk_size,
+)
 from . import OPERATIONS, portable
 from .config import ScanConfig
 from .reference import associative, linear_scan_elements, rglru_elements
@@ -119,17 +125,25 @@ def _run(
     config: ScanConfig | None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Return h, or h and the last state, of checked tensors."""
+    x = tensors[0]
     if check_implementation(OPERATIONS[op], impl, chunk_size=chunk_size, config=config):
+        check_kernel_support("x", x)
+        if chunk_size is not None:
+            check_chunk_size(chunk_size, minimum=16, power_of_two=True)
+        if impl == "step":
+            check_one_token(x)
         # launch imports Triton, which the forms below do without.
-        from .launch import run
+        from .launch import DIAGONAL, STEP, Request
 
-        return run(op, tensors, impl, chunk_size, initial_state, return_last_state, config)
+        given = (*tensors, *(None,) * (4 - len(tensors)), initial_state)
+        save = torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in given)
+        request = Request(op, impl, chunk_size, return_last_state, save, config)
+        h, last = (STEP if impl == "step" else DIAGONAL)(request, *given)
+        return (h, last) if return_last_state else h
     a, b = rglru_elements(*tensors) if op == "rglru" else linear_scan_elements(*tensors)
     if impl == "torch":
-        chunk_size = default_chunk_size(a) if chunk_size is None else chunk_size
-        check_chunk_size(chunk_size)
-        h, last = portable.scan(a, b, initial_state, chunk_size)
+        h, last = portable.scan(a, b, initial_state, portable_chunk_size(x, chunk_size))
     else:
         h, last = associative(a, b, initial_state)
-    h = h.to(tensors[0].dtype)
+    h = h.to(x.dtype)
     return (h, last) if return_last_state else h

@@ -14,7 +14,6 @@ import triton
 from torch import Tensor
 
 from ..common.arguments import CASE_DTYPES
-from ..common.channel_tensors import check_kernel_support, check_one_token
 from ..common.device import capability, on_device_of
 from ..common.differentiable import Differentiable, Tensors
 from ..common.exchange import NO_CODE, exchange_words
@@ -24,37 +23,19 @@ from .backward import scan_gradient_kernel, walk_gradient_kernel
 from .config import WkvConfig, invalid_reason, select_config
 from .exchange import exchange_sums, gather_code, pass_code
 from .forward import scan_kernel, step_kernel, walk_kernel
-from .reference import State
 
 STEP_BLOCK = 256
 
 
-def run(
-    tensors: tuple[Tensor, Tensor, Tensor, Tensor],
-    impl: str,
-    initial_state: State | None,
-    return_last_state: bool,
-    config: WkvConfig | None,
-) -> Tensor | tuple[Tensor, State]:
-    """Run "scan", "naive" or "step", a decoding step, on checked k, v, w, u; return y, or y and the last state.
-
-    Raises:
-        ValueError: on a dtype, device, number of channels, tokens or launches that the kernels do not take.
-    """
-    k = tensors[0]
-    check_kernel_support("k", k)
-    if impl == "step":
-        check_one_token(k)
-    num, den, top = initial_state or (None, None, None)
-    # A state's max has no gradient, so whether it requires one does not count.
-    save = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (*tensors, num, den))
-    request = Request(impl, return_last_state, save, config)
-    y, num, den, top = (STEP if impl == "step" else WKV)(request, *tensors, num, den, top)
-    return (y, (num, den, top)) if return_last_state else y
-
-
 class Request(NamedTuple):
-    """What a call asks for, see :func:`run`; ``save``: whether a backward pass may follow."""
+    """What a call asks for.
+
+    Attributes:
+        impl: "scan", "naive" or "step", a decoding step.
+        want_last: whether the last state is returned.
+        save: whether a backward pass may follow.
+        config: launches; None chooses them.
+    """
 
     impl: str
     want_last: bool

@@ -5,9 +5,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..common.arguments import check_chunk_size, check_three
+from ..common.arguments import check_three
 from ..common.calls import remember_calls
-from ..common.channel_tensors import check_channels, check_implementation, default_chunk_size
+from ..common.channel_tensors import (
+    check_channels,
+    check_implementation,
+    check_kernel_support,
+    check_one_token,
+    portable_chunk_size,
+)
 from . import OPERATION, portable
 from .config import WkvConfig
 from .reference import State, associative
@@ -64,14 +70,20 @@ def wkv4(
     states = dict(zip(names, initial_state or (None,) * 3, strict=True))
     check_channels({"k": k, "v": v}, {"w": w, "u": u}, states, state_dtype)
     if check_implementation(OPERATION, impl, chunk_size=chunk_size, config=config):
+        check_kernel_support("k", k)
+        if impl == "step":
+            check_one_token(k)
         # launch imports Triton, which the forms below do without.
-        from .launch import run
+        from .launch import STEP, WKV, Request
 
-        return run((k, v, w, u), impl, initial_state, return_last_state, config)
+        num, den, top = initial_state or (None, None, None)
+        # A state's max has no gradient, so whether it requires one does not count.
+        save = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (k, v, w, u, num, den))
+        run, request = STEP if impl == "step" else WKV, Request(impl, return_last_state, save, config)
+        y, num, den, top = run(request, k, v, w, u, num, den, top)
+        return (y, (num, den, top)) if return_last_state else y
     if impl == "torch":
-        chunk_size = default_chunk_size(k) if chunk_size is None else chunk_size
-        check_chunk_size(chunk_size)
-        y, last = portable.chunkwise(k, v, w, u, initial_state, chunk_size)
+        y, last = portable.chunkwise(k, v, w, u, initial_state, portable_chunk_size(k, chunk_size))
     else:
         y, last = associative(k, v, w, u, initial_state, torchs_own=impl == "torch_associative_scan")
     return (y, last) if return_last_state else y
