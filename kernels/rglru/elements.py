@@ -96,6 +96,12 @@ def decay_rate(c_ptr, offs_c, mask_c, OP: tl.constexpr, PRECISE: tl.constexpr):
 
 
 @triton.jit
+def load_gate(r_ptr, offs, left, mask_c, C, OP: tl.constexpr, BLOCK_I: tl.constexpr):
+    """Load a tile of r; beyond the end of the sequence it holds what makes a = 1."""
+    return load_rows(r_ptr, offs, left, mask_c, C, -float("inf") if OP == "rglru" else 1.0, BLOCK_I)
+
+
+@triton.jit
 def load_inputs(x_ptr, r_ptr, i_ptr, base, offs, left, mask_c, C, OP: tl.constexpr, BLOCK_I: tl.constexpr):
     """Load a tile of x, r and i that starts at ``base``; a linear scan has no i and gets x instead."""
     x_ptr += base
@@ -103,7 +109,7 @@ def load_inputs(x_ptr, r_ptr, i_ptr, base, offs, left, mask_c, C, OP: tl.constex
     if OP == "rglru":
         i_ptr += base
     x = load_rows(x_ptr, offs, left, mask_c, C, 0.0, BLOCK_I)
-    r = load_rows(r_ptr, offs, left, mask_c, C, -float("inf") if OP == "rglru" else 1.0, BLOCK_I)
+    r = load_gate(r_ptr, offs, left, mask_c, C, OP, BLOCK_I)
     if OP == "rglru":
         i = load_rows(i_ptr, offs, left, mask_c, C, 0.0, BLOCK_I)
     else:

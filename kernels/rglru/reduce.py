@@ -17,6 +17,7 @@ from .elements import (
     decay_and_gate,
     decay_rate,
     issue_loads,
+    load_gate,
     load_inputs,
     load_state,
     scan_rows,
@@ -77,8 +78,7 @@ def reduce_kernel(
         base = (batch * T + start) * C
         offs, left, mask = tile_offsets(offs_t, offs_c, mask_c, C, stop - start)
         if BACKWARD:
-            closed = -float("inf") if OP == "rglru" else 1.0
-            r = load_rows(r_ptr + base, offs, left, mask, C, closed, BLOCK_I)
+            r = load_gate(r_ptr + base, offs, left, mask, C, OP, BLOCK_I)
             dh = load_rows(dh_ptr + base, offs, left, mask, C, 0.0, BLOCK_I)
             issue_loads()
             row_a = tl.full((BLOCK_O, BLOCK_C), 1.0, tl.float32)
