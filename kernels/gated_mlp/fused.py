@@ -22,9 +22,9 @@ from ...results.arguments import one_of
 from ..common.device import capability, multiprocessors, on_device_of
 from ..common.differentiable import Differentiable, Tensors
 from ..common.sizes import cdiv
-from .config import DIM_MULTIPLE, GatedMlpConfig, TileConfig, invalid_reason, select_tile
+from .config import ACTIVATIONS, DIM_MULTIPLE, GatedMlpConfig, TileConfig, invalid_reason, select_tile
 from .project import gate_gradient_kernel, project_kernel
-from .validate import check_activation, check_kernel_support, check_layout, check_projections, is_k_major
+from .validate import check_kernel_support, check_layout, check_projections, is_k_major
 
 DTYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
 GRADIENT_BLOCK = 2048
@@ -38,7 +38,7 @@ def fused(
     x: Tensor, w_up: Tensor, w_gate: Tensor, *, save: bool, activation: str, config: GatedMlpConfig | None
 ) -> Tensor:
     """Compute y with the kernels; ``save``: keep the pre-activations if a backward pass may follow."""
-    check_activation(activation)
+    one_of("activation", activation, ACTIVATIONS)
     check_projections(x, w_up, w_gate)
     check_layout(x, w_up, w_gate)
     check_kernel_support(x, *w_up.shape)

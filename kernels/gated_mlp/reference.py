@@ -15,14 +15,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from ...results.arguments import one_of
 from ..common.arguments import compute_dtype
 from ..common.inputs import Draw
-from .validate import check_activation, check_layout, check_projections
+from .config import ACTIVATIONS
+from .validate import check_layout, check_projections
 
 
 def activate(gate: Tensor, activation: str) -> Tensor:
     """Return act(gate) in gate's dtype; ValueError for an unknown activation."""
-    check_activation(activation)
+    one_of("activation", activation, ACTIVATIONS)
     if activation == "silu":
         return F.silu(gate)
     if activation == "relu":

@@ -4,14 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ...results.arguments import one_of
 from ..common.arguments import check_dimensions, check_dtype, check_not_empty, check_on_gpu, dtype_name, is_interpreted
-from .config import ACTIVATIONS, DIM_MULTIPLE
-
-
-def check_activation(activation: str) -> None:
-    """Raise ValueError unless the activation is known."""
-    one_of("activation", activation, ACTIVATIONS)
+from .config import DIM_MULTIPLE
 
 
 def check_projections(x: Tensor, w_up: Tensor, w_gate: Tensor) -> None:

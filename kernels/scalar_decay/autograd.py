@@ -220,10 +220,8 @@ def _backward(
             input_gate, head, end_is_known=d_last is None,
         )  # fmt: skip
     dn_initial = None
-    if dn_last is not None and gates.edge is not None:
-        dn_initial = _add_normaliser_gradients(
-            dn_last, gates, gates.edge, stretch, k, n_initial, dk.out, decay, d_decay, d_input
-        )
+    if dn_last is not None and problem.stabilised:
+        dn_initial = _add_normaliser_gradients(dn_last, gates, stretch, k, n_initial, dk.out, decay, d_decay, d_input)
     return (
         *(x if x.shape == like.shape else run_sum(x, like) for x, like in ((dq.out, q), (dk.out, k))),
         dv.out, d_decay, d_input, d_head, d_initial, dn_initial, None,
@@ -269,7 +267,6 @@ STEP = Differentiable(
 def _add_normaliser_gradients(
     dn_last: Tensor,
     gates: GateVectors,
-    edge: Tensor,
     stretch: int,
     k: Tensor,
     n_initial: Tensor | None,
@@ -282,6 +279,8 @@ def _add_normaliser_gradients(
 
     The outputs' denominators are constants for the gradient, so this is the only path through n and needs no kernel.
     """
+    edge = gates.edge
+    assert edge is not None
     tiles = torch.arange(k.shape[1], device=k.device) // stretch
     after = gates.g.flip(-1).cumsum(-1).flip(-1) - gates.g
     m_last = edge[:, :, -1]

@@ -13,7 +13,7 @@ from lrbench.kernels.mlstm_exp import mlstm_exp
 from lrbench.kernels.scalar_decay import chunkwise
 from lrbench.kernels.scalar_decay.engine import why_not_whole_state
 from lrbench.tests.kernels import laws
-from lrbench.tests.kernels.cases import HEADS, SIZES, heads
+from lrbench.tests.kernels.cases import BF16, F32, F64, HEADS, SIZES, heads, on_each, portable
 from lrbench.tests.kernels.laws import Case
 
 interpret = pytest.mark.interpret
@@ -22,24 +22,22 @@ SMALL = SIZES["interpret"][0]
 CHUNKED: dict[str, Any] = {"impl": "torch", "kwargs": {"chunk_size": 16}}
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
-@pytest.mark.parametrize("op", HEADS)
-def test_long_sequence_over_many_groups(op: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(chunkwise.ROWS_PER_GROUP, "cpu", 48)
-    laws.check_matches_reference(Case(op=op, dtype=dtype, sizes=heads(1, 300, 1, 16, 16), **CHUNKED))
+LONG = heads(1, 300, 2, 16, 24)
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
-def test_mlstm_exp_normalizer_gradient_over_many_groups(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+@on_each(
+    *(portable(op, "torch", dtype, sizes=LONG, chunk_size=16) for op in HEADS for dtype in (F64, F32)),
+    *(
+        portable(
+            "mlstm_exp", "torch", dtype, sizes=LONG, chunk_size=16, ranges={"i": (0, 3)},
+            options={"normalizer_gradient": True},
+        )
+        for dtype in (F64, F32, BF16)
+    ),
+)  # fmt: skip
+def test_long_sequence_over_many_groups(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Groups of three chunks of both heads; mLSTMexp also with gradients through its denominators."""
     monkeypatch.setitem(chunkwise.ROWS_PER_GROUP, "cpu", 2 * 48)
-    case = Case(
-        op="mlstm_exp",
-        dtype=dtype,
-        sizes=heads(1, 180, 2, 16, 24),
-        ranges={"i": (0, 3)},
-        options={"normalizer_gradient": True},
-        **CHUNKED,
-    )
     laws.check_matches_reference(case)
 
 

@@ -12,20 +12,6 @@ from torch import Tensor
 from lrbench.kernels.common import exchange
 
 
-def keep_words(launcher: ModuleType, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Let a module's launches on the CPU share words as those of a stream do; return the list of their numbers."""
-    calls: list[int] = []
-
-    def exchange_words(x: Tensor, count: int, width: int = 1) -> tuple[Tensor, int]:
-        words, call = exchange._next_call((x.device, 0, width), count * width)
-        calls.append(call)
-        return words, call
-
-    monkeypatch.setattr(exchange, "_kept", {})
-    monkeypatch.setattr(launcher, "exchange_words", exchange_words)
-    return calls
-
-
 def give_words(launcher: ModuleType, call: int, monkeypatch: pytest.MonkeyPatch) -> list[tuple[Tensor, Tensor]]:
     """Let a module's launches have number ``call`` and words full of values under the number before, more than they
     need; return the list of the words [count, int32 values] of each launch and of those that it does not need."""
@@ -56,7 +42,16 @@ def check_shapes_share_words(
     shapes = ((2, 27, 24), (1, 40, 16), (2, 19, 32))
     problems = [{"batch": batch, "seq_len": seq_len, "channels": channels} for batch, seq_len, channels in shapes]
     expected = [evaluate(sizes) for sizes in problems]
-    calls = keep_words(launcher, monkeypatch)
+    calls: list[int] = []
+
+    def exchange_words(x: Tensor, count: int, width: int = 1) -> tuple[Tensor, int]:
+        """Share words between launches on the CPU, as those of one stream do."""
+        words, call = exchange._next_call((x.device, 0, width), count * width)
+        calls.append(call)
+        return words, call
+
+    monkeypatch.setattr(exchange, "_kept", {})
+    monkeypatch.setattr(launcher, "exchange_words", exchange_words)
     for sizes, parts in zip(2 * problems, 2 * expected, strict=True):
         assert all(torch.equal(again, part) for again, part in zip(evaluate(sizes), parts, strict=True))
     assert calls == [*range(1, 1 + 2 * launches * len(problems))]
