@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from .arguments import without_autocast
-from .remember import Passed, Plan, describe, is_here, is_watched, note_call, run_planned
+from .remember import Passed, Plan, describe, is_watched, on_current_device, record_call, run_planned
 
 Tensors = tuple[Any, ...]
 """Tensors, or None in place of some."""
@@ -35,9 +35,9 @@ class Differentiable:
         request: a NamedTuple of everything but the tensors. Fields of types that operators do not take, such as
             configurations of launches, must be None in compiled calls.
         tensors: names of the arguments; a "?" follows where one may be None. The first one never is.
-        outputs: names of the results, of which there are always so many: None stands for one not asked for.
-        saved: names of what the forward pass keeps for the backward pass beside its arguments. What it returns beyond
-            these an eager call keeps too.
+        outputs: names of the results; the function always returns all of them, None for one that was not asked for.
+        saved: names of what the forward pass keeps for the backward pass beside its arguments. If ``forward`` returns
+            more than these, an eager call keeps that too, and a compiled call drops it.
         constant: outputs that have no gradient.
         forward: (request, *tensors) -> (outputs, saved), where nothing shares memory with anything else.
         backward: (request, needs, tensors, saved, gradients of the outputs) -> gradients of the tensors, or None where
@@ -59,19 +59,28 @@ class Differentiable:
         shapes: Callable[..., tuple[Tensors, Tensors]],
     ) -> None:
         self.forward, self.backward, self.shapes = forward, backward, shapes
-        self.request = request
+        self.name, self.request, self.tensors, self.outputs = name, request, tensors, outputs
         self.constant = [index for index, output in enumerate(outputs) if output in constant]
         self.num_tensors, self.num_outputs = len(tensors), len(outputs)
         types = {field: SCHEMA_TYPES.get(hint) for field, hint in get_type_hints(request).items()}
         self.fields = [field for field, kind in types.items() if kind]
-        self._register(name, tensors, [f"{types[field]} {field}" for field in self.fields], len(saved))
+        self._register([f"{types[field]} {field}" for field in self.fields], len(saved))
+
+    def step(
+        self, forward: Callable[..., tuple[Tensors, Tensors]], shapes: Callable[..., tuple[Tensors, Tensors]]
+    ) -> Differentiable:
+        """Return a decoding step, which has the same request, tensors and outputs, and no gradients."""
+        return Differentiable(
+            f"{self.name}_step", request=self.request, tensors=self.tensors, outputs=self.outputs, forward=forward,
+            backward=None, shapes=shapes,
+        )  # fmt: skip
 
     def __call__(self, request: Any, *tensors: Tensor | None) -> Tensors:
         """Return the outputs."""
         if not torch.compiler.is_compiling():
             call = _Call(self, request)
             outputs = call(*tensors)
-            note_call(call, tensors, outputs)
+            record_call(call, tensors, outputs)
             return outputs
         for field, value in request._asdict().items():
             if field not in self.fields and value is not None:
@@ -80,7 +89,7 @@ class Differentiable:
         results = self.operator(*tensors, *values)
         # An operator with one result returns it without a tuple.
         results = results if isinstance(results, tuple | list) else (results,)
-        return tuple(_given(x) for x in results[: self.num_outputs])
+        return tuple(_unpacked(x) for x in results[: self.num_outputs])
 
     def _run(self, *arguments: Any) -> tuple[Any, Tensors]:
         """Return the request and the tensors that an operator's arguments stand for."""
@@ -88,15 +97,16 @@ class Differentiable:
         request = self.request(**{field: values.get(field) for field in self.request._fields})
         return request, arguments[: self.num_tensors]
 
-    def _register(self, name: str, tensors: Sequence[str], values: Sequence[str], num_saved: int) -> None:
+    def _register(self, values: Sequence[str], num_saved: int) -> None:
         """Register the operators with torch."""
-        given = [f"Tensor? {x[:-1]}" if x.endswith("?") else f"Tensor {x}" for x in tensors]
+        name = self.name
+        given = [f"Tensor? {x[:-1]}" if x.endswith("?") else f"Tensor {x}" for x in self.tensors]
         results = ", ".join(["Tensor"] * (self.num_outputs + num_saved))
 
         def forward(*arguments: Any) -> Any:
             request, inputs = self._run(*arguments)
             outputs, saved = without_autocast(self.forward, inputs[0], request, *inputs)
-            return _packed(_apart((*outputs, *saved[:num_saved])), inputs[0])
+            return _packed(_unshared((*outputs, *saved[:num_saved])), inputs[0])
 
         def shapes(*arguments: Any) -> Any:
             request, inputs = self._run(*arguments)
@@ -117,12 +127,12 @@ class Differentiable:
             grads: list[Any], inputs: list[Any], saved: list[Tensor], needs: list[bool], *values: Any
         ) -> list[Tensor]:
             request, tensors = self._run(*inputs, *values)
-            kept = tuple(map(_given, saved))
+            kept = tuple(map(_unpacked, saved))
             found = without_autocast(backward_of, inputs[0], request, tuple(needs), tensors, kept, tuple(grads))
             # A tensor that has no gradient at all, such as a stabiliser, gets zeros if one is asked for.
             each = zip(found, inputs, needs, strict=True)
             full = [torch.zeros_like(x) if need and g is None else g for g, x, need in each]
-            return list(_packed(_apart(_needed(full, needs)), inputs[0]))
+            return list(_packed(_unshared(_needed(full, needs)), inputs[0]))
 
         def gradient_shapes(
             grads: list[Any], inputs: list[Any], saved: list[Tensor], needs: list[bool], *values: Any
@@ -213,7 +223,7 @@ class _Call:
             self.plans is None
             or is_watched()
             or not describe(gradients if plan else given, kinds, [])
-            or not is_here(both)
+            or not on_current_device(both)
         ):
             return run()[0]
         return run_planned(self.plans, tuple(kinds), given, run, keep=False)[0]
@@ -254,7 +264,7 @@ def _packed(results: Sequence[Tensor | None], like: Tensor) -> Any:
     return packed if len(packed) > 1 else packed[0]
 
 
-def _apart(results: Sequence[Tensor | None]) -> list[Tensor | None]:
+def _unshared(results: Sequence[Tensor | None]) -> list[Tensor | None]:
     """Return the results, with copies of those that are parts of larger tensors: an operator's share no memory."""
     return [x.clone() if x is not None and x.untyped_storage().nbytes() > x.nbytes else x for x in results]
 
@@ -264,6 +274,6 @@ def _needed(gradients: Sequence[Tensor | None], needs: Sequence[bool]) -> list[T
     return [x if need else None for x, need in zip(gradients, needs, strict=True)]
 
 
-def _given(x: Tensor) -> Tensor | None:
+def _unpacked(x: Tensor) -> Tensor | None:
     """Undo :func:`_packed` for one of the results."""
     return None if x.dim() == 1 and x.shape[0] == 0 else x

@@ -4,8 +4,8 @@ Before a kernel runs, the host checks arguments, chooses launches and allocates,
 For a small layer that takes longer than its kernels. All of it follows from the kinds of the arguments: everything
 about them but tensors' values and addresses. So it is done once for each combination of kinds:
 
-    request  what a call's arguments came to, see :class:`.differentiable.Differentiable`. A public function remembers
-             it (:func:`remembering`), and later calls of the same kinds make it again without checking arguments.
+    request  what a call asks for once its arguments are checked, see :class:`.differentiable.Differentiable`. A public
+             function remembers it (:func:`remembering`); later calls of the same kinds reuse it without any checks.
     pass     the forward or the backward pass of a request, a function of tensors.
     plan     what a pass allocates and launches, and where every pointer comes from. It is recorded the first time;
              later passes of the same kinds follow it: they allocate, fill in addresses and launch.
@@ -77,7 +77,7 @@ _address = Tensor.data_ptr
 
 
 class Call(Protocol):
-    """A request that can be made again of other tensors of the same kinds."""
+    """A request that can be run again on other tensors of the same kinds."""
 
     def __call__(self, *tensors: Tensor | None) -> tuple[Any, ...]: ...
 
@@ -94,14 +94,14 @@ def remembering(function: Callable[P, R]) -> Callable[P, R]:
         tensors: list[Any] = []
         kinds: list[Any] = [torch.is_grad_enabled(), len(args)]
         values = (*args, *keywords, *keywords.values())
-        if is_watched() or not describe(values, kinds, tensors) or not is_here(tensors):
+        if is_watched() or not describe(values, kinds, tensors) or not on_current_device(tensors):
             return function(*args, **keywords)
         key = tuple(kinds)
         tensors.append(None)
         found: Any = known.get(key, False)
         if found:
             request, order, structure = found
-            return cast(R, _arranged(structure, request(*order(tensors))))
+            return cast(R, _rebuilt(structure, request(*order(tensors))))
         if found is None:
             return function(*args, **keywords)
         before, _local.calls = getattr(_local, "calls", None), []
@@ -130,8 +130,8 @@ def remembering(function: Callable[P, R]) -> Callable[P, R]:
     return call
 
 
-def note_call(request: Call, tensors: Sequence[Any], outputs: Sequence[Any]) -> None:
-    """Record that the public function that is being called came to this request on these tensors."""
+def record_call(request: Call, tensors: Sequence[Any], outputs: Sequence[Any]) -> None:
+    """Record the request, tensors and outputs of the public function that is being called, for :func:`remembering`."""
     if (calls := getattr(_local, "calls", None)) is not None:
         calls.append((request, tensors, outputs))
 
@@ -171,8 +171,8 @@ def is_watched() -> bool:
     )
 
 
-def is_here(tensors: Sequence[Any]) -> bool:
-    """Return whether there are tensors and the first, whose device the others share, is on the current device."""
+def on_current_device(tensors: Sequence[Any]) -> bool:
+    """Return whether there are tensors and they are on the current device; all are on the device of the first."""
     device = tensors[0].get_device() if tensors else -1
     return bool(device >= 0 and device == torch.cuda.current_device())
 
@@ -226,7 +226,7 @@ def remember_launches(kernel: Kernel) -> Kernel:
             return launch(*args, grid=grid, warmup=warmup, **keywords)
         plain = [int(x) if type(x) is _Number else x for x in args]
         compiled = launch(*plain, grid=grid, warmup=False, **keywords)
-        recorder.launched(kernel, compiled, args, grid, keywords)
+        recorder.record_launch(kernel, compiled, args, grid, keywords)
         return compiled
 
     kernel.run = run
@@ -243,7 +243,11 @@ def different_each_call(function: Callable[P, R]) -> Callable[P, R]:
     @wraps(function)
     def ask(*args: P.args, **keywords: P.kwargs) -> R:
         recorder = getattr(_local, "recorder", None)
-        return function(*args, **keywords) if recorder is None else recorder.asked(partial(function, **keywords), *args)
+        return (
+            function(*args, **keywords)
+            if recorder is None
+            else recorder.record_exchange(partial(function, **keywords), *args)
+        )
 
     return ask
 
@@ -410,7 +414,9 @@ class _Recorder(TorchDispatchMode):
         plan = Plan(self, parts[: len(results)], parts[len(results) :])
         return plan if plan.scratch_bytes <= MAX_SCRATCH_BYTES else None
 
-    def launched(self, kernel: Any, compiled: Any, args: Sequence[Any], grid: Any, keywords: dict[str, Any]) -> None:
+    def record_launch(
+        self, kernel: Any, compiled: Any, args: Sequence[Any], grid: Any, keywords: dict[str, Any]
+    ) -> None:
         """Add a launch to the plan."""
         others = kernel.params[len(args) :]
         launcher = compiled.run
@@ -438,8 +444,8 @@ class _Recorder(TorchDispatchMode):
         self.launches.append((launcher.launch, entries))
         self.hooks.append(kernel.pre_run_hooks)
 
-    def asked(self, function: Callable[..., Any], x: Tensor, *args: Any) -> tuple[Any, ...]:
-        """Return what a function hands out for this call, and add the function to the plan."""
+    def record_exchange(self, function: Callable[..., Any], x: Tensor, *args: Any) -> tuple[Any, ...]:
+        """Return what exchange.py's function hands out for this call, and add the function to the plan."""
         self.paused = True
         try:
             found = function(x, *args)
@@ -526,8 +532,8 @@ def _structure(result: Any, outputs: dict[int, int]) -> Any:
     return outputs.get(id(result))
 
 
-def _arranged(structure: Any, outputs: Sequence[Any]) -> Any:
+def _rebuilt(structure: Any, outputs: Sequence[Any]) -> Any:
     """Return outputs as :func:`_structure` found them."""
     if isinstance(structure, tuple):
-        return tuple(_arranged(part, outputs) for part in structure)
+        return tuple(_rebuilt(part, outputs) for part in structure)
     return outputs[structure]

@@ -172,16 +172,7 @@ def _step_shapes(request: Request, x: Tensor, *_: Tensor | None) -> tuple[Tensor
     return (torch.empty_like(x), _float32(x, x.shape[0], x.shape[2])), ()
 
 
-STEP = Differentiable(
-    "diagonal_recurrence_step",
-    request=Request,
-    tensors=("x", "r", "i?", "c?", "initial_state?"),
-    outputs=("h", "last"),
-    forward=_step,
-    backward=None,
-    shapes=_step_shapes,
-)
-"""A decoding step."""
+STEP = DIAGONAL.step(_step, _step_shapes)
 
 
 @on_device_of("x")

@@ -252,16 +252,7 @@ def _step_shapes(request: Request, q: Tensor, k: Tensor, v: Tensor, *others: Any
     return (torch.empty_like(v), *empty_state(q, v, normalised=request.gate == "exp")), ()
 
 
-STEP = Differentiable(
-    "scalar_decay_step",
-    request=Request,
-    tensors=("q", "k", "v", "decay?", "input_gate?", "head?", "c_initial?", "n_initial?", "m_initial?"),
-    outputs=("h", "c", "n", "m"),
-    forward=_step,
-    backward=None,
-    shapes=_step_shapes,
-)
-"""A decoding step."""
+STEP = SCALAR_DECAY.step(_step, _step_shapes)
 
 
 def _add_normaliser_gradients(

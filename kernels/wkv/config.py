@@ -31,10 +31,10 @@ class WkvConfig:
             weights in registers.
         hold: whether it holds k and v in registers in the inputs' dtype and computes weights twice; overrides
             ``reload``.
-        serial: whether the forward scan passes states from tile to tile, each tile waiting for the one before, instead
-            of adding up the tiles' sums; and whether all threads of a tile get the sums of its rows, instead of
-            scanning them. Both ways are needed: passing states would make problems of few channels 30 % to 100 %
-            slower, and adding sums takes 20 % longer at 768 channels, where it falls below 70 % of the copy rate.
+        serial: whether the forward scan passes states from tile to tile, each tile waiting for the one before, and
+            gives all threads of a tile the sums of its rows; otherwise it adds up the tiles' sums, and scans the rows.
+            Both ways are needed: passing states would make problems of few channels 30 % to 100 % slower, and adding
+            sums takes 20 % longer at 768 channels, where it falls below 70 % of the copy rate.
         look: words that a program of a scan loads at once where sums are added: of single earlier tiles, and one of all
             tiles before those.
         ahead: how many programs ahead the forward scan prefetches k and v into the L2 cache; rounded down to whole

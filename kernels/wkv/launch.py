@@ -165,16 +165,7 @@ def _step_shapes(request: Request, k: Tensor, *_: Tensor | None) -> tuple[Tensor
     return (torch.empty_like(k), *parts), ()
 
 
-STEP = Differentiable(
-    "wkv4_step",
-    request=Request,
-    tensors=("k", "v", "w", "u", "num?", "den?", "max?"),
-    outputs=("y", "num", "den", "max"),
-    forward=_step,
-    backward=None,
-    shapes=_step_shapes,
-)
-"""A decoding step."""
+STEP = WKV.step(_step, _step_shapes)
 
 
 def _states(k: Tensor) -> Tensor:

@@ -103,8 +103,8 @@ def case(
     kind = get_operation(op).sizes
     default = SIZES[place][0 if "num_heads" in kind else 1 if "channels" in kind else 2]
     marks = [getattr(pytest.mark, place)] if place != "portable" else []
-    told = [_short(value) for name, value in keywords.items() if name != "ranges"]
-    parts = (place, op, impl, str(dtype).removeprefix("torch."), label, *told)
+    values = [_short(value) for name, value in keywords.items() if name != "ranges"]
+    parts = (place, op, impl, str(dtype).removeprefix("torch."), label, *values)
     return pytest.param(
         Case(op=op, impl=impl, dtype=dtype, device=DEVICES[place], law=law, **{"sizes": default, **given}),
         id="-".join(filter(None, parts)),

@@ -143,7 +143,8 @@ def test_the_current_device_is_not_set_again(launches: Launches, monkeypatch: py
 def test_inputs_of_two_devices_are_refused(
     operation: Operation, implementation: Implementation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each input in turn lies elsewhere. If it is the first one, the error names another, which is where it was."""
+    """One input after the other is put on another device. The error names it, but if it is the first, another one: the
+    others are compared with the first."""
     pretend(monkeypatch)
     for case in cases_of(operation, implementation):
         problem, function = case.draw(), case.function

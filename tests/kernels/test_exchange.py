@@ -1,4 +1,4 @@
-"""The words through which programs of a single pass hand states on: who gets which, and under which number."""
+"""The words through which programs of a single pass pass states on: which calls share them, and their numbers."""
 
 from __future__ import annotations
 
@@ -106,8 +106,8 @@ def test_streams_large_requests_and_graphs_have_words_of_their_own_on_gpu() -> N
 @gpu
 @pytest.mark.parametrize(("name", "calls"), [("wkv4", 5000), ("rglru", 2000)])
 def test_many_calls_end_and_agree_on_gpu(name: str, calls: int) -> None:
-    """A state that is lost or late between two programs in one of thousands of launches: a wait without an end, or
-    another result. In a process of its own, which ends even then."""
+    """If a state is lost or late between two programs in one of thousands of launches, a program waits forever or the
+    result differs. The calls run in a process of their own, which can be ended even then."""
     command = [sys.executable, "-m", "lrbench.tests.tools.many_calls", name, str(calls)]
     try:
         finished = subprocess.run(command, capture_output=True, text=True, timeout=240)

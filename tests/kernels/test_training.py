@@ -1,5 +1,5 @@
 """Kernels inside a training loop: compiled, captured in a CUDA graph, recomputed, under autocast, on other streams, in
-DDP. Whatever surrounds a call, it gives the numbers that the call alone gives."""
+DDP. In each of these a call gives the same numbers as the call alone."""
 
 from __future__ import annotations
 
@@ -234,7 +234,7 @@ def test_distributed_hooks(case: Case) -> None:
     on_gpu("wkv4", "scan", BF16, sizes=channels(1, 65536, 256)),
 )
 def test_same_bits_every_time(case: Case) -> None:
-    """Also of many programs that wait for each other in an order of their own."""
+    """Also where many programs wait for each other: they may run in any order, but add up in a fixed one."""
     expected = run(case)
     for _ in range(20):
         assert_same(run(case), expected)

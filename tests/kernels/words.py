@@ -34,7 +34,7 @@ def check_shapes_share_words(
     *,
     launches: int,
 ) -> None:
-    """Check that what calls of other shapes, or this one's forward pass, left in the words is no state of a pass.
+    """Check that no pass takes what an earlier call, or its own forward pass, left in the words for one of its states.
 
     Args:
         evaluate: computes the same problem of these sizes each time, in so many ``launches`` that take words.
