@@ -35,12 +35,9 @@ from .elements import (
 
 
 @triton.jit
-def _backward_tile(r, dh, rate, OP: tl.constexpr, PRECISE: tl.constexpr, TILE: tl.constexpr):
+def _backward_tile(r, dh, rate, OP: tl.constexpr, PRECISE: tl.constexpr, BLOCK_I: tl.constexpr):
     """Return a tile's decays and gates, and the maps of :func:`scan_rows`: from the w that enters the tile (from later
     steps) to the w after and before each row."""
-    BLOCK_I: tl.constexpr = TILE.block_i
-    BLOCK_O: tl.constexpr = TILE.block_o
-    BLOCK_C: tl.constexpr = TILE.block_c
     all_a, all_open = (), ()
     for n in tl.static_range(BLOCK_I):
         a, open_r = decay_and_gate(r[n], rate, OP, PRECISE)
@@ -51,7 +48,7 @@ def _backward_tile(r, dh, rate, OP: tl.constexpr, PRECISE: tl.constexpr, TILE: t
     for n in tl.static_range(BLOCK_I - 2, -1, -1):
         g = tl.fma(all_a[n + 1], g, widen(dh[n]))
         row_a *= all_a[n]
-    after_a, after_w, before_a, before_w = scan_rows(row_a, all_a[0] * g, BLOCK_O, BLOCK_C)
+    after_a, after_w, before_a, before_w = scan_rows(row_a, all_a[0] * g)
     return all_a, all_open, after_a, after_w, before_a, before_w
 
 
@@ -65,19 +62,16 @@ def _load_saved(saved_ptr, offs_t, offs_c, left, mask_c, C, BLOCK_I: tl.constexp
 @triton.jit
 def _store_gradients(
     dx_ptr, dr_ptr, di_ptr, base, x, i, dh, all_a, all_open, h, w, offs, left, mask_c, C, rate,
-    OP: tl.constexpr, PRECISE: tl.constexpr, TILE: tl.constexpr,
+    OP: tl.constexpr, PRECISE: tl.constexpr, BLOCK_I: tl.constexpr,
 ):  # fmt: skip
     """Compute g from the w before each row, backwards in time, then compute and store the gradients forwards in time,
     so that only g is held in registers in between. Return the sum of D (see gradient_element) [BLOCK_C]."""
-    BLOCK_I: tl.constexpr = TILE.block_i
-    BLOCK_O: tl.constexpr = TILE.block_o
-    BLOCK_C: tl.constexpr = TILE.block_c
     dx_ptr += base
     dr_ptr += base
     if OP == "rglru":
         di_ptr += base
     dtype = dx_ptr.dtype.element_ty
-    total = tl.full((BLOCK_O, BLOCK_C), 0.0, tl.float32)
+    total = tl.full(offs.shape, 0.0, tl.float32)
     g = widen(dh[BLOCK_I - 1]) + w
     all_g = (g,)
     for n in tl.static_range(BLOCK_I - 2, -1, -1):
@@ -167,20 +161,19 @@ def look_back_gradient_kernel(
                 prefetch_tile(i_ptr + row, earlier, T, C, block * BLOCK_C, STEPS, BLOCK_C)
     issue_loads()
     rate = decay_rate(c_ptr, offs_c, mask_c, OP, PRECISE)[None, :]
-    all_a, all_open, after_a, after_w, before_a, before_w = _backward_tile(r, dh, rate, OP, PRECISE, TILE)
+    all_a, all_open, after_a, after_w, before_a, before_w = _backward_tile(r, dh, rate, OP, PRECISE, BLOCK_I)
     last = load_state(dlast_ptr, batch * C, offs_c, mask_c)
     state = pass_state(
-        word_ptr, call, B, C, batch, position, tiles, last, after_a, after_w, offs_c, mask_c,
-        PASS, BLOCK_O, BLOCK_C,
+        word_ptr, call, B, C, batch, position, tiles, last, after_a, after_w, offs_c, mask_c, PASS
     )  # fmt: skip
     if dfirst_ptr is not None:
         if tile == 0:
             after = tl.fma(after_a, state, after_w)
-            store_last_row(dfirst_ptr + batch * C, after, offs_c, mask_c, BLOCK_O, BLOCK_C)
+            store_last_row(dfirst_ptr + batch * C, after, offs_c, mask_c)
     w = tl.fma(before_a, state, before_w)
     total = _store_gradients(
         dx_ptr, dr_ptr, di_ptr, base, x, i, dh, all_a, all_open, h, w, offs, left, mask, C, rate,
-        OP, PRECISE, TILE,
+        OP, PRECISE, BLOCK_I,
     )  # fmt: skip
     if OP == "rglru":
         _store_dc(dc_ptr + (tile.to(tl.int64) * B + batch) * C, c_ptr, total, offs_c, mask_c, PRECISE)
@@ -244,13 +237,13 @@ def walk_gradient_kernel(
         saved = saved_ptr + (batch * S + start // BLOCK_I) * C
         h = _load_saved(saved, offs_t, offs_c, left, mask, C, BLOCK_I)
         issue_loads()
-        all_a, all_open, after_a, after_w, before_a, before_w = _backward_tile(r, dh, rate, OP, PRECISE, TILE)
+        all_a, all_open, after_a, after_w, before_a, before_w = _backward_tile(r, dh, rate, OP, PRECISE, BLOCK_I)
         w = tl.fma(before_a, state, before_w)
         total += _store_gradients(
             dx_ptr, dr_ptr, di_ptr, base, x, i, dh, all_a, all_open, h, w, offs, left, mask, C, rate,
-            OP, PRECISE, TILE,
+            OP, PRECISE, BLOCK_I,
         )  # fmt: skip
-        state = take_last_row(tl.fma(after_a, state, after_w), BLOCK_O)
+        state = take_last_row(tl.fma(after_a, state, after_w))
     if dfirst_ptr is not None:
         if chunk == 0:
             tl.store(dfirst_ptr + batch * C + offs_c[None, :], state, mask=mask_c[None, :])

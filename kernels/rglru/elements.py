@@ -226,21 +226,26 @@ def _compose_rows(a_first, b_first, p_first, q_first, a_then, b_then, p_then, q_
 
 
 @triton.jit
-def scan_rows(a, b, BLOCK_O: tl.constexpr, BLOCK_C: tl.constexpr):
+def scan_rows(a, b):
     """Return a, b with which each row's end state is a h + b of the state h before the tile, and p, q with which the
     state at each row's start is p h + q, given the map h -> a h + b of each row alone."""
-    p = tl.full((BLOCK_O, BLOCK_C), 1.0, tl.float32)
-    q = tl.full((BLOCK_O, BLOCK_C), 0.0, tl.float32)
-    if BLOCK_O > 1:
+    p = tl.full(a.shape, 1.0, tl.float32)
+    q = tl.full(a.shape, 0.0, tl.float32)
+    if a.shape[0] > 1:
         a, b, p, q = tl.associative_scan((a, b, p, q), 0, _compose_rows)
     return a, b, p, q
 
 
 @triton.jit
-def take_last_row(x, BLOCK_O: tl.constexpr):
+def _is_last_row(x):
+    """Return a mask [BLOCK_O, 1] of the last row of x [BLOCK_O, BLOCK_C]."""
+    return (tl.arange(0, x.shape[0]) == x.shape[0] - 1)[:, None]
+
+
+@triton.jit
+def take_last_row(x):
     """Return the last row of x [BLOCK_O, BLOCK_C] as [1, BLOCK_C]."""
-    last = tl.arange(0, BLOCK_O) == BLOCK_O - 1
-    return tl.sum(tl.where(last[:, None], x, 0.0), axis=0)[None, :]
+    return tl.sum(tl.where(_is_last_row(x), x, 0.0), axis=0)[None, :]
 
 
 @triton.jit
@@ -295,8 +300,7 @@ def pass_code(pack: int) -> PassCode:
 
 @triton.jit
 def pass_state(
-    word_ptr, call, B, C, batch, tile, tiles, first, after_a, after_b, offs_c, mask_c,
-    PASS: tl.constexpr, BLOCK_O: tl.constexpr, BLOCK_C: tl.constexpr,
+    word_ptr, call, B, C, batch, tile, tiles, first, after_a, after_b, offs_c, mask_c, PASS: tl.constexpr
 ):  # fmt: skip
     """Wait for the state before a tile, publish the state after it, and return the former [1, BLOCK_C].
 
@@ -310,8 +314,8 @@ def pass_state(
         PASS: :func:`pass_code` for as many channels as a thread holds; its code is "" in the interpreter, where
             programs run one after the other and a word of another call is read as NaN.
     """
-    last_row = (tl.arange(0, BLOCK_O) == BLOCK_O - 1)[:, None] & mask_c[None, :]
-    offs = tl.broadcast_to(offs_c[None, :], (BLOCK_O, BLOCK_C))
+    last_row = _is_last_row(after_a) & mask_c[None, :]
+    offs = tl.broadcast_to(offs_c[None, :], after_a.shape)
     after_ptr = word_ptr + (tile * B.to(tl.int64) + batch) * C + offs
     before_ptr = after_ptr - B.to(tl.int64) * C
     state = tl.where(last_row, first, 0.0)
@@ -339,10 +343,10 @@ def pass_state(
 
 
 @triton.jit
-def store_last_row(ptr, state, offs_c, mask_c, BLOCK_O: tl.constexpr, BLOCK_C: tl.constexpr):
+def store_last_row(ptr, state, offs_c, mask_c):
     """Store the last row of ``state`` [BLOCK_O, BLOCK_C]."""
-    mask = (tl.arange(0, BLOCK_O) == BLOCK_O - 1)[:, None] & mask_c[None, :]
-    tl.store(tl.broadcast_to(ptr + offs_c[None, :], (BLOCK_O, BLOCK_C)), state, mask=mask)
+    at = tl.broadcast_to(ptr + offs_c[None, :], state.shape)
+    tl.store(at, state, mask=_is_last_row(state) & mask_c[None, :])
 
 
 @triton.jit

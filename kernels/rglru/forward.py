@@ -32,14 +32,11 @@ from .elements import (
 
 
 @triton.jit
-def forward_tile(x, r, i, rate, OP: tl.constexpr, PRECISE: tl.constexpr, TILE: tl.constexpr):
+def forward_tile(x, r, i, rate, OP: tl.constexpr, PRECISE: tl.constexpr, BLOCK_I: tl.constexpr):
     """Return the elements a, b of a tile's steps, and the maps of :func:`scan_rows`: from the state before the tile to
     the states after and before each row."""
-    BLOCK_I: tl.constexpr = TILE.block_i
-    BLOCK_O: tl.constexpr = TILE.block_o
-    BLOCK_C: tl.constexpr = TILE.block_c
-    row_a = tl.full((BLOCK_O, BLOCK_C), 1.0, tl.float32)
-    row_b = tl.full((BLOCK_O, BLOCK_C), 0.0, tl.float32)
+    row_a = tl.full(x[0].shape, 1.0, tl.float32)
+    row_b = tl.full(x[0].shape, 0.0, tl.float32)
     all_a, all_b = (), ()
     for n in tl.static_range(BLOCK_I):
         a, b = make_element(x[n], r[n], i[n], rate, OP, PRECISE)
@@ -47,7 +44,7 @@ def forward_tile(x, r, i, rate, OP: tl.constexpr, PRECISE: tl.constexpr, TILE: t
         all_b = all_b + (b,)
         row_b = tl.fma(a, row_b, b)
         row_a *= a
-    after_a, after_b, before_a, before_b = scan_rows(row_a, row_b, BLOCK_O, BLOCK_C)
+    after_a, after_b, before_a, before_b = scan_rows(row_a, row_b)
     return all_a, all_b, after_a, after_b, before_a, before_b
 
 
@@ -125,16 +122,15 @@ def look_back_kernel(
                 prefetch_tile(i_ptr + row, later, T, C, block * BLOCK_C, STEPS, BLOCK_C)
     issue_loads()
     rate = decay_rate(c_ptr, offs_c, mask_c, OP, PRECISE)[None, :]
-    all_a, all_b, after_a, after_b, before_a, before_b = forward_tile(x, r, i, rate, OP, PRECISE, TILE)
+    all_a, all_b, after_a, after_b, before_a, before_b = forward_tile(x, r, i, rate, OP, PRECISE, BLOCK_I)
     first = load_state(first_ptr, batch * C, offs_c, mask_c)
     state = pass_state(
-        word_ptr, call, B, C, batch, tile, tl.cdiv(T, STEPS), first, after_a, after_b, offs_c, mask_c,
-        PASS, BLOCK_O, BLOCK_C,
+        word_ptr, call, B, C, batch, tile, tl.cdiv(T, STEPS), first, after_a, after_b, offs_c, mask_c, PASS
     )  # fmt: skip
     if last_ptr is not None:
         if end <= STEPS:
             after = tl.fma(after_a, state, after_b)
-            store_last_row(last_ptr + batch * C, after, offs_c, mask_c, BLOCK_O, BLOCK_C)
+            store_last_row(last_ptr + batch * C, after, offs_c, mask_c)
     h = tl.fma(before_a, state, before_b)
     if SAVE > 0:
         saved_ptr += (batch * S + tile * STEPS // SAVE) * C
@@ -189,13 +185,13 @@ def walk_kernel(
         offs, left, mask = tile_offsets(offs_t, offs_c, mask_c, C, stop - start)
         x, r, i = load_inputs(x_ptr, r_ptr, i_ptr, base, offs, left, mask, C, OP, BLOCK_I)
         issue_loads()
-        all_a, all_b, after_a, after_b, before_a, before_b = forward_tile(x, r, i, rate, OP, PRECISE, TILE)
+        all_a, all_b, after_a, after_b, before_a, before_b = forward_tile(x, r, i, rate, OP, PRECISE, BLOCK_I)
         h = tl.fma(before_a, state, before_b)
         saved = saved_ptr
         if SAVE > 0:
             saved += (batch * S + start // SAVE) * C
         _store_states(h_ptr + base, saved, all_a, all_b, h, offs_t, offs_c, offs, left, mask, C, SAVE, BLOCK_I)
-        state = take_last_row(tl.fma(after_a, state, after_b), BLOCK_O)
+        state = take_last_row(tl.fma(after_a, state, after_b))
     if last_ptr is not None:
         if chunk == N - 1:
             tl.store(last_ptr + batch * C + offs_c[None, :], state, mask=mask_c[None, :])

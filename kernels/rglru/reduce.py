@@ -87,13 +87,13 @@ def reduce_kernel(
                 a, _ = decay_and_gate(r[n], rate, OP, PRECISE)
                 row_w = a * (widen(dh[n]) + row_w)
                 row_a *= a
-            after_a, after_b, _, _ = scan_rows(row_a, row_w, BLOCK_O, BLOCK_C)
+            after_a, after_b, _, _ = scan_rows(row_a, row_w)
         else:
             x, r, i = load_inputs(x_ptr, r_ptr, i_ptr, base, offs, left, mask, C, OP, BLOCK_I)
             issue_loads()
-            _, _, after_a, after_b, _, _ = forward_tile(x, r, i, rate, OP, PRECISE, TILE)
-        tile_a = take_last_row(after_a, BLOCK_O)
-        chunk_b = tl.fma(tile_a, chunk_b, take_last_row(after_b, BLOCK_O))
+            _, _, after_a, after_b, _, _ = forward_tile(x, r, i, rate, OP, PRECISE, BLOCK_I)
+        tile_a = take_last_row(after_a)
+        chunk_b = tl.fma(tile_a, chunk_b, take_last_row(after_b))
         chunk_a *= tile_a
     offs = (position.to(tl.int64) * B + batch) * C + offs_c[None, :]
     tl.store(a_ptr + offs, chunk_a, mask=mask_c[None, :])

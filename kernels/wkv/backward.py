@@ -300,7 +300,7 @@ def scan_gradient_kernel(
     if LOOK > 0:
         later_o, later_a, later_b = look_back(
             word_ptr + batch * C, spare_ptr + batch * C, tiles, position, stride, STEPS * w, -first_m, all_a, all_b,
-            offs_o, offs_c, mask_c, BLOCK_O, LOOK, LEAST_GRADIENT,
+            offs_o, offs_c, mask_c, LOOK, LEAST_GRADIENT,
         )  # fmt: skip
         o -= tl.maximum(T - (tile + 1) * STEPS, 0).to(tl.float32) * w
         o, a, b = add(later_o, later_a, later_b, o, a, b)

@@ -270,15 +270,14 @@ def scan_rows(m, a, b, lag):
 
 
 @triton.jit
-def gather_rows(
-    m, a, b, lag, offs_o, offs_c, first_c, GATHER: tl.constexpr, BLOCK_O: tl.constexpr
-):  # fmt: skip
+def gather_rows(m, a, b, lag, offs_o, offs_c, first_c, GATHER: tl.constexpr):
     """Return the same as :func:`scan_rows`, where every thread gets the sums of all rows and adds those that it needs.
 
     Args:
         first_c: first channel of the tile.
         GATHER: exchange.py's gather_code for the tile.
     """
+    BLOCK_O: tl.constexpr = m.shape[0]
     if GATHER.code != "":
         row = tl.broadcast_to(offs_o[:, None], m.shape)
         channel = tl.broadcast_to((offs_c - first_c)[None, :], m.shape)
@@ -322,7 +321,7 @@ def _holds_exponent(m, lag):
 @triton.jit
 def pass_state(
     word_ptr, call, size, tile, first_m, first_a, first_b, all_m, all_a, all_b, lag, offs_o, offs_c, first_c, mask_c,
-    PASS: tl.constexpr, BLOCK_O: tl.constexpr, AT_LEAST: tl.constexpr,
+    PASS: tl.constexpr, AT_LEAST: tl.constexpr,
 ):  # fmt: skip
     """Wait for the state before a tile, publish the state after it, and return the former [BLOCK_O, BLOCK_C].
 
@@ -338,7 +337,7 @@ def pass_state(
         lag: the tile decays a state by e^-lag.
         PASS: exchange.py's pass_code for the tile.
     """
-    last_row = tl.broadcast_to((offs_o == BLOCK_O - 1)[:, None] & mask_c[None, :], all_m.shape)
+    last_row = tl.broadcast_to((offs_o == all_m.shape[0] - 1)[:, None] & mask_c[None, :], all_m.shape)
     offs = tl.broadcast_to(2 * offs_c[None, :], all_m.shape)
     after_ptr = word_ptr + tile * (2 * size) + offs
     before_ptr = after_ptr - 2 * size
@@ -445,7 +444,7 @@ def _clear_words(word_ptr, size, offs_c, mask_c):
 @triton.jit
 def look_back(
     word_ptr, spare_ptr, tiles, position, stride, lag, all_m, all_a, all_b, offs_o, offs_c, mask_c,
-    BLOCK_O: tl.constexpr, LOOK: tl.constexpr, AT_LEAST: tl.constexpr,
+    LOOK: tl.constexpr, AT_LEAST: tl.constexpr,
 ):  # fmt: skip
     """Publish a tile's sum, and return the sum of all tiles before it [1, BLOCK_C], as it is at the tile's start.
 
@@ -470,7 +469,7 @@ def look_back(
     """
     GROUP: tl.constexpr = LOOK // 2
     size = (tiles + tl.cdiv(tiles, GROUP)) * stride
-    last_row = (offs_o == BLOCK_O - 1)[:, None] & mask_c[None, :]
+    last_row = (offs_o == all_m.shape[0] - 1)[:, None] & mask_c[None, :]
     _publish(word_ptr + position * stride, size, all_m, all_a, all_b, offs_c, last_row)
     _clear_words(spare_ptr + position * stride, size, offs_c, mask_c)
     group = position // GROUP

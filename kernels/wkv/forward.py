@@ -351,8 +351,8 @@ def scan_kernel(
         row_m, row_num, row_den = _sum_rows_by_step(k_ptr + base, v_ptr + base, w, offs, left, mask, C, BLOCK_I)
     if SERIAL:
         all_m, all_num, all_den, in_m, in_num, in_den = gather_rows(
-            row_m, row_num, row_den, BLOCK_I * w, offs_o, offs_c, block * BLOCK_C, GATHER, BLOCK_O
-        )  # fmt: skip
+            row_m, row_num, row_den, BLOCK_I * w, offs_o, offs_c, block * BLOCK_C, GATHER
+        )
     else:
         all_m, all_num, all_den, in_m, in_num, in_den = scan_rows(row_m, row_num, row_den, BLOCK_I * w)
     stride = B.to(tl.int64) * C
@@ -360,12 +360,12 @@ def scan_kernel(
     if SERIAL:
         m, num, den = pass_state(
             word_ptr + 2 * batch * C, call, stride, tile, m, num, den, all_m, all_num, all_den, STEPS * w,
-            offs_o, offs_c, block * BLOCK_C, mask_c, PASS, BLOCK_O, LEAST_STATE,
+            offs_o, offs_c, block * BLOCK_C, mask_c, PASS, LEAST_STATE,
         )  # fmt: skip
     elif LOOK > 0:
         before_m, before_num, before_den = look_back(
             word_ptr + batch * C, spare_ptr + batch * C, tl.cdiv(T, STEPS), tile, stride, STEPS * w,
-            all_m, all_num, all_den, offs_o, offs_c, mask_c, BLOCK_O, LOOK, LEAST_STATE,
+            all_m, all_num, all_den, offs_o, offs_c, mask_c, LOOK, LEAST_STATE,
         )  # fmt: skip
         m, num, den = add(m - (tile * STEPS).to(tl.float32) * w, num, den, before_m, before_num, before_den)
     m, num, den = add(m - (offs_o * BLOCK_I).to(tl.float32)[:, None] * w, num, den, in_m, in_num, in_den)
