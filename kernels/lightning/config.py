@@ -60,16 +60,6 @@ def invalid_reason(config: LightningConfig, *, impl: str, capability: tuple[int,
     return None
 
 
-# Loops hold a state [dx, block_z] and M in registers, in float32 the operands of matrix products too.
-_HOPPER = LoopConfig(block_t=64, block_z=64, num_warps=4, num_stages=2)
-_HOPPER_WIDE = LoopConfig(block_t=64, block_z=32, num_warps=4, num_stages=2)
-_AMPERE = LoopConfig(block_t=32, block_z=64, num_warps=4, num_stages=2)
-_AMPERE_WIDE = LoopConfig(block_t=32, block_z=32, num_warps=4, num_stages=2)
-_AMPERE_WIDEST = LoopConfig(block_t=32, block_z=32, num_warps=8, num_stages=2)
-_FLOAT32_NARROW = LoopConfig(block_t=32, block_z=32, num_warps=8, num_stages=1)
-_FLOAT32_WIDE = LoopConfig(block_t=16, block_z=16, num_warps=8, num_stages=1)
-
-
 def select_config(
     sizes: Mapping[str, int], dtype: str, capability: tuple[int, int], training: bool, *, impl: str
 ) -> LightningConfig:
@@ -93,14 +83,16 @@ def select_config(
     full = dtype == "fp32"
 
     def fit_loop(dx: int, dz: int) -> LoopConfig:
+        # A loop holds a state [dx, block_z] and M in registers, in float32 the operands of matrix products too.
         if full:
-            config = _FLOAT32_NARROW if dx <= 64 else _FLOAT32_WIDE
+            block_t, block_z, num_warps = (32, 32, 8) if dx <= 64 else (16, 16, 8)
         elif capability >= (9, 0):
-            config = _HOPPER if dx <= 128 else _HOPPER_WIDE
+            block_t, block_z, num_warps = (64, 64 if dx <= 128 else 32, 4)
         else:
-            config = _AMPERE if dx <= 64 else (_AMPERE_WIDE if dx <= 128 else _AMPERE_WIDEST)
+            block_t, block_z, num_warps = (32, 64 if dx <= 64 else 32, 4 if dx <= 128 else 8)
         few = sizes["batch"] * sizes["num_heads"] * -(-max(dims) // 64) < MIN_PROGRAMS
-        return replace(config, block_z=min(config.block_z, 32 if few else 64, dz))
+        block_z = min(block_z, 32 if few else 64, dz)
+        return LoopConfig(block_t=block_t, block_z=block_z, num_warps=num_warps, num_stages=1 if full else 2)
 
     def fit_quadratic(dx: int, dz: int) -> QuadraticConfig:
         if full:
