@@ -22,7 +22,7 @@ from ..accelerators.known import Accelerator, get_accelerator
 from ..accelerators.roofs import with_roofs
 from ..counts import count_case
 from .runtime_model import LAUNCH_MS, flop_rate
-from .terms import LAUNCHES, MODELS, Case, Model
+from .terms import FORMULATION, LAUNCHES, MODELS, Case, Model
 
 if TYPE_CHECKING:
     import numpy as np
@@ -56,6 +56,9 @@ AS_SPECIFIED = 1.05
 """Two devices' rates are taken to be to one another as specified, give or take 5 %. The matrix rates of an H100 and an
 H200 are the same by specification, and Lightning-1, which they limit, takes 0.95 to 1.02 times as long on the H100."""
 
+PROPORTIONAL = 0.98
+"""Rows tell products from memory traffic if the cosine between the two terms, each over the row's time, is less."""
+
 KIND_COUNTS = 2
 """The scatter of the other implementations of a kind weighs as much as that of so many own rows."""
 
@@ -87,6 +90,7 @@ class Fit:
         low_ratio, high_ratio: between which the measured over the predicted time lies with 90 % chance, as
             :func:`likely_ratios` takes it from problems left out of the fit.
         best_share: the largest share of the roof that a row reached, that of the formulation; None by launches.
+        told_apart: whether the rows tell what products take from what memory takes; False but by the formulation.
         measured: size -> the least and greatest one among the rows; ``tokens`` are batch times sequence length.
         stands_in: how the rows came about where they were not measured in this mode and dtype, else None.
     """
@@ -103,6 +107,7 @@ class Fit:
     low_ratio: float
     high_ratio: float
     best_share: float | None
+    told_apart: bool
     measured: Mapping[str, tuple[int, int]]
     stands_in: str | None = None
 
@@ -188,6 +193,12 @@ class _Sample:
         """The largest share of the roof of the formulation's rows: of its rates the slower one, over the time."""
         return float((self.terms[:, -2:].max(axis=1) / self.times).max())
 
+    @property
+    def told_apart(self) -> bool:
+        """Whether the two rates' terms are not proportional over the rows, so that a fit tells one from the other."""
+        products, memory = self.terms[:, -2] / self.times, self.terms[:, -1] / self.times
+        return float(products @ memory) < PROPORTIONAL * math.sqrt(float(products @ products) * float(memory @ memory))
+
 
 def fit_rows(
     rows: Iterable[Row],
@@ -265,6 +276,7 @@ def _fit(
         low_ratio=low_ratio,
         high_ratio=high_ratio,
         best_share=None if model is LAUNCHES else max(each.share for each in ([own] if number else others)),
+        told_apart=model is FORMULATION and (alone or few) and own.told_apart,
         stands_in=next((row["stands_in"] for row in fitted_rows if "stands_in" in row), None),
         measured={name: (min(e[name] for e in extents), max(e[name] for e in extents)) for name in extents[0]},
     )

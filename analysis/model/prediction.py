@@ -36,8 +36,8 @@ class Prediction:
         low_ms, high_ms: without a fit the model's bounds (roofline, and no overlap), between which an ideal kernel
             lies; with one, where 90 % of left-out rows lay relative to their prediction, wider on another accelerator
             than the one that was measured, and never below what the accelerator allows.
-        time_ms: the fitted time, None without a fit; on another accelerator the middle of what its rates allow, with
-            the software of the fitted rows.
+        time_ms: the fitted time, None without a fit. On another accelerator each part changes with its own rate where
+            the rows tell the parts apart, else it is the middle of what the rates allow; with the rows' software.
         model: the runtime model's times.
         interval: what the interval means, in words.
     """
@@ -122,8 +122,8 @@ def predict_case(case: Case, accelerator: Accelerator, fit: Fit | None, measured
             interval="full overlap to no overlap at full rate, which is what an ideal kernel takes",
         )
     low_ms, high_ms, carried = fit.carried_ms(case, accelerator)
-    # Which rate limits the kernel elsewhere is not known, so the time is the geometric mean of the two ends.
-    time_ms = math.sqrt(low_ms * high_ms)
+    # Where rows do not tell which rate limits the kernel, the time elsewhere is the geometric mean of the two ends.
+    time_ms = fit.time_ms(case, accelerator) if fit.told_apart else math.sqrt(low_ms * high_ms)
     (low_ratio, high_ratio), basis = fit.ratios(case), fit.basis()
     if measured is not None:
         off = measured["time_ms"] / fit.time_ms(case, accelerator_of(fit.accelerator, fit.roofs))

@@ -265,7 +265,7 @@ def _followed(kind: str, there: Sequence[tuple[Any, Any]]) -> Any:
 def _translated(asked: Asked, line: Line, store: Store) -> Line:
     """Return a time as the model carries it to the document's device, with that measured here if it was.
 
-    The document's software takes from 1 to :data:`OTHER_SOFTWARE` times as long: in the middle for all kernels alike.
+    The document's software takes from 1 to :data:`OTHER_SOFTWARE` times as long; the time is in the middle of all that.
     """
     terms = asked.terms(asked.claim.sides[0], line.point)
     if "impl" not in terms:
@@ -282,9 +282,10 @@ def _translated(asked: Asked, line: Line, store: Store) -> Line:
     )  # fmt: skip
     chunk = terms.get("chunk_size")
     found = question.answer(terms["impl"], None if chunk is None else str(chunk)).predicted
-    ours, interval = found.time_ms, None
-    if ours is not None:
-        ours, interval = math.sqrt(OTHER_SOFTWARE) * ours, (found.low_ms, OTHER_SOFTWARE * found.high_ms)
+    ours, interval = None, None
+    if found.time_ms is not None:
+        interval = found.low_ms, OTHER_SOFTWARE * found.high_ms
+        ours = math.sqrt(math.prod(interval))
     return dataclasses.replace(line, values={store.device: (line.ours,)}, ours=ours, interval=interval)
 
 

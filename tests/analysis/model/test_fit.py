@@ -99,6 +99,8 @@ def test_a_fit_is_carried_to_another_accelerator() -> None:
     ]
     assert (there.low_ms, there.high_ms) == pytest.approx(tuple(expected))
     assert there.low_ms < there.time_ms < there.high_ms
+    # These rows tell products from memory: each part has its own rate's share.
+    assert fit.told_apart and there.time_ms == fit.time_ms(AT_64_STEPS, B200)
     assert "carried to b200" in there.interval
     assert "carried" not in here.interval
 

@@ -39,13 +39,14 @@ def test_nine_of_ten_committed_rows_lie_in_the_intervals_of_fits_without_them(op
 
 
 def test_committed_rows_of_an_h100_and_an_h200_lie_in_the_intervals_carried_from_each_other() -> None:
-    """More than nine of ten, since it is not known which rate counts; programs that hold whole states are carried with
-    the bandwidth, so their times are close too."""
+    """More than nine of ten, since it is not known which rate counts. Times are close where the rows tell what products
+    take from what memory takes, and for programs that hold whole states, which the bandwidth limits."""
     found = [each for each in validate(committed_results()) if each.fitted_on != each.held_out_on]
     rows, share = held(found)
     assert rows > 2000 and share > 0.95
     assert " come to by chance, 0 fewer, " in in_words(found)
-    assert max(each.median_error for each in found if each.impl == "whole_state") < 0.1
+    assert max(each.median_error for each in found if each.rows > 10) < 0.1
+    assert max(each.median_error for each in found if each.rows) < 0.15
 
 
 def test_what_so_few_rows_can_tell() -> None:
