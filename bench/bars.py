@@ -2,11 +2,10 @@
 
 Sides take turns in every round, so that other load on the machine slows all of them alike. Of a side with several
 chunk lengths the fastest counts. Ours must be right to be timed; an outside package whose numbers are off is timed too,
-with a remark. On a GPU the sides of a problem are compiled beforehand and run in one process. On a CPU
-every bar has a process of its own, because a side would reuse memory that others left and so have fewer page faults,
-and every sample follows an untimed call of the same side. A CPU on which two threads do not reach
-:data:`FREE_CORES_GAIN` times the matrix products of one does not have two free cores: a bar that is missed there is
-marked as not decidable.
+with a remark. On a GPU the sides of a problem are compiled beforehand and run in one process. On a CPU every bar has a
+process of its own, because a side would reuse memory that others left and so have fewer page faults, and every sample
+follows an untimed call of the same side. A CPU on which two threads do not reach :data:`FREE_CORES_GAIN` times the
+matrix products of one does not have two free cores: a bar that is missed there is marked as not decidable.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ DEFAULT = "default"
 """``ours`` may also be the operation called as users do, without an implementation or a chunk length."""
 
 SET_ON = "h200_sxm"
-"""The accelerator that bars on a GPU are meant for. Sides that other rates limit are closer, or further, on another."""
+"""The accelerator that bars on a GPU were set on. On another its rates, not only our kernels, decide what is held."""
 
 SHORTEST_CHUNK = 64
 """The shortest of every chunk length: one tile of the kernels."""
@@ -385,7 +384,7 @@ def measure_bars(
         raise ValueError(f"the bars {', '.join(on_gpu)} need an NVIDIA GPU, and none is here")
     note(*store.recovered_notes(output))
     if on_gpu and here.device_accelerator != SET_ON:
-        note(f"the bars are meant for {SET_ON}: on {here.device_name} their ratios may be missed or held for its rates")
+        note(f"these bars were set on {SET_ON}: on {here.device_name} other rates limit both sides, and ratios differ")
     for name, family in families.items():
         verdicts: list[Verdict] = []
         with contextlib.ExitStack() as stack:

@@ -3,9 +3,9 @@
 The reference is the operation's recurrent definition in float64 where that is affordable. Above that, implementations
 other than the portable torch one are held against the torch one in float64 (which the tests hold against the
 recurrence), with less of the batch where that does not fit in memory; the torch one itself, and operations that have
-none, are checked at a smaller shape. The row states the shape.
-Where channels do not mix, large problems' references are computed some channels at a time, each with all of batch and
-time: every element of outputs and gradients is still checked, those of parameters too, which are sums over both.
+none, are checked at a smaller shape. The row states the shape. Where channels do not mix, large problems' references
+are computed some channels at a time, each with all of batch and time: every element of outputs and gradients is still
+checked, those of parameters too, which are sums over both.
 
 The bound of a tensor's relative error ``||x - ref|| / ||ref||`` is not chosen by hand: it is twice the error that a
 plain torch form makes on the same rounded inputs in the same dtype, plus the dtype's epsilon. In fp32 and fp64, where

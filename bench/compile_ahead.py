@@ -165,21 +165,26 @@ def compile_ahead(
 ) -> None:
     """Call cases once in an executor's processes, so that the timed pass finds the compilers' caches on disk filled.
 
-    A case that worked leaves a mark, so that later sweeps leave it out. One that failed fails again, and gets its row,
-    when it is measured. Autotuners choose in the timed pass (:func:`.autotuning.untimed`), because processes that share
-    the GPU would make them choose badly.
+    A case that worked leaves a mark, so that later sweeps leave it out. One for which the others left too little memory
+    is called again after them. One that failed fails again, and gets its row, when it is measured. Autotuners choose in
+    the timed pass (:func:`.autotuning.untimed`), because processes that share the GPU would make them choose badly.
     """
     # Cases that differ in lengths alone share most kernels: side by side, each process would compile them all.
     rounds = itertools.zip_longest(*grouped(cases, _kind).values())
     cases = [item for each in rounds for item in each if item is not None]
     limits = Limits(timeout_s=timeout_s, action="compile", device_kind="cuda")
-    for item, reply in executor.run(Queue(cases, lambda _: None, unit_of), limits, lambda _: None):
-        # Where a mark cannot be written, the next sweep compiles again.
-        with contextlib.suppress(OSError):
-            if reply["status"] == "ok":
-                mark = _mark(item, environment)
-                mark.parent.mkdir(parents=True, exist_ok=True)
-                mark.touch()
+    while cases:
+        too_large = []
+        for item, reply in executor.run(Queue(cases, lambda _: None, unit_of), limits, lambda _: None):
+            if reply["status"] == "oom":
+                too_large.append(item)
+            # Where a mark cannot be written, the next sweep compiles again.
+            with contextlib.suppress(OSError):
+                if reply["status"] == "ok":
+                    mark = _mark(item, environment)
+                    mark.parent.mkdir(parents=True, exist_ok=True)
+                    mark.touch()
+        cases = too_large if len(too_large) < len(cases) else []
 
 
 class Compiler:

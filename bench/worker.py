@@ -59,10 +59,6 @@ class Ready(clock.Call):
     compile_s: float
 
 
-COMPILE_WAITS_S = (1.0, 2.0, 4.0, 8.0, 16.0)
-"""How long a process that compiles waits for memory, each time that it finds too little."""
-
-
 class Worker:
     """Runs cases on one device, and keeps what consecutive cases share: inputs, references and the clock."""
 
@@ -141,28 +137,17 @@ class Worker:
         return replies
 
     def compile(self, item: PlannedCase) -> dict[str, Any]:
-        """Call a case once, unchecked and untimed, so that compilers cache their results on disk.
-
-        Other processes do the same on this device. If they leave too little memory, it waits for them and tries again.
-        """
+        """Call a case once, unchecked and untimed, so that compilers cache their results on disk."""
         other, config = item.config_of, None
         if other is not None and isinstance(item.target, Implementation):
             capability = torch.cuda.get_device_capability()
             config = item.target.launches(other.mode, other.dtype, other.sizes, capability)
-        for wait_s in (*COMPILE_WAITS_S, None):
-            try:
-                with autotuning.untimed():
-                    return {"compile_s": self.make_ready(item, config).compile_s}
-            except Exception as error:
-                if wait_s is None or classify(error)[0] != "oom":
-                    raise
-                too_little = error.with_traceback(None)
-            finally:
-                self.release(everything=True)
-            if not _shared_memory(self.device):
-                raise too_little
-            time.sleep(wait_s)
-        raise AssertionError("the last attempt returns or raises")
+        try:
+            with autotuning.untimed():
+                return {"compile_s": self.make_ready(item, config).compile_s}
+        finally:
+            # Other processes compile on this device too, and need its memory.
+            self.release(everything=True)
 
     def profile(self, item: PlannedCase) -> dict[str, Any]:
         """Call a case once between cudaProfilerStart and cudaProfilerStop, compiled, warm and unchecked.
@@ -442,12 +427,6 @@ def classify(error: BaseException) -> tuple[str, str]:
 def failed(error: BaseException) -> Reply:
     """Return the outcome of a case that ended with an exception."""
     return not_measured(*classify(error))
-
-
-def _shared_memory(device: str) -> bool:
-    """Return whether other processes hold much of a GPU's memory, now that this one holds none."""
-    free, total = torch.cuda.mem_get_info() if device == "cuda" else (1, 1)
-    return free < 0.9 * total
 
 
 def _device_is_usable(device: str) -> bool:

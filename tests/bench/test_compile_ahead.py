@@ -128,6 +128,25 @@ def test_processes_compile_different_kernels_side_by_side_and_once(monkeypatch: 
     assert len(compile_ahead.uncompiled(planned, H200)) == 64
 
 
+def test_what_finds_too_little_memory_is_called_again_after_the_others() -> None:
+    """Until nothing more fits: of five calls on a device for two at a time, one is too large for it alone."""
+    rounds: list[list[PlannedCase]] = []
+
+    def run(cases: Queue, limits: Limits, started: Any) -> Outcomes:
+        rounds.append([*iter(cases.take, None)])
+        room = 2
+        for item in rounds[-1]:
+            fits = item is not planned[0] and room > 0
+            room -= fits
+            yield item, {"status": "ok" if fits else "oom", "reason": None, "columns": {}}
+
+    planned = plan(Request(preset="default", impls=("mlstm_kernels.xl_chunk",)), device_kind="cuda")[:5]
+    compile_ahead.compile_ahead(planned, SimpleNamespace(run=run), H200, 1.0)  # type: ignore[arg-type]
+    assert [len(each) for each in rounds] == [5, 3, 1]
+    left = compile_ahead.uncompiled(planned, H200)
+    assert left == planned[:1]
+
+
 def test_a_sweep_compiles_between_cases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     planned = plan(Request(ops=("mlstm_sig",), impls=("fused_chunk",), preset="quick"), device_kind="cuda")
     events: list[str] = []
