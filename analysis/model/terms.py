@@ -5,9 +5,9 @@ rate and a share of the bandwidth, a state waits for the one before it, and laun
 
     t = launches t_launch + n t_step + x_FLOPs tau_FLOPs + x_bytes tau_bytes
 
-with n steps one after the other: chunks of a sequence, tokens of a recurrence. Programs that hold whole states wait for
-memory and for products in turn, which is neither the one time nor the other: in place of n t_step they have x_walk
-tau_walk, with tau_walk what the choice of a chunk length expects on an H200. Where the launches are known
+with n steps one after the other: chunks of a sequence, tokens of a recurrence. Programs that hold whole states wait now
+for memory, now for products. In place of n t_step they have x_walk tau_walk, where tau_walk is the time that the choice
+of a chunk length expects on an H200. Where the launches are known
 (:mod:`.schedule`), their programs run in waves, as many at once as the multiprocessors hold, so that 4,096 programs and
 4,100 take different times. Launches run one after the other, and of one launch
 
@@ -91,7 +91,8 @@ def _formulation_kind(op: str, impl: str, mode: str, dtype: str) -> Kind | None:
 
 
 def _kind_of(formulation: str) -> Callable[[str, str, str, str], Kind | None]:
-    """Return the kinds of a model that one formulation follows: mLSTMexp's kernels, which are stabilised, or others."""
+    """Return the function ``kind`` of a model of one formulation: mLSTMexp's kernels, which are stabilised, are a kind
+    of their own."""
 
     def kind(op: str, impl: str, mode: str, dtype: str) -> Kind | None:
         found = _formulation_kind(op, impl, mode, dtype)
