@@ -182,6 +182,9 @@ def command(
                 if first and other and first != other:
                     raise ValueError(f"kernel must be named once, got {first} and --kernel {other}")
                 given["kernel"] = first or other
+            if panel == EXPLAIN and not given.get("run"):
+                # Starting numpy's threads takes a tenth of a second, and fits of a few constants do not use them.
+                os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
             try:
                 try:
                     function(**given)

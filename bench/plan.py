@@ -14,7 +14,7 @@ from ..kernels import baselines
 from ..kernels.baselines.spec import Baseline
 from ..kernels.spec import DTYPES, MODES, Implementation, Operation
 from ..results.arguments import MAX_SIZE, nearest, one_of, unknown
-from ..results.schema import Case
+from ..results.schema import CASE_COLUMNS, Case
 from ..results.select import describe
 from .presets import Preset, get_preset
 
@@ -417,9 +417,10 @@ def in_run_order(planned: Iterable[PlannedCase]) -> list[PlannedCase]:
 
     It is one implementation after the other; within it, cases that share inputs (and so a reference) side by side.
     """
-    unique: dict[str, PlannedCase] = {}
+    identity = attrgetter(*CASE_COLUMNS)
+    unique: dict[tuple[Any, ...], PlannedCase] = {}
     for item in planned:
-        unique.setdefault(item.case.case_id, item)
+        unique.setdefault(identity(item.case), item)
     cases = [item.case for item in unique.values()]
     impls = {key: n for n, key in enumerate(dict.fromkeys((case.provider, case.impl) for case in cases))}
     ops = {op: n for n, op in enumerate(dict.fromkeys(case.op for case in cases))}

@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -81,3 +82,22 @@ def one_line(err: str) -> str:
     (line,) = [each for each in err.splitlines() if not each.startswith(("--gpu", "--roofs"))]
     assert line.startswith("lrbench: ")
     return line
+
+
+def full_speed_seconds(work: Callable[[], object]) -> float:
+    """Return the processor time that work takes, here and in its processes, on a core that nobody slows down.
+
+    Others that share a core's caches and units make it slower: a loop whose time is known says by how much.
+    """
+    slowness, start = _slowness(), os.times()
+    work()
+    end = os.times()
+    return (sum(end[:4]) - sum(start[:4])) / min(slowness, _slowness())
+
+
+def _slowness() -> float:
+    """Return how many times as long as at full speed a loop takes, 1 at least."""
+    full_speed_s, start, total = 0.13, time.process_time(), 0
+    for n in range(2_000_000):
+        total += n * n % 7
+    return max(1.0, (time.process_time() - start) / full_speed_s)

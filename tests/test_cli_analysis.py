@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
+import functools
 import re
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,7 @@ from lrbench.results import store
 from lrbench.results.schema import Case
 from lrbench.results.select import load_rows
 from lrbench.tests import ROOT
-from lrbench.tests.command_line import Lrbench, Run, one_line
+from lrbench.tests.command_line import Lrbench, Run, full_speed_seconds, one_line
 
 from .analysis import rows as made
 
@@ -673,10 +672,7 @@ NUMERICS = HEAVY | {"numpy", "pyarrow", "sympy"}
 def test_answers_come_within_a_second_or_two(
     arguments: str, heavy: set[str], limit_s: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of processor time of a core at full speed: what else the machine does must not decide.
-
-    Python keeps what it compiled of a module, as it does for a user, also where the tests' environment forbids it.
-    """
+    """Python keeps what it compiled of a module, as it does for a user, even if the tests' environment forbids it."""
     monkeypatch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
     monkeypatch.setenv("PYTHONPYCACHEPREFIX", str(tmp_path))
     code = (
@@ -684,22 +680,5 @@ def test_answers_come_within_a_second_or_two(
         f"app({[*arguments.split(), '--format', 'json']!r}, standalone_mode=False);"
         f"heavy = {heavy!r} & set(sys.modules); assert not heavy, heavy"
     )
-    best = float("inf")
-    for _ in range(5):
-        slowness = _slowness()
-        before = os.times()
-        subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
-        after = os.times()
-        spent = after.children_user + after.children_system - before.children_user - before.children_system
-        best = min(best, spent / min(slowness, _slowness()))
-    assert best < limit_s
-
-
-def _slowness() -> float:
-    """Return by how much a core is slower than one that shares its caches and units with nobody, 1 at least."""
-    full_speed_s = 0.13
-    start = time.process_time()
-    total = 0
-    for n in range(2_000_000):
-        total += n * n % 7
-    return max(1.0, (time.process_time() - start) / full_speed_s)
+    run = functools.partial(subprocess.run, [sys.executable, "-c", code], check=True, capture_output=True)
+    assert min(full_speed_seconds(run) for _ in range(5)) < limit_s

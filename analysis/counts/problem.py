@@ -6,7 +6,6 @@ import dataclasses
 import functools
 from collections import Counter
 from collections.abc import Callable, Mapping
-from fractions import Fraction
 from types import MappingProxyType
 from typing import Any
 
@@ -294,8 +293,13 @@ def _passed(problem: Problem, direction: str) -> tuple[Tally, Any]:
         return tally, tally.bytes if step else compulsory(problem, backward=backward)
     of_heads = {"attention": baselines.attention_compulsory, "gla": baselines.gla_compulsory}
     least = of_heads.get(op, scalar_decay.compulsory)(problem, backward=backward)
-    tally = baselines.attention(problem, direction) if op == "attention" else _linear_rnn(problem, direction, least)
-    tally, least = tally * problem.rows, (tally.bytes if step else least) * problem.rows
+    if op == "attention":
+        tally = baselines.attention(problem, direction) * problem.rows
+    elif problem.formulation == "whole_state":
+        tally = _whole_state(problem, direction, least)
+    else:
+        tally = _linear_rnn(problem, direction, least) * problem.rows
+    least = tally.bytes if step else least * problem.rows
     model = scalar_decay.GATE_MODELS.get(problem.op)
     if model is None or not model.head_constants:
         return tally, least
@@ -320,8 +324,6 @@ def _linear_rnn(problem: Problem, direction: str, least: Any) -> Tally:
         forward = mlstm.parallel if paper else scalar_decay.parallel_forward
         return (scalar_decay.parallel_backward if backward else forward)(problem)
     chunk = chunk_formula(problem.op, direction)
-    if problem.formulation == "whole_state":
-        return _whole_state(problem, direction, chunk, least)
     tally = problem.over_chunks(chunk)
     if problem.formulation == "walk":
         return _walk(problem, chunk, tally, least)
@@ -352,12 +354,21 @@ def _walk(problem: Problem, chunk: Callable[[Problem], Tally], chunks: Tally, le
     return dataclasses.replace(chunks, work=tiles.work, recomputed_work=tiles.recomputed_work) + states
 
 
-def _whole_state(problem: Problem, direction: str, chunk: Callable[[Problem], Tally], least: Any) -> Tally:
-    """Return a walk that cuts only the heads which do not fill the device, the mean of all heads.
+def _whole_state(problem: Problem, direction: str, least: Any) -> Tally:
+    """Return a walk of all heads, which cuts only those that do not fill the device.
 
     Its pass for the states leaves out the chunk whose state none needs: forward the last, backward the first.
+
+    Args:
+        least: compulsory bytes of a head.
     """
+    chunk = chunk_formula(problem.op, direction)
     length, whole = as_cut(shape(problem), problem.formulation, direction, problem.chunk_size)
+    uncut, tally = dataclasses.replace(problem, chunk_size=problem.seq_len), Tally()
+    if whole:
+        tally += _walk(uncut, chunk, uncut.over_chunks(chunk), least) * whole
+    if whole == problem.rows:
+        return tally
     cut = dataclasses.replace(problem, chunk_size=length)
     chunks, last = cut.over_chunks(chunk), problem.seq_len % length or length
     unneeded = chunk(dataclasses.replace(problem, seq_len=last if direction == "forward" else length))
@@ -370,12 +381,7 @@ def _whole_state(problem: Problem, direction: str, chunk: Callable[[Problem], Ta
         traffic=without(chunks.traffic, unneeded.traffic),
         recomputed_traffic=without(chunks.recomputed_traffic, unneeded.recomputed_traffic),
     )
-    tally = _walk(cut, chunk, chunks, least)
-    if not whole:
-        return tally
-    uncut = dataclasses.replace(problem, chunk_size=problem.seq_len)
-    share = Fraction(whole, problem.rows)
-    return tally * (1 - share) + _walk(uncut, chunk, uncut.over_chunks(chunk), least) * share
+    return tally + _walk(cut, chunk, chunks, least) * (problem.rows - whole)
 
 
 def _executed(problem: Problem, passes: tuple[str, ...]) -> dict[str, Any]:

@@ -224,26 +224,33 @@ def fit_rows(
         models: to take the first of that there are rows for.
     """
     newest = newest_cases(row for row in rows if not row["noise"])
-    fits = (_fit(newest, model, (op, impl, mode, dtype), device, roofs) for model in models)
+    by_name = grouped(newest, itemgetter("op", "impl"))
+    fits = (_fit(by_name, model, (op, impl, mode, dtype), device, roofs) for model in models)
     return next((fit for fit in fits if fit is not None), None)
 
 
 def _fit(
-    rows: Sequence[Row], model: Model, names: tuple[str, str, str, str], device: str | None, roofs: str
+    by_name: Mapping[tuple[str, str], Sequence[Row]],
+    model: Model,
+    names: tuple[str, str, str, str],
+    device: str | None,
+    roofs: str,
 ) -> Fit | None:
     op, impl, mode, dtype = names
     kind = model.kind(*names)
-    alike = [row for row in rows if kind is not None and model.kind(row["op"], row["impl"], mode, dtype) == kind]
-    taken = of_device([row for row in alike if (row["op"], row["impl"]) == (op, impl)], device, model.min_rows)
-    taken = taken or of_device(alike, device, 1)
+    if kind is None:
+        return None
+    alike = {name: rows for name, rows in by_name.items() if model.kind(*name, mode, dtype) == kind}
+    taken = of_device(alike.get((op, impl), []), device, model.min_rows)
+    taken = taken or of_device([row for rows in alike.values() for row in rows], device, 1)
     if not taken:
         return None
     key = str(taken[0]["device_accelerator"])
-    by_name = grouped((row for row in alike if row["device_accelerator"] == key), itemgetter("op", "impl"))
-    own = _sample(by_name.pop((op, impl), []), model, mode, dtype, key, roofs)
+    there = {name: [row for row in rows if row["device_accelerator"] == key] for name, rows in alike.items()}
+    own = _sample(there.pop((op, impl), []), model, mode, dtype, key, roofs)
     number, problems = len(own.times), len(set(own.problems))
     alone = number >= model.min_rows and problems >= MIN_PROBLEMS
-    others = [] if alone else [_sample(each, model, mode, dtype, key, roofs) for each in by_name.values()]
+    others = [] if alone else [_sample(each, model, mode, dtype, key, roofs) for each in there.values()]
     others = [each for each in others if len(each.times)]
     few = model is not LAUNCHES and not others and (number >= MIN_PROBLEMS or problems >= FEWEST_PROBLEMS)
     if alone or few:
