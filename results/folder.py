@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from operator import itemgetter
 from pathlib import Path
+from statistics import median
+from typing import Any
 
 from .lock import LOCK_FILE, hold
 from .schema import IMPORT_FAILED, was_tried
@@ -18,12 +20,16 @@ ORDER = ("kernel", "op", "impl", "mode", "dtype", "seq_len", "case_id", "measure
 
 HISTORY = "history"
 
+SUPERSEDED, FEWEST_CASES = 1.2, 5
+"""Code is superseded if a newer one takes at most 1 / SUPERSEDED or at least SUPERSEDED times as long, in the median of
+FEWEST_CASES cases or more."""
+
 
 def merge(folder: Path) -> list[str]:
     """Put the rows of a folder's runs into one file for each family and ``history.parquet``, and remove the others.
 
-    A family's file has the newest row of every case on every device, ``history.parquet`` all others that were measured.
-    Rows which only say that a package was not there are left out, and that it did not import where the case has another
+    A family's file has the newest row of every case on every device but those of superseded code
+    (:data:`SUPERSEDED`), ``history.parquet`` all others that were measured. Rows which only say that a package was not there are left out, and that it did not import where the case has another
     row. Calibrations, copies, profiles and errors go to a file of each kind. Subfolders are left as they are. Killed in
     between, it leaves every row in a file; the next call ends what was begun.
 
@@ -66,12 +72,33 @@ def _by_family(rows: Iterable[Row]) -> dict[str, list[Row]]:
     newest: dict[str, list[Row]] = {}
     older: list[Row] = []
     kept = (row for row in rows if row["status"] != "unavailable" or row["reason"].startswith(IMPORT_FAILED))
-    for (kernel, *_), group in grouped(kept, itemgetter("kernel", "case_id", "device_name")).items():
-        *others, last = sorted(group, key=lambda row: (was_tried(row), row["measured_at"]))
-        newest.setdefault(kernel, []).append(last)
+    by_case = grouped(kept, itemgetter("kernel", "case_id", "device_name"))
+    cases = {key: sorted(group, key=lambda row: (was_tried(row), row["measured_at"])) for key, group in by_case.items()}
+    superseded = _superseded(cases.values())
+    for (kernel, *_), (*others, last) in cases.items():
+        (older if _code(last) in superseded else newest.setdefault(kernel, [])).append(last)
         older += filter(was_tried, others)
     parts = {**newest, HISTORY: older}
     return {
         name: sorted(part, key=lambda row: [(row[key] is None, row[key]) for key in ORDER])
         for name, part in parts.items()
     }
+
+
+def _superseded(cases: Iterable[Sequence[Row]]) -> set[tuple[Any, ...]]:
+    """Return the code that is superseded (:data:`SUPERSEDED`), given the rows of each case, oldest first."""
+    ratios: dict[tuple[Any, ...], list[float]] = {}
+    for group in cases:
+        *others, last = [row for row in group if row["status"] == "ok" and not row["noise"]] or [None]
+        for row in others:
+            if _code(row) != _code(last):
+                ratios.setdefault(_code(row), []).append(row["time_ms"] / last["time_ms"])
+    return {
+        code
+        for code, found in ratios.items()
+        if len(found) >= FEWEST_CASES and not 1 / SUPERSEDED < median(found) < SUPERSEDED
+    }
+
+
+_code = itemgetter("op", "impl", "mode", "dtype", "device_name", "provider_version", "triton_version", "git_commit")
+"""Return what was measured: an implementation of one commit, with the versions of the package and of Triton."""

@@ -70,6 +70,17 @@ def test_a_failed_import_takes_the_place_of_no_time(tmp_path: Path) -> None:
     assert held(tmp_path) == {"tfla.parquet": [("fused_chunk", 1), ("whole_state", 2)]}
 
 
+@pytest.mark.parametrize(("times_as_long", "cases", "kept"), [(2.0, 5, 0), (0.5, 5, 0), (1.1, 5, 1), (2.0, 4, 1)])
+def test_rows_of_superseded_code_are_history(times_as_long: float, cases: int, kept: int, tmp_path: Path) -> None:
+    """Else a chunk length that was measured long ago looks slower than others that were measured since."""
+    old = [row(1, batch=1 + n, time_ms=times_as_long, git_commit="old") for n in range(cases + 1)]
+    new = [row(2, batch=1 + n, time_ms=1.0, git_commit="new") for n in range(cases)]
+    made.write([*old, *new], tmp_path / "sweep-a.parquet")
+    merge(tmp_path)
+    assert held(tmp_path)["tfla.parquet"].count(("fused_chunk", 1)) == kept
+    assert sum(map(len, held(tmp_path).values())) == len(old) + len(new), "nothing is lost"
+
+
 def test_copies_are_called_copies(tmp_path: Path) -> None:
     for name in ("a", "b"):
         shutil.copy(store.HERE / "h200_sxm" / "copies.parquet", tmp_path / f"{name}.copies.parquet")
