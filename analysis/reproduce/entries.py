@@ -230,9 +230,9 @@ def _check(asked: Asked, where: str) -> None:
         raise Refused(where, f"a table with one of {', '.join(kinds)}", ", ".join(given) or None)
     if claim.kind not in KINDS:
         return
-    pair = claim.kind in ("ratio", "crossover")
-    if len(claim.sides) != 1 + pair:
-        raise Refused(f"{where}.{claim.kind}", "two sides", list(claim.sides))
+    sides = {"ratio": (2, 4), "crossover": (2,)}.get(claim.kind, (1,))
+    if len(claim.sides) not in sides:
+        raise Refused(f"{where}.{claim.kind}", f"{' or '.join(map(str, sides))} sides", list(claim.sides))
     for side in claim.sides:
         if side not in asked.document.sides:
             raise unknown(f"{where}.{claim.kind}", side, asked.document.sides)

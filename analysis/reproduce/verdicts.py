@@ -1,9 +1,9 @@
 """Verdicts: what stored rows, or the counts, say of a claim.
 
 value: the metric at each point; a time on another device holds if it lies in the 90 % interval of ours as the model
-translates it there. ratio: one side's over another's. span: the largest over the smallest along an axis. slope: d log
-metric / d log axis from each value to the next. crossover: the smallest value from which on one side is below the
-other. best: the value with the smallest metric.
+translates it there. ratio: one side's over another's; of four sides, the first ratio over the second. span: the largest
+over the smallest along an axis. slope: d log metric / d log axis from each value to the next. crossover: the smallest
+value from which on one side is below the other. best: the value with the smallest metric.
 """
 
 from __future__ import annotations
@@ -235,9 +235,11 @@ def _compared(asked: Asked, values: Mapping[tuple[str, tuple[Any, ...]], float |
     points: list[tuple[Point, list[Any]]]
     points = [(point, [values[side, tuple(point.values())] for side in claim.sides]) for point in asked.points()]
     if claim.kind in ("value", "ratio"):
-        for point, (a, *b) in points:
-            ours = None if a is None or None in b else a / (b[0] or math.nan) if b else a
-            yield Line(point=point, ours=ours, values=dict(zip(claim.sides, ((a,), (*b,)), strict=True)) if b else {})
+        for point, of in points:
+            a, b, c, d = (*of, 1, 1, 1)[:4]
+            ours = None if None in of else a if len(of) == 1 else a * d / (b * c or math.nan)
+            named = {side: (value,) for side, value in zip(claim.sides, of, strict=True)}
+            yield Line(point=point, ours=ours, values=named if len(of) > 1 else {})
         return
     for group, members in grouped(points, lambda item: others(item[0])).items():
         there: list[tuple[Any, Any]] = [(point[axis], of) for point, of in members if None not in of]
