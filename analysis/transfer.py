@@ -11,6 +11,7 @@ normaliser h = g U / n:
     one           n = max(|g w|, 1)           mlstm_exp, whose max state cancels
     stabilised    n = max(|g w|, exp(m))      a bound of 1 on what is divided by exp(m_t), as without the max state
     unbounded     n = |g w|
+    max_state     n = exp(m)                  no normaliser on what is divided by exp(m_t)
 
 m_t = max(log sigma(f) + m_{t-1}, log g) is log g here. Source: TFLA paper, section 4.2, eq. 26, and appendix D.2.
 """
@@ -42,18 +43,19 @@ def gains(
     Args:
         op: mlstm_sig or mlstm_exp, which have sigma and exp for an input gate.
         input_gate, forget_gate: pre-activations.
-        normaliser: none, one, stabilised or unbounded; None is the operation's own.
+        normaliser: none, one, stabilised, unbounded or max_state; None is the operation's own.
 
     Raises:
         ValueError: an unknown name.
     """
     one_of("op", op, NORMALISERS)
     normaliser = normaliser or NORMALISERS[op]
-    one_of("normaliser", normaliser, ("none", "one", "stabilised", "unbounded"))
+    one_of("normaliser", normaliser, ("none", "one", "stabilised", "unbounded", "max_state"))
     u, w, v_max = _sums(forget_gate)
     gate = np.exp(input_gate) if op == "mlstm_exp" else 1 / (1 + np.exp(-input_gate))
-    bound = {"none": np.inf, "one": 1.0, "stabilised": gate, "unbounded": 0.0}[normaliser]
-    h = gate * u / (np.maximum(np.abs(gate * w), bound) if normaliser != "none" else 1.0)
+    fixed = {"none": 1.0, "max_state": gate}
+    bound = {"one": 1.0, "stabilised": gate, "unbounded": 0.0}
+    h = gate * u / (fixed[normaliser] if normaliser in fixed else np.maximum(np.abs(gate * w), bound[normaliser]))
     normed = h / np.sqrt(np.mean(h * h, axis=1, keepdims=True) + epsilon)
     before, after = (float(np.mean(np.abs(x).max(axis=1) / v_max)) for x in (h, normed))
     return before, after

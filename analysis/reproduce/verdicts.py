@@ -1,9 +1,10 @@
 """Verdicts: what stored rows, or the counts, say of a claim.
 
-value: the metric at each point; a time on another device holds if it lies in the 90 % interval of ours as the model
-translates it there. ratio: one side's over another's; of four sides, the first ratio over the second. span: the largest
-over the smallest along an axis. slope: d log metric / d log axis from each value to the next. crossover: the smallest
-value from which on one side is below the other. best: the value with the smallest metric.
+value: the metric at each point; a document's time holds from a tenth below that measured on its device to
+:data:`OTHER_SOFTWARE` times that, and without such a row in the 90 % interval of ours as the model translates it.
+ratio: one side's over another's; of four sides, the first ratio over the second. span: the largest over the smallest
+along an axis. slope: d log metric / d log axis from each value to the next. crossover: the smallest value from which on
+one side is below the other. best: the value with the smallest metric.
 """
 
 from __future__ import annotations
@@ -65,6 +66,7 @@ class Line:
         document: the bound, in words.
         holds: 1, 0, or 0.5 for a crossover past its bound; None where nothing was measured.
         interval: of a time that is translated to the document's device.
+        there: the time that was measured on that device.
     """
 
     point: Point
@@ -73,6 +75,12 @@ class Line:
     document: str = ""
     holds: float | None = None
     interval: tuple[float, float] | None = None
+    there: float | None = None
+
+    @property
+    def outcome(self) -> Any:
+        """What is held against the document's number."""
+        return self.ours if self.there is None else self.there
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +108,7 @@ class Found:
 
 
 class Store:
-    """The ``wanted`` rows of a device, by default the one with most rows: of each case the newest good one."""
+    """The ``wanted`` rows, of each case the newest good one, and its device, by default the one with most rows."""
 
     def __init__(
         self, results: Sequence[Path], device: str | None = None, wanted: Callable[[Row], bool] = lambda _: True
@@ -114,23 +122,20 @@ class Store:
         errors = [row for each in tables for row in each.to_pylist()]
         most = Counter(row["device_accelerator"] for row in (rows or errors) if row["device_accelerator"])
         self.device = device or next((key for key, _ in most.most_common(1)), "")
-        rows, errors = (
-            [row for row in found if row["device_accelerator"] == self.device and wanted(row)]
-            for found in (rows, errors)
-        )
-        cases = grouped(rows, itemgetter("case_id")).values()
-        self.cases = grouped(map(_newest, cases), itemgetter("op", "mode"))
-        self.errors = errors
+        self.errors = [row for row in errors if row["device_accelerator"] == self.device and wanted(row)]
+        cases = grouped(filter(wanted, rows), itemgetter("device_accelerator", "case_id")).values()
+        self.cases = grouped(map(_newest, cases), itemgetter("device_accelerator", "op", "mode"))
 
     def error(self, metric: str, terms: Terms) -> float | str:
         """Return the mean of an error over the draws, of the newest row that terms select, or that there is none."""
         rows = [row for row in self.errors if _matches(row, terms)]
         return max(rows, key=itemgetter("measured_at"))[f"{metric}_mean"] if rows else UNMEASURED
 
-    def row(self, terms: Terms) -> Row | str:
+    def row(self, terms: Terms, device: str | None = None) -> Row | str:
         """Return the fastest row that terms select, or why there is none: not measured, or a status."""
         wanted = {"state_dtype": "fp32", **terms}
-        rows = [row for row in self.cases.get((wanted["op"], wanted["mode"]), []) if _matches(row, wanted)]
+        cases = self.cases.get((device or self.device, wanted["op"], wanted["mode"]), [])
+        rows = [row for row in cases if _matches(row, wanted)]
         ok = [row for row in rows if row["status"] == "ok"]
         return min(ok, key=itemgetter("time_ms")) if ok else rows[0]["status"] if rows else UNMEASURED
 
@@ -167,7 +172,9 @@ def evaluate(asked: Asked, store: Store) -> Found:
         values[side, tuple(point.values())] = None if isinstance(value, str) else value
     lines: Iterable[Line] = _compared(asked, values)
     lacking = tuple(missing)
-    if claim.kind == "value" and claim.metric == "time" and asked.document.device != store.device and store.sweeps:
+    if claim.kind == "value" and claim.metric == "time" and asked.document.device == store.device:
+        lines = [dataclasses.replace(line, there=line.ours) for line in lines]
+    elif claim.kind == "value" and claim.metric == "time" and store.sweeps:
         lines = [_translated(asked, line, store) for line in lines]
         # What was not measured is fitted, and --run may still measure it.
         lacking = () if any(line.interval for line in lines) else lacking
@@ -265,7 +272,7 @@ def _followed(kind: str, there: Sequence[tuple[Any, Any]]) -> Any:
 
 
 def _translated(asked: Asked, line: Line, store: Store) -> Line:
-    """Return a time as the model carries it to the document's device, with that measured here if it was.
+    """Return a time as the model carries it to the document's device, with those measured here and there.
 
     The document's software takes from 1 to :data:`OTHER_SOFTWARE` times as long; the time is in the middle of all that.
     """
@@ -288,7 +295,9 @@ def _translated(asked: Asked, line: Line, store: Store) -> Line:
     if found.time_ms is not None:
         interval = found.low_ms, OTHER_SOFTWARE * found.high_ms
         ours = math.sqrt(math.prod(interval))
-    return dataclasses.replace(line, values={store.device: (line.ours,)}, ours=ours, interval=interval)
+    row = store.row(terms, device)
+    there = None if isinstance(row, str) else row["time_ms"]
+    return dataclasses.replace(line, values={store.device: (line.ours,)}, ours=ours, interval=interval, there=there)
 
 
 def _judged(claim: Claim, line: Line, n: int) -> Line:
@@ -297,11 +306,13 @@ def _judged(claim: Claim, line: Line, n: int) -> Line:
     at: dict[str, Any] = {sign: bound[n] if isinstance(bound, tuple) else bound for sign, bound in bounds.items()}
     words = " ".join(f"{sign}{shown(claim, bound)}" for sign, bound in at.items() if bound is not None)
     states, least, most = at.values()
-    ours, holds = line.ours, None
+    ours, holds = line.outcome, None
     if isinstance(ours, str):
         holds = float(ours == states)
     elif ours is not None:
-        if line.interval and states is not None:
+        if line.there is not None and states is not None:
+            near = (1 - claim.within) * line.there <= states <= OTHER_SOFTWARE * line.there
+        elif line.interval and states is not None:
             near = line.interval[0] <= states <= line.interval[1]
         else:
             near = states is None or abs(ours - states) <= claim.within * (abs(states) or 1.0)
@@ -334,10 +345,15 @@ def _verdict(asked: Asked, lines: tuple[Line, ...], missing: tuple[tuple[str, Po
         name = terms.get("impl") or ("ours" if terms.get("provider") == "lrbench" else terms["op"])
         parts.append(f"{name} {why}{where and f' at {where}'}")
     ours = _range(asked.claim, known)
-    if off := [max(line.ours / line.interval[0], line.interval[1] / line.ours) for line in known if line.interval]:
-        measured = [dataclasses.replace(line, ours=of) for line in known for (of,) in line.values.values() if of]
+    if any(line.interval for line in known):
+        measured = [Line(point={}, ours=of) for line in known for (of,) in line.values.values() if of]
         here = f"{_range(asked.claim, measured)} here, " if measured else ""
-        ours = f"{here}{ours} on {asked.document.device}, each within a factor of {max(off):.2g}"
+        not_there = [line for line in known if line.there is None]
+        off = [max(line.ours / line.interval[0], line.interval[1] / line.ours) for line in not_there if line.interval]
+        there = len(known) - len(not_there)
+        how = [f"{there} of {len(known)} measured"] if there else []
+        how += [f"{'the others' if there else 'each'} within a factor of {max(off):.2g}"] if off else []
+        ours = f"{here}{ours} on {asked.document.device}, {', '.join(how)}"
     reason = "; ".join(dict.fromkeys(parts))
     return Found(asked=asked, verdict=verdict, reason=reason, ours=ours, lines=lines)
 
@@ -376,6 +392,6 @@ def shown(claim: Claim, value: Any, kind: str | None = None) -> str:
 
 def _range(claim: Claim, lines: Sequence[Line]) -> str:
     """Return the outcomes of lines, the smallest and the largest."""
-    ordered = sorted((line.ours for line in lines), key=lambda value: (isinstance(value, str), value))
+    ordered = sorted((line.outcome for line in lines), key=lambda value: (isinstance(value, str), value))
     texts = [*dict.fromkeys(shown(claim, each) for each in ordered)]
     return " to ".join(dict.fromkeys((*texts[:1], *texts[-1:])))

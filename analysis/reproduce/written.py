@@ -21,7 +21,8 @@ counted. To see the points of a claim, run its command; with `--run` it sweeps w
 - *Holds in part*: at some of the points, or at all that have a row; the rest is named.
 - *Not testable here*: needs other hardware or trained weights. *Not measured*: has no row yet.
 - A time that a document states for another accelerator *holds* if it lies in the 90 % interval that the model gives for
-  it ([how](choosing.md#another-accelerator)).
+  it ([how](choosing.md#another-accelerator)). Where we measured that accelerator, it holds from a tenth below our time
+  there to 1.5 times our time, since other software may be slower.
 
 The claims are data in `analysis/reproduce/`, a file for each document; `entries.py` says how to write one.
 `lrbench reproduce --format markdown` writes this page.
@@ -74,14 +75,17 @@ def line_rows(found: Found, *, words: bool = True) -> list[dict[str, Any]]:
 
 
 def _outcome(found: Found, line: Line, *, words: bool) -> dict[str, Any]:
-    """Return what a line came to; of a translated time what was measured here, and what the model makes of it there."""
+    """Return what a line came to; of a translated time the measured ones, and what the model makes of it there."""
     claim = found.asked.claim
     if line.interval is None:
         return {"here": shown(claim, line.ours) if words or line.ours == math.inf else line.ours}
     ((measured,),), (low, high), there = line.values.values(), line.interval, found.asked.document.device
     if words:
-        return {"here": shown(claim, measured), there: f"{shown(claim, line.ours)} ({low:.3g} to {high:.3g})"}
-    return {"here": measured, there: line.ours, f"{there}_low": low, f"{there}_high": high}
+        of_model = f"{shown(claim, line.ours)} ({low:.3g} to {high:.3g})"
+        return {"here": shown(claim, measured), f"measured on {there}": shown(claim, line.there), there: of_model}
+    return {
+        "here": measured, f"{there}_measured": line.there, there: line.ours, f"{there}_low": low, f"{there}_high": high
+    }  # fmt: skip
 
 
 def page(found: Sequence[Found], device: str) -> str:

@@ -161,6 +161,19 @@ def test_times_of_another_device_are_translated(tmp_path: Path) -> None:
         assert not found.missing
         # Where the document's device was measured, its rows are taken.
         assert verdicts.evaluate(asked, verdicts.Store([], "h100_sxm")).verdict == "not measured"
+    # Rows of that device count before the model, with the same allowance for other software.
+    store = verdicts.Store(committed_results(), "h200_sxm")
+    (asked,) = claims(tmp_path, text.replace("ours", "theirs").replace("1024", "128").format(1))
+    time_ms = store.row(asked.terms("theirs", {"seq_len": 8192}), "h100_sxm")["time_ms"]
+    for factor, holds in ((0.89, False), (0.91, True), (1.49, True), (1.51, False)):
+        claim = dataclasses.replace(asked.claim, states=factor * time_ms)
+        found = verdicts.evaluate(asked._replace(claim=claim), store)
+        (line,) = found.lines
+        assert (found.verdict, line.there) == ("holds" if holds else "does not hold here", time_ms)
+        assert found.ours.endswith(" on h100_sxm, 1 of 1 measured")
+        assert line.interval is not None and line.interval[0] < 1.51 * time_ms < line.interval[1]
+        itself = verdicts.evaluate(asked._replace(claim=claim), verdicts.Store(committed_results(), "h100_sxm"))
+        assert itself.verdict == found.verdict and not itself.lines[0].interval
     (asked,) = claims(tmp_path, 'value = "attention"\nover = { seq_len = [8192] }\nstates = 1')
     with pytest.raises(ValueError, match="a-doc-fig1, side attention: impl must be said"):
         verdicts.evaluate(asked, store)
