@@ -349,7 +349,7 @@ def result_files(paths: str | Path | Iterable[str | Path], row_sets: Sequence[ty
 def current_files(paths: Iterable[str | Path]) -> list[Path]:
     """Return result files without those of older rows, ``history.parquet`` and ``*.history.parquet``.
 
-    Of every case in these the files beside them hold a newer row. Where there are no others, they are returned.
+    The files beside them hold newer rows. Where there are no others, they are returned.
     """
     files = result_files(paths)
     return [path for path in files if not f".{path.name}".endswith(".history.parquet")] or files
