@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -106,6 +108,8 @@ class Tally:
 
     def __mul__(self, times: Scalar) -> Tally:
         """Repeat every part ``times`` times."""
+        if times == 1:
+            return self
         return Tally(*({name: part * times for name, part in parts.items()} for parts in self._each()))
 
     def __add__(self, other: Tally) -> Tally:
@@ -120,8 +124,8 @@ class Tally:
         return self.work, self.traffic, self.recomputed_work, self.recomputed_traffic
 
 
-def _merged(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, Any]:
-    return {**a, **{name: a[name] + part if name in a else part for name, part in b.items()}}
+def _merged(a: Mapping[str, Any], b: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {**a, **{name: a[name] + part if name in a else part for name, part in b.items()}} if b else a
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,7 +197,8 @@ class Problem:
     def over_chunks(self, chunk: Callable[[Problem], Tally]) -> Tally:
         """Add up whole chunks and a ragged last one; the published counting has T / L chunks, whole or not."""
         pieces = [(self.chunk_size, self.seq_len / self.chunk_size)] if self.published else self.pieces()
-        return sum((chunk(dataclasses.replace(self, seq_len=length)) * times for length, times in pieces), Tally())
+        each = (chunk(dataclasses.replace(self, seq_len=length)) * times for length, times in pieces)
+        return functools.reduce(operator.add, each)
 
     def pieces(self) -> Iterator[tuple[int, int]]:
         """Yield (length, how many) of whole chunks and a ragged last one."""
