@@ -29,9 +29,10 @@ def merge(folder: Path) -> list[str]:
     """Put the rows of a folder's runs into one file for each family and ``history.parquet``, and remove the others.
 
     A family's file has the newest row of every case on every device but those of superseded code
-    (:data:`SUPERSEDED`), ``history.parquet`` all others that were measured. Rows which only say that a package was not there are left out, and that it did not import where the case has another
-    row. Calibrations, copies, profiles and errors go to a file of each kind. Subfolders are left as they are. Killed in
-    between, it leaves every row in a file; the next call ends what was begun.
+    (:data:`SUPERSEDED`), ``history.parquet`` all others that were measured. Rows which only say that a package was not
+    there are left out, and that it did not import where the case has another row. Calibrations, copies, profiles and
+    errors go to a file of each kind. Subfolders are left as they are. Killed in between, it leaves every row in a file;
+    the next call ends what was begun.
 
     Returns:
         what to say of it.
@@ -89,10 +90,10 @@ def _superseded(cases: Iterable[Sequence[Row]]) -> set[tuple[Any, ...]]:
     """Return the code that is superseded (:data:`SUPERSEDED`), given the rows of each case, oldest first."""
     ratios: dict[tuple[Any, ...], list[float]] = {}
     for group in cases:
-        *others, last = [row for row in group if row["status"] == "ok" and not row["noise"]] or [None]
-        for row in others:
-            if _code(row) != _code(last):
-                ratios.setdefault(_code(row), []).append(row["time_ms"] / last["time_ms"])
+        timed = [row for row in group if row["status"] == "ok" and not row["noise"]]
+        for row in timed[:-1]:
+            if _code(row) != _code(timed[-1]):
+                ratios.setdefault(_code(row), []).append(row["time_ms"] / timed[-1]["time_ms"])
     return {
         code
         for code, found in ratios.items()
