@@ -151,13 +151,23 @@ class RunWriter:
         if not end and self.planned is not None:
             line = json.dumps({PLANNED: self.planned}).encode() + b"\n" + line
         try:
-            self._file.write(line)
-            self._file.flush()
-            os.fsync(self._file.fileno())
+            with self._kept():
+                self._file.write(line)
+                self._file.flush()
+                os.fsync(self._file.fileno())
         except OSError:
             with contextlib.suppress(OSError):
                 os.ftruncate(self._file.fileno(), end)
             raise
+
+    @contextlib.contextmanager
+    def _kept(self) -> Iterator[None]:
+        """Say in the error of a full disk where the rows before it are."""
+        try:
+            yield
+        except OSError as error:
+            kept = f"the rows so far are kept in {self.journal}, and the next sweep into this folder recovers them"
+            raise OSError(f"{error.strerror or error}: {kept}") from error
 
     def close(self) -> None:
         """Write the parquet file, if there are rows, and remove the journal."""
@@ -168,7 +178,8 @@ class RunWriter:
                 complete = not self.failed and self.planned in (None, len(self.records))
                 self.path.parent.mkdir(parents=True, exist_ok=True)
                 rows = (dataclasses.asdict(record) for record in self.records)
-                write_parquet(rows, self.path, complete=complete, planned=self.planned)
+                with self._kept():
+                    write_parquet(rows, self.path, complete=complete, planned=self.planned)
             self.journal.unlink(missing_ok=True)
         finally:
             with contextlib.suppress(OSError):
