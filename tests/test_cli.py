@@ -36,9 +36,11 @@ TINY = (
 )  # fmt: skip
 
 
-def call(*arguments: str) -> subprocess.CompletedProcess[str]:
+def call(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     """Run a command in a process of its own, as a sweep's workers want it."""
-    return subprocess.run((*CALL, *arguments), capture_output=True, text=True, env=ENVIRON, timeout=240)
+    return subprocess.run(
+        (*CALL, *arguments), capture_output=True, text=True, env={**ENVIRON, **variables}, timeout=240
+    )
 
 
 Swept = tuple[subprocess.CompletedProcess[str], Path]
@@ -85,6 +87,12 @@ def test_a_full_disk_is_no_regression() -> None:
     with open("/dev/full", "w") as full:
         finished = subprocess.run([sys.executable, "-m", "lrbench", "gpus"], stdout=full, stderr=subprocess.PIPE)
     assert (finished.returncode, finished.stderr) == (2, b"lrbench: [Errno 28] No space left on device\n")
+
+
+def test_what_an_encoding_has_not_is_written_as_an_escape() -> None:
+    """In the C locale a table is not cut short where a claim has a sign of no ASCII."""
+    shown = call("reproduce", "lightning-constant", "--gpu", "h200", PYTHONIOENCODING="ascii").stdout
+    assert "\\u2264 1.1" in shown
 
 
 def test_completion_as_a_module_is_of_the_command() -> None:
