@@ -17,6 +17,7 @@ import fcntl
 import functools
 import itertools
 import json
+import math
 import operator
 import os
 import re
@@ -53,6 +54,9 @@ of fewer."""
 
 SAME_CASE = ("case_id", "device_accelerator", "device_name", "status", "noise", "suspect")
 """Of rows that agree in these columns, the newest counts."""
+
+NAMING = ("run_id", "case_id", "measured_at", "op", "impl", "mode", "status")
+"""Columns that name a row, of which none is null."""
 
 OTHER_ROW_SETS = {
     "roofs": (RoofRow, "calibration"), "copies": (RoofRow, "copies"), "profile": (ProfileRow, "profiles"),
@@ -471,6 +475,7 @@ def _read_where(files: Sequence[Path], columns: Sequence[str], where: Where, new
     table = read([groups[n] for n in sorted(held)], dict.fromkeys((*columns, "schema_version")))
     table.validate(full=True)
     _check_version(table["schema_version"].unique().to_pylist(), Record, "these results")
+    _check_rows(table, "these results")
     return table.select(names)
 
 
@@ -511,6 +516,8 @@ def read_file(path: Path, row: type = Record, *, columns: Sequence[str] | None =
         table = file.read(columns=[*wanted], use_threads=False)
         table.validate(full=True)
     _check_version(table[version.name].to_pylist(), row, str(path))
+    if row is Record:
+        _check_rows(table, str(path))
     folders = _named_by_folders(path)
     found = []
     for field in schema:
@@ -533,6 +540,18 @@ def _check_version(found: Iterable[int | None], row: type, where: str) -> None:
     if others := set(found) - {*range(1, most + 1)}:
         given = ", ".join(sorted(map(str, others)))
         raise ValueError(f"{version.name} must be {f'from 1 to {most}' if most > 1 else most}, got {given} in {where}")
+
+
+def _check_rows(table: pa.Table, where: str) -> None:
+    """Refuse rows that lrbench does not write: without what names them, or timed without a time."""
+    held = set(table.column_names)
+    for name in NAMING:
+        if name in held and table[name].null_count:
+            raise ValueError(f"{name} must be in every row, got null in {where}")
+    if {"status", "time_ms"} <= held:
+        for status, time_ms in zip(table["status"].to_pylist(), table["time_ms"].to_pylist(), strict=True):
+            if status == "ok" and not 0 < (time_ms or 0) < math.inf:
+                raise ValueError(f"time_ms must be a positive number in rows with status ok, got {time_ms} in {where}")
 
 
 def _named_by_folders(path: Path) -> dict[str, str | None]:

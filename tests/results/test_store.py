@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import os
 import shutil
 import signal
@@ -316,6 +317,11 @@ def with_column(name: str, values: list[object]) -> Callable[[pa.Table], pa.Tabl
         (with_column("seq_len", [1.5]), r"column seq_len must cast to int64 in .*run.parquet"),
         (with_column("schema_version", [4]), r"schema_version must be from 1 to 3, got 4 in .*run.parquet"),
         (lambda table: table.drop_columns(["schema_version"]), "must have a column schema_version"),
+        (with_column("measured_at", [None]), r"measured_at must be in every row, got null in .*run.parquet"),
+        *(
+            (with_column("time_ms", [time_ms]), rf"time_ms must be a positive number .*ok, got {time_ms} in .*run.par")
+            for time_ms in (None, 0.0, -1.0, math.inf, math.nan)
+        ),
         (lambda table: table.append_column("op", table["op"]), r"must have each column once, got op several times"),
     ],
 )
