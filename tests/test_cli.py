@@ -183,7 +183,7 @@ def test_exit_codes_of_a_sweep(
         (
             (None, "drift: the last samples take 1.80x the first; busy CPU: waited 1.31 s", "busy CPU: waited 0.20 s"),
             ["warning: 2 of 3 cases were measured on a busy machine, mostly busy CPU: waited 1.31 s. A check "
-            "calls them unclear; the same command measures them again when it is idle"],
+            "calls them unclear; the same command without --resume measures them again"],
         ),
     ],
 )  # fmt: skip
