@@ -586,6 +586,7 @@ def errors(
     import torch
 
     from .bench import display, mlp_errors
+    from .bench.session import check_folder
 
     if kernel.replace("_", "-") != "gated-mlp":
         raise ValueError(f"kernel must be gated-mlp, the family whose source has such a table, got {kernel!r}")
@@ -600,6 +601,8 @@ def errors(
         device=device,
     )
     name = torch.cuda.get_device_name() if device == "cuda" else "the CPU: the Triton kernels need a GPU"
+    if output is not None:
+        check_folder(output)
     note(f"computing on {name}")
     rows = list(found)
     display.show(rows, format)
@@ -665,7 +668,7 @@ def count(
     """
     from .analysis import counts
     from .bench import display
-    from .bench.shown import count_rows
+    from .bench.shown import count_in_words, count_rows
 
     operation = problem.operation(kernel)
     chosen = formulation or counts.default_formulation(operation, problem.mode)
@@ -673,13 +676,16 @@ def count(
     if chunk_size is not None and not chunked:
         raise ValueError(f"chunk_size must be left out for {operation} {chosen} {problem.mode}, got {chunk_size!r}")
     chunk = min(128, problem.seq_len) if chunk_size is None else parse_size(chunk_size, "chunk_size")
+    sizes: dict[str, Any] = problem.sizes(operation) | {"chunk_size": chunk if chunked else None}
+    if not (problem.num_heads or problem.embedding):
+        sizes["num_heads"] = 1
+    dtype = problem.dtype or "bf16"
     result = counts.count(
         operation,
         formulation=chosen,
         mode=problem.mode,
-        **(problem.sizes(operation) | {"num_heads": problem.num_heads or 1}),
-        chunk_size=chunk if chunked else None,
-        dtype=problem.dtype or "bf16",
+        **sizes,
+        dtype=dtype,
         gate_dtype=None if gate_dtype is None else _dtype(gate_dtype, "gate_dtype"),
         state_dtype=problem.state_dtype,
         causal=not non_causal,
@@ -687,10 +693,9 @@ def count(
         counting=counting,
         factors=counts.Factors.parse(factor) if factor else None,
     )
-    display.show(result.as_dict() if format == "json" else count_rows(result), format)
     if format == "table":
-        factor_in_words = "" if result.causal_factor is None else f", causal factor {result.causal_factor}"
-        print(f"intensity {result.intensity:.4g} FLOP per byte{factor_in_words}")
+        print(count_in_words(result, {**sizes, "dtype": dtype, "state_dtype": problem.state_dtype}))
+    display.show(result.as_dict() if format == "json" else count_rows(result), format)
 
 
 @command(EXPLAIN, "best --gpu h100 --seq-len 8k --embedding 4096 --mode fwbw")

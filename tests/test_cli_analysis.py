@@ -50,6 +50,7 @@ def test_count_prints_every_part_of_the_papers_table(counting: str, run: Run) ->
             "count gated-mlp --d-model 4096 --d-ff 14336 --batch 1024",
         ),
         ("count rglru --channels 2k", "count rglru --embedding 2048"),
+        ("count tfla --embedding 4k", "count tfla --num-heads 16"),
         (
             "kv-savings --d-model 4k --d-ff 14k --layers 32 --kv-heads 8 --head-dim 128",
             "kv-savings --d-model 4096 --d-ff 14336 --layers 32 --kv-heads 8 --head-dim 128",
@@ -65,10 +66,15 @@ def test_functions_cost_what_is_said(run: Run) -> None:
     assert heavier["flops"] > run.json(*PUBLISHED.split())["flops"]
 
 
-def test_count_as_a_table_ends_with_totals(run: Run) -> None:
+def test_count_as_a_table_begins_with_totals(run: Run) -> None:
     printed = run(*PUBLISHED.split())
     assert "\ntotal " in printed
-    assert printed.endswith("intensity 48.89 FLOP per byte, causal factor 0.5\n")
+    first = printed.splitlines()[0]
+    assert first.startswith("mlstm_sig chunkwise fw B=1 T=8k H=1 dim 256/512 chunk 128 bf16: ")
+    assert first.endswith(" bytes, intensity 48.89 FLOP per byte, causal factor 0.5")
+    assert run("count", "attention", "--mode", "step").startswith(
+        "attention recurrent step B=1 T=1 context 8k H=1 dim "
+    )
     assert run("count", "attention", "--format", "csv").startswith("part,flops,bytes\n")
     assert "\nstate " in run("count", "tfla", "--mode", "step")
 
@@ -192,6 +198,9 @@ def test_the_modelled_chunk_size_is_chosen_by_launches_where_they_are_known(run:
     # Of these the model expects 2048, which was measured, to be faster than 1024, which was not.
     assert "not measured" not in run(*["chunk-size", "tfla", "--gpu", "h200", "--head-dim", "320"]).splitlines()[0]
     assert "the choice by launches, 8192, takes 0 ms more" in printed
+    # Walks see idle multiprocessors as well: they may choose a length that was fastest nowhere yet.
+    report = run.json(*["chunk-size", "tfla", "--gpu", "h200", "--impl", "whole_state", "--seq-len", "64k"])
+    assert (report["model"], report["answer"]["chunk_size"]) == ("walks", 65536)
     unnamed = run.json("chunk-size", "tfla", "--gpu", "b200")
     assert (unnamed["impl"], unnamed["model"], unnamed["answer"]["basis"]) == ("fused_chunk", "launches", "fitted")
     assert unnamed["answer"]["chunk_size"] == unnamed["runtime_optimal_feasible"] == 8192
