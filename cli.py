@@ -831,7 +831,7 @@ def reproduce(
     from .bench.shown import show_reproduced
 
     if not run:
-        _refuse_given(context, "output", "timeout", "time_limit")
+        _refuse_given(context, "--run", "output", "timeout", "time_limit")
     claims = entries.load()
     asked = entries.chosen(claims, ids) if ids else claims
     drawn = {each.id: each.entry.figure for each in asked if ids and each.entry.figure}
@@ -879,11 +879,11 @@ def reproduce(
     raise typer.Exit(int(left))
 
 
-def _refuse_given(context: typer.Context, *names: str) -> None:
-    """Raise ValueError for an option of --run that was given without it."""
-    for name in names:
-        if getattr(context.get_parameter_source(name), "name", None) == "COMMANDLINE":
-            raise ValueError(f"--{name.replace('_', '-')} must be given with --run: without it nothing is measured")
+def _refuse_given(context: typer.Context, needed: str, *names: str) -> None:
+    """Raise ValueError for an option of ``needed`` that was given without it."""
+    for option in context.command.params:
+        if option.name in names and getattr(context.get_parameter_source(option.name), "name", None) == "COMMANDLINE":
+            raise ValueError(f"{option.opts[0]} must be given with {needed}: without it nothing is measured")
 
 
 @command(EXPLAIN, "kv-savings --tokens 512,4k --kv-dtype fp8")
@@ -1090,6 +1090,7 @@ def _reported(gpu: str) -> list[Path]:
 
 @command(COMPARE, "compare run:ff7ac4fb run:c0d954a9")
 def compare(
+    context: typer.Context,
     axes: Axes,
     a: Annotated[str, typer.Argument(metavar="A", help="File, folder, or terms such as run:ff7ac4fb,op:mlstm_exp.")],
     b: Annotated[str, typer.Argument(metavar="B", help="As A: run:, commit:, impl:, provider:, op:, seq_len:, ...")],
@@ -1111,6 +1112,9 @@ def compare(
 
     --kernel, --preset and the axes say what --live measures.
     """
+    if not live:
+        measured = (each.name for each in dataclasses.fields(axes))
+        _refuse_given(context, "--live", *measured, "kernel", "preset", "rounds", "output")
     ignored = _names(ignore, "--ignore") or ()
     groups = parse_names(by, "--by")
     if live:
@@ -1315,7 +1319,7 @@ def results(
     from .results import contents, folder, store
 
     if not run:
-        _refuse_given(context, "timeout", "time_limit")
+        _refuse_given(context, "--run", "timeout", "time_limit")
     left, named = False, paths or store.committed_results()
     if (merge or (run and paths)) and (len(named) != 1 or named[0].is_file()):
         given = ", ".join(map(str, named)) or "none"

@@ -659,6 +659,7 @@ def test_figures_are_written(tmp_path: Path, run: Run) -> None:
         ("results nowhere", "got nowhere (does not exist)"),
         ("errors fused_chunk", "kernel must be gated-mlp"),
         ("errors gated-mlp --size x", "--size must be a positive integer"),
+        ("compare impl:a impl:b --seq-len 1k", "--seq-len must be given with --live: without it nothing is measured"),
         ("results --time-limit 9", "--time-limit must be given with --run: without it nothing is measured"),
         ("plot memory nowhere --seq-len 8k", "seq_len must be left out for the figure memory, got 8192"),
         ("plot runtime nowhere --op ,", "op must have at least one name, got ','"),
