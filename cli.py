@@ -627,12 +627,14 @@ def bars(
 ) -> None:
     """Measure the speed bars, ours beside the peers that they name; exit 1 if one is missed, 2 if none was measured."""
     from .bench import bars, display
+    from .bench.session import check_folder
 
     chosen = bars.select(bars.load_bars(), name, only)
     if list_only:
         rows = bars.brief_rows(chosen) if format == "table" and not every else bars.list_rows(chosen)
         display.show(rows, format)
         return
+    check_folder(output)
     verdicts = []
     for entries, found in bars.measure_bars(chosen, rounds=rounds, output=output):
         verdicts += found
@@ -1351,7 +1353,7 @@ def runs(
         list[Path] | None,
         typer.Argument(metavar="RESULTS", help="Result files or folders [results/local and the committed ones]."),
     ] = None,
-    limit: Annotated[int, option("Runs to show at most.", min=1)] = 20,
+    limit: Annotated[int | None, option("Runs to show at most [20; JSON and CSV: all].", min=1)] = None,
     format: Format = "table",
 ) -> None:
     """List stored runs, the newest first, by the id that run: terms of compare, check and history take."""
@@ -1359,7 +1361,8 @@ def runs(
     from .results import contents, store
 
     found = contents.run_rows(paths or [*([LOCAL] if store.files_in(LOCAL) else []), *store.committed_results()])
-    display.show(found[:limit] if format == "table" else found, format)
+    limit = limit or (20 if format == "table" else len(found))
+    display.show(found[:limit], format)
     if format == "table" and len(found) > limit:
         note(f"and {len(found) - limit} older runs: --limit {len(found)}")
 

@@ -334,13 +334,14 @@ def test_a_reader_that_leaves_is_no_error() -> None:
     assert reader_leaves(*CALL, "kernels") == (128 + signal.SIGPIPE, "")
 
 
+@pytest.mark.parametrize("command", [TINY, ("bars", "tfla-cpu"), ("errors", "gated-mlp")])
 @pytest.mark.parametrize(("name", "why"), [("file", "File exists"), ("a" * 300, "File name too long")])
 def test_an_output_that_is_no_folder_exits_2_before_the_machine_is_looked_at(
-    name: str, why: str, tmp_path: Path, lrbench: Lrbench
+    name: str, why: str, command: tuple[str, ...], tmp_path: Path, lrbench: Lrbench
 ) -> None:
     (tmp_path / "file").write_text("")
     message = f"lrbench: --output must be a folder that can be written, got {tmp_path / name}: {why}\n"
-    assert lrbench(*TINY, "--output", tmp_path / name) == (2, "", message)
+    assert lrbench(*command, "--output", tmp_path / name) == (2, "", message)
 
 
 @pytest.mark.parametrize(
