@@ -248,6 +248,9 @@ def read_journal(lines: Iterable[bytes]) -> list[dict[str, Any] | None]:
             json.dumps(stored, allow_nan=False)
             if row is not None and any(stored[name] != value for name, value in row.items()):
                 row = None
+            # What :func:`read_file` refuses would make the rows beside it unreadable too.
+            if None in map(stored.get, NAMING) or not _is_timed(stored["status"], stored["time_ms"]):
+                row = None
         except (pa.ArrowException, ValueError, OverflowError):
             row = None
         if row is not None and row["schema_version"] in range(1, SCHEMA_VERSION + 1):
@@ -550,8 +553,13 @@ def _check_rows(table: pa.Table, where: str) -> None:
             raise ValueError(f"{name} must be in every row, got null in {where}")
     if {"status", "time_ms"} <= held:
         for status, time_ms in zip(table["status"].to_pylist(), table["time_ms"].to_pylist(), strict=True):
-            if status == "ok" and not 0 < (time_ms or 0) < math.inf:
+            if not _is_timed(status, time_ms):
                 raise ValueError(f"time_ms must be a positive number in rows with status ok, got {time_ms} in {where}")
+
+
+def _is_timed(status: str, time_ms: float | None) -> bool:
+    """Whether a row has a time if its status says so."""
+    return status != "ok" or (time_ms is not None and 0 < time_ms < math.inf)
 
 
 def _named_by_folders(path: Path) -> dict[str, str | None]:
