@@ -23,7 +23,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from .bench import note
-from .results.arguments import check_size, one_of, parse_names, parse_shard, parse_size, parse_sizes
+from .results.arguments import one_of, parse_names, parse_shard, parse_size, parse_sizes
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -150,10 +150,9 @@ def field(
     return named
 
 
-def size(help: str, *, also: Sequence[str] = (), default: str | int | None = None) -> Any:
-    """Return an option of one size: written as 8k where the default is a text, else a number."""
-    kind, parse = (str, parse_size) if isinstance(default, str) else (int, check_size)
-    return field(help, parse, also=also, default=default, kind=kind)
+def size(help: str, *, also: Sequence[str] = (), default: str | None = None) -> Any:
+    """Return an option of one size, which may be written as 8k."""
+    return field(help, parse_size, also=also, default=default)
 
 
 def command(
@@ -316,10 +315,10 @@ class HeadsProblem:
     seq_len: Annotated[
         int, size("Sequence length; 8k = 8192. Of mode step the context.", also=("--context",), default="8k")
     ]
-    batch: Annotated[int, size("Batch.", default=8)]
+    batch: Annotated[int, size("Batch.", default="8")]
     embedding: Annotated[int | None, size("Heads x value head dim; channels; model dim [4096].")]
     num_heads: Annotated[int | None, size("Heads [embedding / head dim; count: 1].")]
-    head_dim: Annotated[int, size("Value head dim.", default=256)]
+    head_dim: Annotated[int | None, size("Value head dim [256].")]
     head_dim_qk: Annotated[
         int | None, size("Query-key head dim, the state's size [half for mLSTM, else equal].", also=("--state-size",))
     ]
@@ -346,27 +345,35 @@ class HeadsProblem:
         """Return every size by its column's name."""
         from .kernels.baselines import get_operation
 
-        num_heads = self.num_heads or max(1, (self.embedding or 4096) // self.head_dim)
-        if self.embedding and num_heads * self.head_dim != self.embedding:
+        operation = get_operation(op)
+        options = {"head_dim": "head_dim_v"} | {
+            n: n for n in ("num_heads", "head_dim_qk", "channels", "d_model", "d_ff")
+        }
+        for name, column in options.items():
+            if getattr(self, name, None) is not None and column not in operation.sizes:
+                raise ValueError(f"--{name.replace('_', '-')} does not apply to {op}: {', '.join(operation.sizes)} do")
+        head_dim = self.head_dim or 256
+        num_heads = self.num_heads or max(1, (self.embedding or 4096) // head_dim)
+        if self.embedding and "head_dim_v" in operation.sizes and num_heads * head_dim != self.embedding:
             raise ValueError(
-                f"embedding must be heads times value head dim, {num_heads} x {self.head_dim}, got {self.embedding}"
+                f"embedding must be heads times value head dim, {num_heads} x {head_dim}, got {self.embedding}"
             )
-        qk = self.head_dim_qk or get_operation(op).default_head_dim_qk(self.head_dim)
-        heads = {"num_heads": num_heads, "head_dim_qk": qk, "head_dim_v": self.head_dim}
+        qk = self.head_dim_qk or operation.default_head_dim_qk(head_dim)
+        heads = {"num_heads": num_heads, "head_dim_qk": qk, "head_dim_v": head_dim}
         return {"batch": self.batch, "seq_len": self.seq_len, **heads}
 
     def ask(
         self, kernel: str | None, accelerator: Accelerator, results: Sequence[Path] | None, **more: Any
     ) -> Question:
         """Return the question of commands that answer from results."""
+        from .analysis.counts.formulations import MODES
         from .analysis.model.answers import ask
 
-        op, state_dtype = self.operation(kernel), _dtype(self.state_dtype, "state_dtype")
-        more |= {"mode": self.mode, "dtype": self.dtype or accelerator.usual_dtype, "accelerator": accelerator}
-        question = ask(op, sizes=self.sizes(op), results=results or (), state_dtype=state_dtype, **more)
-        for name in ("num_heads", "head_dim_qk", "channels", "d_model", "d_ff"):
-            if getattr(self, name, None) is not None and name not in question.sizes:
-                raise ValueError(f"--{name.replace('_', '-')} does not apply to {op}: {', '.join(question.sizes)} do")
+        op, dtype = self.operation(kernel), self.dtype or accelerator.usual_dtype
+        dtypes = {"dtype": _dtype(dtype, "dtype"), "state_dtype": _dtype(self.state_dtype, "state_dtype")}
+        one_of("mode", self.mode, MODES)
+        more |= {"mode": self.mode, "accelerator": accelerator, **dtypes}
+        question = ask(op, sizes=self.sizes(op), results=results or (), **more)
         if question.stands_in:
             note(f"no rows of {self.mode} {question.dtype}: times are estimated from rows of {question.stands_in}")
         return question
@@ -396,14 +403,14 @@ class Shown:
     ]
     dtype: Annotated[str | None, field("Dtype [the one with most rows; counts: bf16].")]
     state_dtype: Annotated[str | None, field("Dtype of states [fp32].")]
-    tokens: Annotated[int | None, field("Batch x sequence length [the one with most rows; counts: 64k].", parse_size)]
+    tokens: Annotated[int | None, size("Batch x sequence length [the one with most rows; counts: 64k].")]
     batch: Annotated[int | None, size("Batch, held in place of --tokens [as the rows vary].")]
-    head_dim: Annotated[int | None, field("Value head dim [the one with most points; counts: 512].")]
-    head_dim_qk: Annotated[int | None, field("Query-key head dim [as --head-dim; counts: half for mLSTM, else equal].")]
-    channels: Annotated[int | None, field("Channels; with heads, heads x value head dim [the number with most rows].")]
-    d_model: Annotated[int | None, field("Input columns of a gated MLP [the number with most rows].")]
-    d_ff: Annotated[int | None, field("Output columns of a gated MLP [the number with most rows].")]
-    seq_len: Annotated[int | None, field("Length, where one is shown [8k; of most points].", parse_size)]
+    head_dim: Annotated[int | None, size("Value head dim [the one with most points; counts: 512].")]
+    head_dim_qk: Annotated[int | None, size("Query-key head dim [as --head-dim; counts: half for mLSTM, else equal].")]
+    channels: Annotated[int | None, size("Channels; with heads, heads x value head dim [the number with most rows].")]
+    d_model: Annotated[int | None, size("Input columns of a gated MLP [the number with most rows].")]
+    d_ff: Annotated[int | None, size("Output columns of a gated MLP [the number with most rows].")]
+    seq_len: Annotated[int | None, size("Length, where one is shown [8k; of most points].")]
     mode: Annotated[str | None, field("Modes, comma-separated [all; counts: one, fw].")]
     op: Annotated[str | None, field("Operations, comma-separated [all; counts: one, mlstm_sig].")]
     impl: Annotated[str | None, field("Implementations, comma-separated [the eight that say most].")]
@@ -579,6 +586,7 @@ def errors(
     import torch
 
     from .bench import display, mlp_errors
+    from .bench.session import check_folder
 
     if kernel.replace("_", "-") != "gated-mlp":
         raise ValueError(f"kernel must be gated-mlp, the family whose source has such a table, got {kernel!r}")
@@ -593,6 +601,8 @@ def errors(
         device=device,
     )
     name = torch.cuda.get_device_name() if device == "cuda" else "the CPU: the Triton kernels need a GPU"
+    if output is not None:
+        check_folder(output)
     note(f"computing on {name}")
     rows = list(found)
     display.show(rows, format)
@@ -617,12 +627,14 @@ def bars(
 ) -> None:
     """Measure the speed bars, ours beside the peers that they name; exit 1 if one is missed, 2 if none was measured."""
     from .bench import bars, display
+    from .bench.session import check_folder
 
     chosen = bars.select(bars.load_bars(), name, only)
     if list_only:
         rows = bars.brief_rows(chosen) if format == "table" and not every else bars.list_rows(chosen)
         display.show(rows, format)
         return
+    check_folder(output)
     verdicts = []
     for entries, found in bars.measure_bars(chosen, rounds=rounds, output=output):
         verdicts += found
@@ -636,7 +648,7 @@ def bars(
     raise typer.Exit(0 if all(verdict.held for verdict in verdicts) else 1)
 
 
-@command(EXPLAIN, "count mlstm_sig --seq-len 8k --chunk-size 256", batch=1)
+@command(EXPLAIN, "count mlstm_sig --seq-len 8k --chunk-size 256", batch="1")
 def count(
     problem: Problem,
     kernel: Kernel = None,
@@ -658,18 +670,24 @@ def count(
     """
     from .analysis import counts
     from .bench import display
-    from .bench.shown import count_rows
+    from .bench.shown import count_in_words, count_rows
 
     operation = problem.operation(kernel)
     chosen = formulation or counts.default_formulation(operation, problem.mode)
+    chunked = counts.is_chunked(operation, chosen)
+    if chunk_size is not None and not chunked:
+        raise ValueError(f"chunk_size must be left out for {operation} {chosen} {problem.mode}, got {chunk_size!r}")
     chunk = min(128, problem.seq_len) if chunk_size is None else parse_size(chunk_size, "chunk_size")
+    sizes: dict[str, Any] = problem.sizes(operation) | {"chunk_size": chunk if chunked else None}
+    if not (problem.num_heads or problem.embedding):
+        sizes["num_heads"] = 1
+    dtype = problem.dtype or "bf16"
     result = counts.count(
         operation,
         formulation=chosen,
         mode=problem.mode,
-        **(problem.sizes(operation) | {"num_heads": problem.num_heads or 1}),
-        chunk_size=chunk if counts.is_chunked(operation, chosen) else None,
-        dtype=problem.dtype or "bf16",
+        **sizes,
+        dtype=dtype,
         gate_dtype=None if gate_dtype is None else _dtype(gate_dtype, "gate_dtype"),
         state_dtype=problem.state_dtype,
         causal=not non_causal,
@@ -677,10 +695,9 @@ def count(
         counting=counting,
         factors=counts.Factors.parse(factor) if factor else None,
     )
-    display.show(result.as_dict() if format == "json" else count_rows(result), format)
     if format == "table":
-        factor_in_words = "" if result.causal_factor is None else f", causal factor {result.causal_factor}"
-        print(f"intensity {result.intensity:.4g} FLOP per byte{factor_in_words}")
+        print(count_in_words(result, {**sizes, "dtype": dtype, "state_dtype": problem.state_dtype}))
+    display.show(result.as_dict() if format == "json" else count_rows(result), format)
 
 
 @command(EXPLAIN, "best --gpu h100 --seq-len 8k --embedding 4096 --mode fwbw")
@@ -816,7 +833,7 @@ def reproduce(
     from .bench.shown import show_reproduced
 
     if not run:
-        _refuse_given(context, "output", "timeout", "time_limit")
+        _refuse_given(context, "--run", "output", "timeout", "time_limit")
     claims = entries.load()
     asked = entries.chosen(claims, ids) if ids else claims
     drawn = {each.id: each.entry.figure for each in asked if ids and each.entry.figure}
@@ -864,11 +881,11 @@ def reproduce(
     raise typer.Exit(int(left))
 
 
-def _refuse_given(context: typer.Context, *names: str) -> None:
-    """Raise ValueError for an option of --run that was given without it."""
-    for name in names:
-        if getattr(context.get_parameter_source(name), "name", None) == "COMMANDLINE":
-            raise ValueError(f"--{name.replace('_', '-')} must be given with --run: without it nothing is measured")
+def _refuse_given(context: typer.Context, needed: str, *names: str) -> None:
+    """Raise ValueError for an option of ``needed`` that was given without it."""
+    for option in context.command.params:
+        if option.name in names and getattr(context.get_parameter_source(option.name), "name", None) == "COMMANDLINE":
+            raise ValueError(f"{option.opts[0]} must be given with {needed}: without it nothing is measured")
 
 
 @command(EXPLAIN, "kv-savings --tokens 512,4k --kv-dtype fp8")
@@ -876,11 +893,11 @@ def kv_savings(
     tokens: Annotated[str, option("Tokens of a chunk or of a prompt, comma-separated.")] = "512",
     dtype: Annotated[str, option("Dtype of activations: fp32, fp16, bf16 or fp8.")] = "bf16",
     kv_dtype: Annotated[str | None, option("Dtype of the cache [the activations'].")] = None,
-    d_model: Annotated[int | None, option("A model of your own: model dim.")] = None,
-    d_ff: Annotated[int | None, option("Its MLP dim.")] = None,
-    layers: Annotated[int | None, option("Its layers.")] = None,
-    kv_heads: Annotated[int | None, option("Its key-value heads.")] = None,
-    head_dim: Annotated[int | None, option("Its head dim.")] = None,
+    d_model: Annotated[int | None, size("A model of your own: model dim.")] = None,
+    d_ff: Annotated[int | None, size("Its MLP dim.")] = None,
+    layers: Annotated[int | None, size("Its layers.")] = None,
+    kv_heads: Annotated[int | None, size("Its key-value heads.")] = None,
+    head_dim: Annotated[int | None, size("Its head dim.")] = None,
     format: Format = "table",
 ) -> None:
     """Show what the fused MLP saves of a layer's activations, and the key-value cache that memory holds."""
@@ -1075,6 +1092,7 @@ def _reported(gpu: str) -> list[Path]:
 
 @command(COMPARE, "compare run:ff7ac4fb run:c0d954a9")
 def compare(
+    context: typer.Context,
     axes: Axes,
     a: Annotated[str, typer.Argument(metavar="A", help="File, folder, or terms such as run:ff7ac4fb,op:mlstm_exp.")],
     b: Annotated[str, typer.Argument(metavar="B", help="As A: run:, commit:, impl:, provider:, op:, seq_len:, ...")],
@@ -1096,6 +1114,9 @@ def compare(
 
     --kernel, --preset and the axes say what --live measures.
     """
+    if not live:
+        measured = (each.name for each in dataclasses.fields(axes))
+        _refuse_given(context, "--live", *measured, "kernel", "preset", "rounds", "output")
     ignored = _names(ignore, "--ignore") or ()
     groups = parse_names(by, "--by")
     if live:
@@ -1300,7 +1321,7 @@ def results(
     from .results import contents, folder, store
 
     if not run:
-        _refuse_given(context, "timeout", "time_limit")
+        _refuse_given(context, "--run", "timeout", "time_limit")
     left, named = False, paths or store.committed_results()
     if (merge or (run and paths)) and (len(named) != 1 or named[0].is_file()):
         given = ", ".join(map(str, named)) or "none"
@@ -1332,7 +1353,7 @@ def runs(
         list[Path] | None,
         typer.Argument(metavar="RESULTS", help="Result files or folders [results/local and the committed ones]."),
     ] = None,
-    limit: Annotated[int, option("Runs to show at most.", min=1)] = 20,
+    limit: Annotated[int | None, option("Runs to show at most [20; JSON and CSV: all].", min=1)] = None,
     format: Format = "table",
 ) -> None:
     """List stored runs, the newest first, by the id that run: terms of compare, check and history take."""
@@ -1340,7 +1361,8 @@ def runs(
     from .results import contents, store
 
     found = contents.run_rows(paths or [*([LOCAL] if store.files_in(LOCAL) else []), *store.committed_results()])
-    display.show(found[:limit] if format == "table" else found, format)
+    limit = limit or (20 if format == "table" else len(found))
+    display.show(found[:limit], format)
     if format == "table" and len(found) > limit:
         note(f"and {len(found) - limit} older runs: --limit {len(found)}")
 
@@ -1399,6 +1421,9 @@ def main() -> None:
     if sys.stdout is None:
         # The caller closed it (>&-). print takes None for it, csv and others do not.
         sys.stdout = io.StringIO()
+    elif isinstance(sys.stdout, io.TextIOWrapper):
+        # What the locale's encoding has not is written as an escape, as on standard error.
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         # Completion is installed for this name; started by python -m lrbench, Typer would take another.
         app(prog_name="lrbench")

@@ -76,7 +76,7 @@ def kernel_rows(name: str | None = None) -> list[Row]:
                 "impl": target.name,
                 "provider": package_of(target),
                 "devices": "/".join(target.devices),
-                "modes": "/".join(baselines.get_operation(each).modes_of(target)),
+                "modes": "/".join(dict.fromkeys(baselines.get_operation(each).modes_of(target))),
                 "dtypes": "/".join(target.dtypes),
                 "what": what,
             }

@@ -166,9 +166,14 @@ def not_planned(request: Request, device_kind: str) -> list[str]:
         return []
     preset = preset_for(request, device_kind)
     ops, _ = _select(request, preset, device_kind)
-    names = [i.name for op in ops for i in op.implementations if device_kind not in i.devices]
-    names += [b.name for b in _family_baselines(request, ops) if device_kind not in b.devices]
-    return list(dict.fromkeys(names))
+    found: list[tuple[Operation, Implementation | Baseline]] = [(op, each) for op in ops for each in op.implementations]
+    found += [(baselines.get_operation(each.op), each) for each in _family_baselines(request, ops)]
+    modes = {*(request.modes or preset.modes)}
+    return list(
+        dict.fromkeys(
+            each.name for op, each in found if device_kind not in each.devices and modes & {*op.modes_of(each)}
+        )
+    )
 
 
 def remarks(request: Request, planned: Sequence[PlannedCase]) -> list[str]:

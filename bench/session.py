@@ -319,7 +319,7 @@ def conclusion(outcome: Outcome) -> list[str]:
     if noisy := [row["noise"] for row in measured if row["noise"]]:
         lines.append(
             f"warning: {len(noisy)} of {len(outcome.records)} cases were measured on a busy machine, mostly "
-            f"{commonest(noisy)}. A check calls them unclear; the same command measures them again when it is idle"
+            f"{commonest(noisy)}. A check calls them unclear; the same command without --resume measures them again"
         )
     if outcome.path or not outcome.resumed:
         lines.append(f"results: {outcome.path}" if outcome.path else "no row was written")

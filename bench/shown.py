@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..analysis.check import compare, findings
 from ..analysis.check.compare import Comparison
 from ..analysis.check.regression import CheckResult, summary
-from ..results.schema import ProfileRow
-from ..results.select import grouped
+from ..analysis.model.answers import at_context
+from ..kernels.baselines import get_operation
+from ..results.schema import CASE_COLUMNS, ProfileRow
+from ..results.select import describe_sizes, grouped
 from . import note
 from .display import reader_may_leave, show
 
@@ -100,6 +102,22 @@ def show_profile(rows: Sequence[ProfileRow], output_format: str) -> None:
         show(profiling.kernel_rows(rows), "table", title="kernels")
         for line in profiling.remarks(rows):
             print(line)
+
+
+def count_in_words(result: Count, columns: Mapping[str, Any]) -> str:
+    """Return a count in a line: of which problem, and what it comes to.
+
+    Args:
+        columns: sizes and dtypes, of which those that the operation has are said.
+    """
+    own = {*get_operation(result.op).sizes, "context", "chunk_size", "dtype", "state_dtype"}
+    of_mode = at_context(result.op, columns, columns["seq_len"] if result.mode == "step" else None)
+    problem = describe_sizes({**dict.fromkeys(CASE_COLUMNS), **{n: of for n, of in of_mode.items() if n in own}})
+    factor = "" if result.causal_factor is None else f", causal factor {result.causal_factor}"
+    return (
+        f"{result.op} {result.formulation} {result.mode} {problem}: {result.flops:.4g} FLOPs, {result.bytes:.4g} "
+        f"bytes, intensity {result.intensity:.4g} FLOP per byte{factor}"
+    )
 
 
 def count_rows(result: Count) -> list[dict[str, Any]]:

@@ -31,15 +31,6 @@ def parse_size(text: str, what: str = "a size") -> int:
     return value
 
 
-def check_size(value: int, what: str) -> int:
-    """Return ``value``; ValueError unless it is from 1 to :data:`MAX_SIZE`."""
-    if value < 1:
-        raise ValueError(f"{what} must be a positive integer, got {value}")
-    if value > MAX_SIZE:
-        raise ValueError(f"{what} must be at most {MAX_SIZE}, got {value}")
-    return value
-
-
 def parse_sizes(text: str, what: str = "a size") -> tuple[int, ...]:
     """Return a comma-separated list of sizes, "1k,8k" as (1024, 8192)."""
     return tuple(parse_size(part, what) for part in text.split(","))

@@ -17,6 +17,7 @@ import fcntl
 import functools
 import itertools
 import json
+import math
 import operator
 import os
 import re
@@ -53,6 +54,9 @@ of fewer."""
 
 SAME_CASE = ("case_id", "device_accelerator", "device_name", "status", "noise", "suspect")
 """Of rows that agree in these columns, the newest counts."""
+
+NAMING = ("run_id", "case_id", "measured_at", "op", "impl", "mode", "status")
+"""Columns that name a row, of which none is null."""
 
 OTHER_ROW_SETS = {
     "roofs": (RoofRow, "calibration"), "copies": (RoofRow, "copies"), "profile": (ProfileRow, "profiles"),
@@ -151,13 +155,23 @@ class RunWriter:
         if not end and self.planned is not None:
             line = json.dumps({PLANNED: self.planned}).encode() + b"\n" + line
         try:
-            self._file.write(line)
-            self._file.flush()
-            os.fsync(self._file.fileno())
+            with self._kept():
+                self._file.write(line)
+                self._file.flush()
+                os.fsync(self._file.fileno())
         except OSError:
             with contextlib.suppress(OSError):
                 os.ftruncate(self._file.fileno(), end)
             raise
+
+    @contextlib.contextmanager
+    def _kept(self) -> Iterator[None]:
+        """Say in the error of a full disk where the rows before it are."""
+        try:
+            yield
+        except OSError as error:
+            kept = f"the rows so far are kept in {self.journal}, and the next sweep into this folder recovers them"
+            raise OSError(f"{error.strerror or error}: {kept}") from error
 
     def close(self) -> None:
         """Write the parquet file, if there are rows, and remove the journal."""
@@ -168,7 +182,8 @@ class RunWriter:
                 complete = not self.failed and self.planned in (None, len(self.records))
                 self.path.parent.mkdir(parents=True, exist_ok=True)
                 rows = (dataclasses.asdict(record) for record in self.records)
-                write_parquet(rows, self.path, complete=complete, planned=self.planned)
+                with self._kept():
+                    write_parquet(rows, self.path, complete=complete, planned=self.planned)
             self.journal.unlink(missing_ok=True)
         finally:
             with contextlib.suppress(OSError):
@@ -232,6 +247,9 @@ def read_journal(lines: Iterable[bytes]) -> list[dict[str, Any] | None]:
             # The conversion drops fractions of integer columns; infinities are not written by lrbench.
             json.dumps(stored, allow_nan=False)
             if row is not None and any(stored[name] != value for name, value in row.items()):
+                row = None
+            # What :func:`read_file` refuses would make the rows beside it unreadable too.
+            if None in map(stored.get, NAMING) or not _is_timed(stored["status"], stored["time_ms"]):
                 row = None
         except (pa.ArrowException, ValueError, OverflowError):
             row = None
@@ -460,6 +478,7 @@ def _read_where(files: Sequence[Path], columns: Sequence[str], where: Where, new
     table = read([groups[n] for n in sorted(held)], dict.fromkeys((*columns, "schema_version")))
     table.validate(full=True)
     _check_version(table["schema_version"].unique().to_pylist(), Record, "these results")
+    _check_rows(table, "these results")
     return table.select(names)
 
 
@@ -500,6 +519,8 @@ def read_file(path: Path, row: type = Record, *, columns: Sequence[str] | None =
         table = file.read(columns=[*wanted], use_threads=False)
         table.validate(full=True)
     _check_version(table[version.name].to_pylist(), row, str(path))
+    if row is Record:
+        _check_rows(table, str(path))
     folders = _named_by_folders(path)
     found = []
     for field in schema:
@@ -522,6 +543,23 @@ def _check_version(found: Iterable[int | None], row: type, where: str) -> None:
     if others := set(found) - {*range(1, most + 1)}:
         given = ", ".join(sorted(map(str, others)))
         raise ValueError(f"{version.name} must be {f'from 1 to {most}' if most > 1 else most}, got {given} in {where}")
+
+
+def _check_rows(table: pa.Table, where: str) -> None:
+    """Refuse rows that lrbench does not write: without what names them, or timed without a time."""
+    held = set(table.column_names)
+    for name in NAMING:
+        if name in held and table[name].null_count:
+            raise ValueError(f"{name} must be in every row, got null in {where}")
+    if {"status", "time_ms"} <= held:
+        for status, time_ms in zip(table["status"].to_pylist(), table["time_ms"].to_pylist(), strict=True):
+            if not _is_timed(status, time_ms):
+                raise ValueError(f"time_ms must be a positive number in rows with status ok, got {time_ms} in {where}")
+
+
+def _is_timed(status: str, time_ms: float | None) -> bool:
+    """Whether a row has a time if its status says so."""
+    return status != "ok" or (time_ms is not None and 0 < time_ms < math.inf)
 
 
 def _named_by_folders(path: Path) -> dict[str, str | None]:

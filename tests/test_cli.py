@@ -36,9 +36,11 @@ TINY = (
 )  # fmt: skip
 
 
-def call(*arguments: str) -> subprocess.CompletedProcess[str]:
+def call(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     """Run a command in a process of its own, as a sweep's workers want it."""
-    return subprocess.run((*CALL, *arguments), capture_output=True, text=True, env=ENVIRON, timeout=240)
+    return subprocess.run(
+        (*CALL, *arguments), capture_output=True, text=True, env={**ENVIRON, **variables}, timeout=240
+    )
 
 
 Swept = tuple[subprocess.CompletedProcess[str], Path]
@@ -85,6 +87,12 @@ def test_a_full_disk_is_no_regression() -> None:
     with open("/dev/full", "w") as full:
         finished = subprocess.run([sys.executable, "-m", "lrbench", "gpus"], stdout=full, stderr=subprocess.PIPE)
     assert (finished.returncode, finished.stderr) == (2, b"lrbench: [Errno 28] No space left on device\n")
+
+
+def test_what_an_encoding_has_not_is_written_as_an_escape() -> None:
+    """In the C locale a table is not cut short where a claim has a sign of no ASCII."""
+    shown = call("reproduce", "lightning-constant", "--gpu", "h200", PYTHONIOENCODING="ascii").stdout
+    assert "\\u2264 1.1" in shown
 
 
 def test_completion_as_a_module_is_of_the_command() -> None:
@@ -175,7 +183,7 @@ def test_exit_codes_of_a_sweep(
         (
             (None, "drift: the last samples take 1.80x the first; busy CPU: waited 1.31 s", "busy CPU: waited 0.20 s"),
             ["warning: 2 of 3 cases were measured on a busy machine, mostly busy CPU: waited 1.31 s. A check "
-            "calls them unclear; the same command measures them again when it is idle"],
+            "calls them unclear; the same command without --resume measures them again"],
         ),
     ],
 )  # fmt: skip
@@ -326,13 +334,14 @@ def test_a_reader_that_leaves_is_no_error() -> None:
     assert reader_leaves(*CALL, "kernels") == (128 + signal.SIGPIPE, "")
 
 
+@pytest.mark.parametrize("command", [TINY, ("bars", "tfla-cpu"), ("errors", "gated-mlp")])
 @pytest.mark.parametrize(("name", "why"), [("file", "File exists"), ("a" * 300, "File name too long")])
 def test_an_output_that_is_no_folder_exits_2_before_the_machine_is_looked_at(
-    name: str, why: str, tmp_path: Path, lrbench: Lrbench
+    name: str, why: str, command: tuple[str, ...], tmp_path: Path, lrbench: Lrbench
 ) -> None:
     (tmp_path / "file").write_text("")
     message = f"lrbench: --output must be a folder that can be written, got {tmp_path / name}: {why}\n"
-    assert lrbench(*TINY, "--output", tmp_path / name) == (2, "", message)
+    assert lrbench(*command, "--output", tmp_path / name) == (2, "", message)
 
 
 @pytest.mark.parametrize(

@@ -42,15 +42,39 @@ def test_count_prints_every_part_of_the_papers_table(counting: str, run: Run) ->
     assert printed["intensity"] == printed["flops"] / printed["bytes"]
 
 
+@pytest.mark.parametrize(
+    ("short", "long"),
+    [
+        (
+            "count gated-mlp --d-model 4k --d-ff 14k --batch 1k",
+            "count gated-mlp --d-model 4096 --d-ff 14336 --batch 1024",
+        ),
+        ("count rglru --channels 2k", "count rglru --embedding 2048"),
+        ("count tfla --embedding 4k", "count tfla --num-heads 16"),
+        (
+            "kv-savings --d-model 4k --d-ff 14k --layers 32 --kv-heads 8 --head-dim 128",
+            "kv-savings --d-model 4096 --d-ff 14336 --layers 32 --kv-heads 8 --head-dim 128",
+        ),
+    ],
+)
+def test_every_size_may_be_written_short(short: str, long: str, run: Run) -> None:
+    assert run(*short.split()) == run(*long.split())
+
+
 def test_functions_cost_what_is_said(run: Run) -> None:
     heavier = run.json(*PUBLISHED.split(), "--factor", "exp=4", "--factor", "log=2")
     assert heavier["flops"] > run.json(*PUBLISHED.split())["flops"]
 
 
-def test_count_as_a_table_ends_with_totals(run: Run) -> None:
+def test_count_as_a_table_begins_with_totals(run: Run) -> None:
     printed = run(*PUBLISHED.split())
     assert "\ntotal " in printed
-    assert printed.endswith("intensity 48.89 FLOP per byte, causal factor 0.5\n")
+    first = printed.splitlines()[0]
+    assert first.startswith("mlstm_sig chunkwise fw B=1 T=8k H=1 dim 256/512 chunk 128 bf16: ")
+    assert first.endswith(" bytes, intensity 48.89 FLOP per byte, causal factor 0.5")
+    assert run("count", "attention", "--mode", "step").startswith(
+        "attention recurrent step B=1 T=1 context 8k H=1 dim "
+    )
     assert run("count", "attention", "--format", "csv").startswith("part,flops,bytes\n")
     assert "\nstate " in run("count", "tfla", "--mode", "step")
 
@@ -66,7 +90,7 @@ def test_count_as_a_table_ends_with_totals(run: Run) -> None:
         ("rglru --op linear_scan --formulation chunked --mode bw", "linear_scan", "decay gradient"),
         ("attention --non-causal", "attention", "softmax"),
         ("retention", "retention", "state"),
-        ("selective_scan --head-dim 1024", "selective_scan", "recurrence"),
+        ("selective_scan --channels 1024", "selective_scan", "recurrence"),
     ],
 )
 def test_every_family_is_counted(arguments: str, operation: str, part: str, run: Run) -> None:
@@ -116,7 +140,9 @@ def test_chunk_size_with_results(tmp_path: Path, run: Run) -> None:
     command = ("chunk-size", "tfla", "--gpu", "h200", "--results", tmp_path)
     # Of two implementations that run there, the one that was measured.
     printed = run(*command)
-    assert printed.startswith("use 128 with fused_chunk: 1 ms measured on h200_sxm (512: 1.5)\n")
+    assert printed.startswith(
+        "use 128 with fused_chunk: 1 ms measured on h200_sxm (512, which the paper's model chooses: 1.5)\n"
+    )
     printed = run(*command, "--all")
     assert "the choice by the formulation, 512, takes 0.5 ms more than the fastest measured" in printed
     printed = run("chunk-size", "tfla", "--gpu", "h100", "--impl", "fused_chunk", "--results", tmp_path)
@@ -165,9 +191,16 @@ def test_the_modelled_chunk_size_is_chosen_by_launches_where_they_are_known(run:
     whole, short = (
         f"{made.stored('mlstm_sig', 'fused_chunk', chunk_size=chunk, **MLSTM)['time_ms']:.4g}" for chunk in (8192, 512)
     )
-    assert printed.startswith(f"use 8192 with fused_chunk: {whole} ms measured on h200_sxm (512: {short})\n")
+    assert printed.startswith(
+        f"use 8192 with fused_chunk: {whole} ms measured on h200_sxm (512, which the paper's model chooses: {short})\n"
+    )
     assert "of the feasible ones 8192, by the launches of fused_chunk (fitted to " in printed
+    # Of these the model expects 2048, which was measured, to be faster than 1024, which was not.
+    assert "not measured" not in run(*["chunk-size", "tfla", "--gpu", "h200", "--head-dim", "320"]).splitlines()[0]
     assert "the choice by launches, 8192, takes 0 ms more" in printed
+    # Walks see idle multiprocessors as well: they may choose a length that was fastest nowhere yet.
+    report = run.json(*["chunk-size", "tfla", "--gpu", "h200", "--impl", "whole_state", "--seq-len", "64k"])
+    assert (report["model"], report["answer"]["chunk_size"]) == ("walks", 65536)
     unnamed = run.json("chunk-size", "tfla", "--gpu", "b200")
     assert (unnamed["impl"], unnamed["model"], unnamed["answer"]["basis"]) == ("fused_chunk", "launches", "fitted")
     assert unnamed["answer"]["chunk_size"] == unnamed["runtime_optimal_feasible"] == 8192
@@ -579,13 +612,19 @@ def test_figures_are_written(tmp_path: Path, run: Run) -> None:
         ("count tfla --op rwkv9", " names, got 'rwkv9'; did you mean wkv4?"),
         ("count rglru --op wkv4", "op must be one of rglru, linear_scan, rglru_layer for rglru, got 'wkv4'"),
         ("count tfla --seq-len 0", "seq_len must be a positive integer such as 512 or 8k, got '0'"),
-        (f"count tfla --batch {'9' * 400}", "batch must be at most 2147483647, got 999"),
+        (f"count tfla --batch {'9' * 400}", "batch must be at most 2147483647, got '999"),
+        ("count rglru --num-heads 4", "--num-heads does not apply to rglru: batch, seq_len, channels do"),
+        ("count rglru --chunk-size 64", "chunk_size must be left out for rglru fused fw, got '64'"),
         ("count tfla --causal-factor 0.2", "causal_factor must be in [0.5, 1], got 0.2"),
         ("count tfla --gate-dtype=", "gate_dtype must be one of "),
         ("best tfla --embedding 4096 --num-heads 3", "embedding must be heads times value head dim, 3 x 256, got 4096"),
         ("best mlstm_sig --channels 256", "--channels does not apply to mlstm_sig: "),
         ("predict rglru --num-heads 4", "--num-heads does not apply to rglru: "),
         ("predict wkv --d-ff 8", "--d-ff does not apply to wkv4: "),
+        ("best tfla --batch 1.5k", "batch must be a positive integer such as 512 or 8k, got '1.5k'"),
+        ("best wkv --head-dim 64", "--head-dim does not apply to wkv4: "),
+        ("best tfla --dtype float16", "dtype must be one of fp64, fp32, fp16, bf16, got 'float16'"),
+        ("best tfla --mode train", "mode must be one of fw, bw, fwbw, step, got 'train'"),
         ("best gla --dtype fp32", "nothing runs gla fw fp32 on h100_sxm"),
         ("chunk-size tfla --gpu h900", "accelerator must be one of "),
         ("chunk-size tfla --results nowhere", "got nowhere"),
@@ -615,11 +654,12 @@ def test_figures_are_written(tmp_path: Path, run: Run) -> None:
         ("predict tfla --impl zzz", "for mlstm_sig, got 'zzz'"),
         ("predict attention --impl fused_chunk", "impl must be one of flash_attn.v2, "),
         ("predict rglru --impl fused --channels 7", "rglru fused cannot run this: channels must be a multiple of 8"),
-        ("predict tfla --head-dim 0", "head_dim must be a positive integer, got 0"),
+        ("predict tfla --head-dim 0", "head_dim must be a positive integer such as 512 or 8k, got '0'"),
         ("results --format yaml", "format must be one of table, json, csv, markdown, got 'yaml'"),
         ("results nowhere", "got nowhere (does not exist)"),
         ("errors fused_chunk", "kernel must be gated-mlp"),
         ("errors gated-mlp --size x", "--size must be a positive integer"),
+        ("compare impl:a impl:b --seq-len 1k", "--seq-len must be given with --live: without it nothing is measured"),
         ("results --time-limit 9", "--time-limit must be given with --run: without it nothing is measured"),
         ("plot memory nowhere --seq-len 8k", "seq_len must be left out for the figure memory, got 8192"),
         ("plot runtime nowhere --op ,", "op must have at least one name, got ','"),
@@ -627,7 +667,7 @@ def test_figures_are_written(tmp_path: Path, run: Run) -> None:
         ("plot runtime nowhere -o a.gif", "output must end in one of .png, .svg, .pdf, got 'a.gif'"),
         ("plot runtime", "results must name files or folders for the figure runtime, got none"),
         ("plot flops nowhere", "results must be left out for the figure flops, which is drawn from the counts"),
-        ("plot flops --head-dim -128", "head_dim must be a positive integer, got -128"),
+        ("plot flops --head-dim -128", "head_dim must be a positive integer such as 512 or 8k, got '-128'"),
         ("plot flop-optimal --causal-factor 0.3", "causal_factor must be in [0.5, 1], got 0.3"),
         ("plot intensity --state-dtype int8", "state_dtype must be one of "),
         ("plot flops --op attention", "to have a modelled chunk size, got 'attention'"),
@@ -636,11 +676,13 @@ def test_figures_are_written(tmp_path: Path, run: Run) -> None:
         ("plot model --seq-len 8", "seq_len must be >= 16 to have a feasible chunk size, got 8"),
         ("plot model --gpu ,", "gpu must have at least one name, got ','"),
         ("plot flop-optimal --dtype int8", "dtype must be one of fp64, fp32, fp16, bf16, got 'int8'"),
-        ("plot model --width 1", "width must be at least 2.5 inches, got 1"),
+        ("plot model --width 1", "width must be from 2.5 to 50 inches, got 1"),
         ("plot flops --impl fused_chunk", "impl must be left out for the figure flops, got 'fused_chunk'"),
         ("plot runtime nowhere --gpu b200", "gpu must be left out for the figure runtime, got 'b200'"),
         ("plot memory nowhere --causal-factor 0.5", "causal_factor must be left out for the figure memory"),
-        ("plot flops --dpi 0", "dpi must be positive, got 0"),
+        ("plot flops --dpi 0", "dpi must be from 1 to 1200, got 0"),
+        ("plot flops --dpi 1000000", "dpi must be from 1 to 1200, got 1000000"),
+        ("plot flops --width 1e9", "width must be from 2.5 to 50 inches, got 1e+09"),
         ("plot runtime nowhere", "got nowhere (does not exist)"),
         ("roofline nowhere --gpu ,", "gpu must have at least one name, got ','"),
         ("roofline nowhere --gpu h900", "accelerator must be one of "),

@@ -28,7 +28,7 @@ from lrbench.results.schema import Record
 ROWS = [
     Record(
         run_id="r" * 32, case_id=f"{n:016x}", measured_at="2026-01-02T03:04:05+00:00", kernel="tfla", op="mlstm_sig",
-        impl="torch", provider="lrbench", mode="fw", dtype="fp32", status="ok", seq_len=2**n, time_ms=0.1 * n,
+        impl="torch", provider="lrbench", mode="fw", dtype="fp32", status="ok", seq_len=2**n, time_ms=0.1 * (n + 1),
         time_samples_ms=[0.1, 0.2], git_dirty=False, reason="a text: ä",
     )
     for n in range(20)

@@ -27,7 +27,7 @@ PANEL_WIDTH = 3.5
 NARROW = 5.5
 """Inches under which a figure is laid out for a column of text."""
 
-MIN_WIDTH, MIN_PANEL = 2.5, 2.4
+MIN_WIDTH, MAX_WIDTH, MIN_PANEL = 2.5, 50.0, 2.4
 TITLE_SIZE, LABEL_SIZE, NOTE_SIZE = 12, 8.5, 7.5
 """Points, at full size."""
 
@@ -111,8 +111,8 @@ class Drawing:
 
     def at(self, width: float | None = None) -> Figure:
         """Return the figure at a width in inches [the usual one]; ValueError for one in which nothing can be read."""
-        if width is not None and width < MIN_WIDTH:
-            raise ValueError(f"width must be at least {MIN_WIDTH} inches, got {width:g}")
+        if width is not None and not MIN_WIDTH <= width <= MAX_WIDTH:
+            raise ValueError(f"width must be from {MIN_WIDTH} to {MAX_WIDTH:g} inches, got {width:g}")
         return _compose(self, self.usual_width if width is None else width)
 
     @property

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 FORMATS = (".png", ".svg", ".pdf")
-DPI = 130
+DPI, MAX_DPI = 130, 1200
 """Pixels per inch of a PNG on a page of the documentation; print takes SVG, PDF or more."""
 
 OPERATION_LABELS: Mapping[str, str] = {
@@ -266,11 +266,11 @@ def save_figure(figure: Figure, path: str | Path, *, dpi: int = DPI) -> Path:
         dpi: pixels per inch of a PNG.
 
     Raises:
-        ValueError: another ending, a resolution that is not positive, or a file that cannot be written.
+        ValueError: another ending, a resolution that no picture has, or a file that cannot be written.
     """
     path = check_format(path)
-    if dpi < 1:
-        raise ValueError(f"dpi must be positive, got {dpi}")
+    if not 1 <= dpi <= MAX_DPI:
+        raise ValueError(f"dpi must be from 1 to {MAX_DPI}, got {dpi}")
     text = str(figure.get_label())
     described = {".png": "Description", ".svg": "Title", ".pdf": "Subject"}
     undated = {".png": "Software", ".svg": "Date", ".pdf": "CreationDate"}

@@ -255,10 +255,12 @@ def chunk_size_answer(report: Mapping[str, Any], rows: int) -> str:
     if others:
         paper = min(at.values(), key=lambda each: each["model_upper_ms"])
         other = paper if paper in others else min(others, key=lambda each: each["measured_ms"])
-        text += f" ({other['chunk_size']}: {other['measured_ms']:.4g})"
+        whose = ", which the paper's model chooses" if other is paper else ""
+        text += f" ({other['chunk_size']}{whose}: {other['measured_ms']:.4g})"
     untried = [each for each in at.values() if each["measured_ms"] is None and each["predicted_ms"] is not None]
     fastest = min(untried, key=lambda each: each["predicted_ms"], default=None)
-    if fastest is not None and fastest["predicted_ms"] < answer["time_ms"]:
+    # The model may be off for them all: it must expect this one to be faster than the chosen one as well.
+    if fastest is not None and fastest["predicted_ms"] < min(answer["time_ms"], at[chosen]["predicted_ms"]):
         text += f"; {fastest['chunk_size']} was not measured, the model says {fastest['predicted_ms']:.4g}"
     return text
 

@@ -16,7 +16,7 @@ from ..accelerators.known import Accelerator
 from ..counts import count_case
 from .fit import ROW_COLUMNS, Fit, Row, accelerator_of, newest_cases
 from .runtime_model import RuntimeModel, floor_ms, launches_ms, runtime_model
-from .terms import LAUNCHES, Case
+from .terms import FORMULATION, Case
 
 SAME_PROBLEM = ("op", "impl", "state_dtype", "device_name", *SIZE_COLUMNS)
 """Rows of two modes or dtypes that agree in these columns are of one problem."""
@@ -159,7 +159,7 @@ class Answer:
         predicted: what the model says.
         measured: the newest row of the very case on the accelerator, one of an idle machine if there is any, or None.
         memory_ratio: measured over modelled peak memory of the implementation's nearest measured problem.
-        tried: whether a model may choose the chunk length. That of launches may choose any. That of the formulation
+        tried: whether a model may choose the chunk length. Launches and walks may choose any. That of the formulation
             does not see that few chunks leave a device idle, so it chooses among those that were fastest somewhere.
     """
 
@@ -286,7 +286,7 @@ def answer(case: Case, accelerator: Accelerator, fit: Fit | None, rows: Sequence
     measured = None if here is None or "stands_in" in here else here
     known = newest.get(fit.accelerator) if fit else None
     predicted = predict_case(case, accelerator, fit, None if known is measured else known)
-    fastest = set() if fit is None or fit.model is LAUNCHES else _fastest_chunks(rows)
+    fastest = _fastest_chunks(rows) if fit is not None and fit.model is FORMULATION else set()
     return Answer(
         case=case,
         accelerator=accelerator,

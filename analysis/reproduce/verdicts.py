@@ -386,7 +386,12 @@ def shown(claim: Claim, value: Any, kind: str | None = None) -> str:
         return _size(int(value) if value == int(value) else value)
     if kind == "value" and claim.metric in ("memory", "workspace", "allocated"):
         return f"{value / 1e9:.3g} GB"
-    text = f"{value:,.0f}" if value >= 1000 else f"{value:.4g}" if 0.9 < value < 1.1 else f"{value:.3g}"
+    digits, bounds = 4 if 0.9 < value < 1.1 else 3, [claim.at_least, claim.at_most]
+    bounds = [bound for each in bounds for bound in (each if isinstance(each, tuple) else (each,))]
+    # 1.198 beside a bound of 1.2 is no 1.2.
+    while digits < 6 and value not in bounds and float(f"{value:.{digits}g}") in bounds:
+        digits += 1
+    text = f"{value:,.0f}" if value >= 1000 else f"{value:.{digits}g}"
     return text + (UNITS.get(claim.metric, "") if kind == "value" else "")
 
 

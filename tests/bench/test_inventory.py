@@ -20,3 +20,9 @@ def test_a_known_failure_applies_only_where_its_own_conditions_hold(monkeypatch:
     monkeypatch.setattr(baselines, "installed_versions", lambda: {"torch": "2.13.0"})
     rows = inventory.known_bad_rows(PROCESSOR)
     assert [(row["when"], row["applies_here"]) for row in rows] == [("torch >=2", "yes"), ("torch <2", "no")]
+
+
+def test_a_mode_is_listed_once() -> None:
+    for row in inventory.kernel_rows(None):
+        modes = row["modes"].split("/")
+        assert len(modes) == len(set(modes)), row

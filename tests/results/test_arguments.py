@@ -6,7 +6,6 @@ import pytest
 
 from lrbench.results.arguments import (
     MAX_SIZE,
-    check_size,
     one_of,
     parse_names,
     parse_shard,
@@ -45,15 +44,6 @@ def test_parse_shard() -> None:
     for text in ("0/8", "9/8", "2", "2/", "a/b", "-1/8", "1/2/3", "9" * 5000 + "/1"):
         with pytest.raises(ValueError, match="--shard must be I/N with I from 1 to N, such as 2/8, got"):
             parse_shard(text)
-
-
-def test_check_size() -> None:
-    assert check_size(MAX_SIZE, "batch") == MAX_SIZE
-    for value in (0, -1):
-        with pytest.raises(ValueError, match=f"batch must be a positive integer, got {value}"):
-            check_size(value, "batch")
-    with pytest.raises(ValueError, match="batch must be at most 2147483647, got 1000"):
-        check_size(10**400, "batch")
 
 
 def test_names_are_separated_by_commas() -> None:

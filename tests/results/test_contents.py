@@ -132,6 +132,7 @@ def test_runs_are_listed_newest_first_and_say_whether_they_are_complete(tmp_path
     (tmp_path / "junk.parquet").write_bytes(b"junk")
     assert f"got {tmp_path / 'junk.parquet'}: " in lrbench("runs", str(tmp_path / "junk.parquet"))[2]
     (tmp_path / "junk.parquet").unlink()
+    assert len(json.loads(lrbench("runs", str(tmp_path), "--limit", "1", "--format", "json")[1])) == 1
     code, out, err = lrbench("runs", str(tmp_path), "--limit", "1")
     assert (code, out.splitlines()[1].split()[0], err) == (0, "on-01234", "and 3 older runs: --limit 4\n")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import os
 import shutil
 import signal
@@ -130,6 +131,9 @@ BAD_LINES = (
     line_of(RECORD, schema_version=4),
     b"1\n",
     line_of(RECORD, seq_len=1.5),
+    line_of(RECORD, time_ms=0.0),
+    line_of(RECORD, time_ms=None),
+    line_of(RECORD, op=None),
     line_of(RECORD, compile_s=float("nan")),
     line_of(RECORD, time_samples_ms=[0.1, float("inf")]),
     GOOD.replace(b"0.30000000000000004", b"1e400"),
@@ -236,11 +240,12 @@ def test_a_full_disk_keeps_whole_rows_only(tmp_path: Path, monkeypatch: pytest.M
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", no_space)
-        with pytest.raises(OSError, match="No space left"):
+        kept = f"No space left on device: the rows so far are kept in {writer.journal}"
+        with pytest.raises(OSError, match=kept):
             writer.append(FAILED)
         assert journalled(writer) == [dataclasses.asdict(RECORD)]
         # No parquet either: the journal stays, and the partial file does not.
-        with pytest.raises(OSError, match="No space left"):
+        with pytest.raises(OSError, match=kept):
             writer.close()
     assert [path.name for path in tmp_path.iterdir()] == ["sweep-run.jsonl"]
     (path,) = store.recover(tmp_path)
@@ -315,6 +320,11 @@ def with_column(name: str, values: list[object]) -> Callable[[pa.Table], pa.Tabl
         (with_column("seq_len", [1.5]), r"column seq_len must cast to int64 in .*run.parquet"),
         (with_column("schema_version", [4]), r"schema_version must be from 1 to 3, got 4 in .*run.parquet"),
         (lambda table: table.drop_columns(["schema_version"]), "must have a column schema_version"),
+        (with_column("measured_at", [None]), r"measured_at must be in every row, got null in .*run.parquet"),
+        *(
+            (with_column("time_ms", [time_ms]), rf"time_ms must be a positive number .*ok, got {time_ms} in .*run.par")
+            for time_ms in (None, 0.0, -1.0, math.inf, math.nan)
+        ),
         (lambda table: table.append_column("op", table["op"]), r"must have each column once, got op several times"),
     ],
 )

@@ -128,6 +128,16 @@ def test_verdicts(text: str, verdict: str, reason: str, results: Path, tmp_path:
     assert reason in found.reason
 
 
+def test_a_number_is_not_rounded_onto_a_bound_that_it_misses() -> None:
+    claim = entries.Claim(text="a claim", ratio=("a", "b"), at_least=(1.2, 3.0))
+    assert [verdicts.shown(claim, value) for value in (1.1981, 1.2, 1.2345, 2.9999)] == [
+        "1.198",
+        "1.2",
+        "1.23",
+        "2.9999",
+    ]
+
+
 def test_errors_are_those_that_were_kept(tmp_path: Path) -> None:
     """They lie beside the rows of sweeps, which are not looked at for them; what is missing is no case of a sweep."""
     figures = {f"{name}_{of}": 0.5 for name in ("max_abs", "mean_abs", "relative") for of in ("mean", "std")}
