@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from operator import itemgetter
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from .lock import LOCK_FILE, hold
-from .schema import IMPORT_FAILED, PROBLEM_SIZES, was_tried
+from .schema import IMPORT_FAILED, was_tried
 from .select import Row, grouped
 from .store import holds_results, read_file, recovered_notes, row_set, write_parquet
 
@@ -20,12 +20,11 @@ ORDER = ("kernel", "op", "impl", "mode", "dtype", "seq_len", "case_id", "measure
 
 HISTORY = "history"
 
-CODE = ("op", "impl", "mode", "dtype", "device_name", "provider_version", "triton_version", "git_commit")
-"""What was measured: an implementation of one commit, with the versions of its package and of Triton."""
+SUPERSEDED, FEWEST_CASES = 1.2, 5
+"""Code is superseded if newer code is faster or slower by this factor, in the median of so many cases or more."""
 
-SUPERSEDED = (((*CODE, *PROBLEM_SIZES), 1.1, 1), (CODE, 1.2, 5))
-"""Code is superseded, in one problem or everywhere, if newer code takes so many times as long or so many times less: the
-columns that tell code apart, the factor, and how many cases must have been measured again. Their median counts."""
+_code = itemgetter("op", "impl", "mode", "dtype", "device_name", "provider_version", "triton_version", "git_commit")
+"""Return what was measured: an implementation of one commit, with the versions of its package and of Triton."""
 
 
 def merge(folder: Path) -> list[str]:
@@ -78,11 +77,9 @@ def _by_family(rows: Iterable[Row]) -> dict[str, list[Row]]:
     kept = (row for row in rows if row["status"] != "unavailable" or row["reason"].startswith(IMPORT_FAILED))
     by_case = grouped(kept, itemgetter("kernel", "case_id", "device_name"))
     cases = {key: sorted(group, key=lambda row: (was_tried(row), row["measured_at"])) for key, group in by_case.items()}
-    rules = [(itemgetter(*columns), *rest) for columns, *rest in SUPERSEDED]
-    superseded = [(code, _changed(cases.values(), code, *rest)) for code, *rest in rules]
+    superseded = _superseded(cases.values())
     for (kernel, *_), (*others, last) in cases.items():
-        old = any(code(last) in found for code, found in superseded)
-        (older if old else newest.setdefault(kernel, [])).append(last)
+        (older if _code(last) in superseded else newest.setdefault(kernel, [])).append(last)
         older += filter(was_tried, others)
     parts = {**newest, HISTORY: older}
     return {
@@ -91,12 +88,16 @@ def _by_family(rows: Iterable[Row]) -> dict[str, list[Row]]:
     }
 
 
-def _changed(cases: Iterable[Sequence[Row]], code: Callable[[Row], Any], factor: float, fewest: int) -> set[Any]:
+def _superseded(cases: Iterable[Sequence[Row]]) -> set[tuple[Any, ...]]:
     """Return the code that is superseded (:data:`SUPERSEDED`), given the rows of each case, oldest first."""
-    ratios: dict[Any, list[float]] = {}
+    ratios: dict[tuple[Any, ...], list[float]] = {}
     for group in cases:
         timed = [row for row in group if row["status"] == "ok" and not row["noise"]]
         for row in timed[:-1]:
-            if code(row) != code(timed[-1]):
-                ratios.setdefault(code(row), []).append(row["time_ms"] / timed[-1]["time_ms"])
-    return {each for each, found in ratios.items() if len(found) >= fewest and not 1 / factor < median(found) < factor}
+            if _code(row) != _code(timed[-1]):
+                ratios.setdefault(_code(row), []).append(row["time_ms"] / timed[-1]["time_ms"])
+    return {
+        code
+        for code, found in ratios.items()
+        if len(found) >= FEWEST_CASES and not 1 / SUPERSEDED < median(found) < SUPERSEDED
+    }
