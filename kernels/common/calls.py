@@ -11,11 +11,7 @@ R = TypeVar("R")
 
 
 def remember_calls(function: Callable[P, R]) -> Callable[P, R]:
-    """Make a public function repeat an earlier call of the same kinds of arguments by its plan; see remember.py.
-
-    Other calls run as they are: those on the CPU, and those that do not make exactly one request of a
-    ``Differentiable`` on the function's own arguments.
-    """
+    """Make a public function repeat its earlier calls by their plans; see remember.py."""
 
     @wraps(function)
     def call(*args: P.args, **keywords: P.kwargs) -> R:

@@ -12,6 +12,11 @@ about them but tensors' values and addresses. So it is done once for each combin
     source   memory that pointers point into: a tensor that the pass was given, one that it has allocated, or memory
              that exchange.py hands out anew for each call.
     block    an allocation of a plan that holds several of the pass's tensors, each of which is a part of it.
+
+The first call of its kinds runs as it is, the second is recorded, later ones follow plans (backward passes from the
+fourth call on). None is followed under torch.compile, off the current GPU or while a profiler watches; by a call that
+does not make exactly one request, of its own arguments; or by a pass in which torch computes, or that takes much
+temporary memory. Plan.__call__ runs once for each pass that follows one.
 """
 
 from __future__ import annotations
