@@ -2,15 +2,9 @@
 
 The other modules count an operation. This one counts the launches of two schemes of the scalar-decay engine in 16-bit
 dtypes (float32 products do not use tensor cores): ``walk``, a chunk tile by tile with the state in registers, and
-``sweep``, every row tile against all tiles of its chunk on one side of the diagonal. The output and the three main
-gradients are one form with four roles, X [T, DX], Y [T, DX], Z [T, DZ] and a state S [DX, DZ]:
-
-    out = rows(w) (X S) + ((X Y^T) * W) Z        S <- decay S + Y^T (rows(w) Z)
-
-    h: q k v        dq: dh v k        dk: v dh q        dv: k q dh
-
-For a tile of BLOCK_Z columns of the output a program computes X S, X Y^T and (.) Z, and in a walk Y^T Z as well. Beyond
-the counted work,
+``sweep``, every row tile against all tiles of its chunk on one side of the diagonal. X, Y, Z and S are those of
+kernels/scalar_decay/roles.py and fused_chunk.py. For a tile of BLOCK_Z columns of the output a program computes X S,
+X Y^T and (.) Z, and in a walk Y^T Z as well. Beyond the counted work,
 
 - X Y^T is computed again for every further block of columns, and by every further role that needs it;
 - a walk takes one launch for each BLOCK_X of the contraction: each multiplies its partial scores with Z and passes a

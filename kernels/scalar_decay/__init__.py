@@ -8,9 +8,9 @@ Where to begin:
     gates.py                 an operation's gates become the log gates that every kernel takes, and gradients come back
     fused_chunk.py           the product, a chunk's tiles in order; whole_state*.py: the same for Hopper, in Gluon
     chunk_o.py               the product, a chunk's tiles in parallel, as the TFLA paper has it
-    chunk_h.py               the states between chunks; whole_state_h.py: the same for Hopper
+    chunk_h.py               the states between chunks (elsewhere h is the output); whole_state_h.py: those on Hopper
     normaliser.py, step.py   mLSTMexp's denominators; one decoding step
-    autograd.py, launch.py   in which order a call launches these kernels; their grids and outputs
+    autograd.py, launch.py   in which order a pass launches these kernels; their grids and outputs
     choice.py, config.py     chunk lengths; tile sizes and warps
     chunkwise.py             the portable form in torch, with the weights of chunk_gates.py
     declare.py, validate.py  what the engine offers and where it runs; checks of arguments
@@ -18,10 +18,12 @@ Where to begin:
 Words that all of them use:
 
     chunk    L consecutive positions of a head. Chunks run in parallel, once the state that enters each is known.
-    whole    of a head: one chunk holds its sequence. A head that is not whole is cut into N chunks.
-    tile     BLOCK_T positions of a chunk. Scheme "walk" (and "whole_state") takes a chunk's tiles in order and carries
-             the state from one to the next, scheme "sweep" takes all of them in parallel.
-    stretch  positions that one running sum covers before it starts anew: gate vectors accumulate over a chunk (sweep)
-             or a tile (walk), the decay's gradient from one anchor to the next.
+    whole    of a head: one chunk holds its sequence. A head that is not whole is cut into N chunks. (whole_state is
+             named for the state, of which one program holds all.)
+    tile     BLOCK_T positions of a chunk.
+    scheme   how a chunk's tiles are taken: "walk" and "whole_state" in order, with the state carried from one to the
+             next, "sweep" all in parallel. ``fused`` stands for the first two; float32 always sweeps.
+    stretch  positions that one running sum covers before it starts anew: gate vectors accumulate over a tile (fused)
+             or a chunk (sweep), the decay's gradient from one anchor to the next.
     anchor   a position at which the decay's gradient is known from the states, <C, dC>; see gates_backward_kernel.
 """

@@ -1,4 +1,4 @@
-"""One forward and backward pass of the engine: which kernel runs on what.
+"""One forward and backward pass of the engine, of which common/differentiable.py makes an autograd function.
 
 The forward pass runs the gate kernels, where there are several chunks the pass over them, and the output. The backward
 pass computes the states again unless they were few enough to be kept, runs the pass over the chunks backward in time,
@@ -65,7 +65,7 @@ def needs_states(problem: Problem, v: Tensor) -> bool:
 
 
 class Request(NamedTuple):
-    """What a call of the engine asks for; see engine.py, and config.select_config for the schemes."""
+    """What a call of the engine asks for; see engine.py."""
 
     gate: str
     scale: float
@@ -222,6 +222,7 @@ def _backward(
     dn_initial = None
     if dn_last is not None and problem.stabilised:
         dn_initial = _add_normaliser_gradients(dn_last, gates, stretch, k, n_initial, dk.out, decay, d_decay, d_input)
+    # Every head has a dq and dk; those of heads that share q and k (Mamba-2's C and B) are added up.
     return (
         *(x if x.shape == like.shape else run_sum(x, like) for x, like in ((dq.out, q), (dk.out, k))),
         dv.out, d_decay, d_input, d_head, d_initial, dn_initial, None,

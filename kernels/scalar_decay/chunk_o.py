@@ -126,7 +126,7 @@ def chunk_o_kernel(
     TILE: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Compute one [BLOCK_T, BLOCK_Z] tile of out = rows(W_in) (X S) + ((X Y^T) * W) Z.
+    """Compute one [BLOCK_T, BLOCK_Z] tile of out.
 
     Grid: (ceil(DZ / BLOCK_Z) * ceil(L / BLOCK_T) * N * B * H,).
     Reads X, Y [B, T, H / group_x, DX], Z [B, T, H / group_z, DZ], the state [B, H, N, DX, DZ] (transposed:

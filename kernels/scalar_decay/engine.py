@@ -18,10 +18,9 @@ whole_state where it runs and fused_chunk elsewhere, or one of
 and these keywords:
 
     chunk_size         of the first five; need not divide T and may exceed it. None chooses the fastest (choice.py;
-                       limit_chunk, torch: 64). Those on the GPU take powers of two: from 16 on, whole_state from 64 on,
-                       limit_chunk up to 128. The backward pass of fused_chunk and whole_state takes shorter chunks
-                       where these would leave the device idle. whole_state cuts only the heads that are left over
-                       when the others fill the device.
+                       limit_chunk, torch: 64). Those on the GPU take powers of two from 16 on. The backward pass of
+                       fused_chunk and whole_state takes shorter chunks where these would leave the device idle.
+                       whole_state cuts only the heads that are left over when the others fill the device.
     state_dtype        of the states between chunks: torch.float32 (None), or torch.bfloat16 in the first four, which
                        halves their traffic.
     initial_state      C [B, H, K, V] before the first step, float32; mLSTMexp: (C, n [B, H, K], m [B, H]), C and n
@@ -107,7 +106,7 @@ def scalar_decay(
         v: [B, T, H, V].
         log_gates: makes the log decay a [B, T, H] and the log input u [B, T, H] (None: 0) of the torch forms.
         gate: gate function of the kernels, see gates.py.
-        decay, input_gate: gate arguments [B, T, H] as that function needs them.
+        decay, input_gate: gate arguments [B, T, H] as that function needs them; SSD's dt is a decay.
         head: constant a head [H] (slope, A).
         inv_tau: 1 / tau of Gated Retention.
         normalizer_gradient: whether mLSTMexp's torch forms differentiate through the denominators.

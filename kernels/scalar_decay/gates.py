@@ -276,10 +276,11 @@ def gates_backward_kernel(
     BLOCK_T: tl.constexpr,
     ONCE: tl.constexpr,
 ):
-    """Turn row sums of the main gradients into gate gradients.
+    """Turn row sums of the main gradients into gate gradients, adding in float64.
 
-    Every output is linear in exp(a_t), so da_t = <exp(a_t) C_{t-1}, dC_t>, and u_t scales k_t alone. With p = sum_k q
-    dq, c = sum_k k dk and <C, dC> at the start of each stretch of L positions, its anchor:
+    With p = sum_k q dq, c = sum_k k dk and da_t = <exp(a_t) C_{t-1}, dC_t>, the recurrences of C and dC each give
+    <C_t, dC_t>, as da_t + c_t and as da_{t+1} + p_t. So from <C, dC> at the start of a stretch of L positions, its
+    anchor,
 
         du_t = c_t        da_t = <C, dC>_start - sum_{start <= j < t} (p_j - c_j)
 

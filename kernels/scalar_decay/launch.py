@@ -54,9 +54,8 @@ STEP_BLOCK_K, STEP_BLOCK_V = 32, 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """Everything about one call but its tensors and their sizes: the gate function (gates.py), the scale, the chunk
-    length in force, how many heads of the batch are whole (see choice.Shape), the dtype of states between
-    chunks, the scheme (config.select_config) and 1 / tau of Gated Retention."""
+    """Everything about one call but its tensors and their sizes; ``chunk`` is the chunk length in force,
+    ``whole_heads`` how many heads of the batch are whole."""
 
     gate: str
     scale: float
@@ -204,7 +203,6 @@ def run_chunk_h(
 
     Args:
         y, z: k and v, or q and dh.
-        stretch: positions over which the gate vectors are cumulative.
         last, n_last: [B, H, DX, DZ] and [B, H, DX], take the state after the pass's last step, of the heads that are
             cut.
         forward_states: the forward pass's states; if given, anchors are computed from them.
@@ -343,7 +341,8 @@ def run_fused_chunk(
     anchor_states: Tensor | None = None,
     denominators: Denominators | None = None,
 ) -> Product:
-    """Launch a kernel that takes a chunk's tiles in order; see roles.py for x, y, z, the states and the pair.
+    """Launch fused_chunk_kernel or whole_state_kernel, whichever ``config`` is for, on x, y, z, the states and the pair
+    of roles.py.
 
     A past role with a ``pair`` (dq) returns the states at the anchors; a future role with a ``pair`` (dk) takes them as
     ``anchor_states`` and returns the anchors.

@@ -14,7 +14,7 @@ of position s, which is zero for positions that row t does not sum over. DX is t
 out.
 
 The gates' gradients need sum_k q dq and sum_k k dk. So dq and dk are launched with a pair (q or k), and then also write
-the row sums of out * pair.
+the row sums of out * pair in float32, from which gates_backward_kernel (gates.py) makes these gradients.
 """
 
 from __future__ import annotations
