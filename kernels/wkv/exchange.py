@@ -44,7 +44,7 @@ def exchange_sums(k: Tensor, tiles: int, look: int) -> tuple[Tensor, Tensor, Cal
     count = 2 * (tiles + cdiv(tiles, look // 2)) * B * C
     stream = 0
     if k.device.type == "cuda":
-        # Memory that a CUDA graph uses must not be shared with other calls.
+        # Memory that a CUDA graph uses must not be shared with other calls. Replays zero these words again.
         if torch.cuda.is_current_stream_capturing() or 8 * count > MAX_KEPT_BYTES:
             words = torch.zeros(count, device=k.device, dtype=torch.int64)
             return words, torch.empty_like(words), _keep_nothing
