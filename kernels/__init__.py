@@ -1,7 +1,8 @@
 """Kernel families and their operations. Data only: importing this package imports neither torch nor triton.
 
 Begin with an operation of the engine, such as simple_gla.py, then scalar_decay/__init__.py; rglru/ and wkv/ say where
-to begin in theirs. What families share is in common/, outside packages' implementations are in baselines/.
+to begin in theirs. What families share is in common/, outside packages' implementations are in baselines/. Tuned
+numbers are in files config.py and in scalar_decay/choice.py, what was measured is there or in docs/performance.md.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ KERNELS = {
     "lightning2": "Lightning Attention-2: blocks in order, the state on the chip",
     "lightning1": "Lightning Attention-1: the whole causal square in tiles, quadratic in the sequence length",
 }
-"""The authors' algorithms, which kernels of this folder compute; engine.py of ../scalar_decay computes the others."""
+"""The authors' algorithms, in kernels of this folder, to compare with ../scalar_decay, which computes all else."""
 
 OPERATION = scalar_decay_operation(
     "lightning",

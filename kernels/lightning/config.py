@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from ..common.sizes import MIN_PROGRAMS, bad_head_dim, padded
 
 MAX_HEAD_DIM = 256
+"""A program of lightning2 holds all rows of a state, and a tile of lightning1 all columns of X and Y."""
+
 BLOCKS = ("block_t", "block_z")
 """Block sizes of every launch."""
 
@@ -65,11 +67,7 @@ def select_config(
 ) -> LightningConfig:
     """Choose the launches.
 
-    The tiles of lightning2 were measured on an H200 with the engine's fused chunk kernel, which is the same loop with
-    gates to load. Alternatives (block_t, block_z, num_warps, num_stages) that were not timed, most promising first: for
-    head dim 128 (64, 32, 4, 2), with 80 KB of shared memory instead of 96 and half the registers of a state; for 64
-    (64, 64, 4, 3) and (128, 64, 8, 2); for one long sequence block_z=16. Of lightning1 (block_t, block_s, block_z,
-    num_warps, num_stages): (128, 128, 128, 8, 2), three stages, and for head dim 64 (128, 64, 64, 4, 2).
+    The tiles of lightning2 were measured on an H200 with the engine's fused_chunk.py.
 
     Args:
         sizes: head_dim_qk and head_dim_v; for lightning2 batch and num_heads: if there are few, each program takes

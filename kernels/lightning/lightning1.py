@@ -137,12 +137,9 @@ LIGHTNING1 = Differentiable(
 def lightning1(
     request: Request, q: Tensor, k: Tensor, v: Tensor, slope: Tensor, initial_state: Tensor | None
 ) -> tuple[Tensor, Tensor | None]:
-    """Compute Lightning Attention by Lightning Attention-1: every pair of positions, quadratic in T.
+    """Compute Lightning Attention by Lightning Attention-1; arguments and result as in :func:`.lightning`.
 
-        o_t = scale sum_{s <= t} exp(-slope (t - s)) (q_t . k_s) v_s
-
-    Arguments and result as in :func:`.lightning`. States are computed by torch in float32, which takes memory for
-    float32 copies of q, k, v and o. Source: see the module.
+    States are computed by torch in float32, which takes memory for float32 copies of q, k, v and o.
     """
     (o,) = LIGHTNING1(request, q, k, v, slope)
     if initial_state is not None:

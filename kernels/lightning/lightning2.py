@@ -16,8 +16,9 @@ transposed; its second loop (dV) is
 and (dK) the same with V, dO, Q in place of K, Q, dO and dKV transposed. Differences from the authors' kernels: the
 columns of the output and of the state are split over programs, so that head dims up to 256, and different ones for keys
 and values, fit; the last block may be short; and in the update of the state the decay weights multiply V (or dO)
-instead of K (or Q), so that the transposed operand needs no arithmetic. Source: Qin et al., Lightning Attention-2
-(2024), algorithms 1 and 2, whose lines the kernels follow.
+instead of K (or Q), so that the transposed operand needs no arithmetic. The engine's fused_chunk.py is the same loop
+with gates to load, over chunks in parallel. Source: Qin et al., Lightning Attention-2 (2024), algorithms 1 and 2, whose
+lines the kernels follow.
 """
 
 from __future__ import annotations

@@ -12,7 +12,8 @@ the walk gains:
 Heads rarely come to a whole number of waves: 140 programs on 132 multiprocessors would take as long as 264. whole_state
 cuts only the heads that are left over, in this example 8.
 
-:data:`COSTS` holds what these cost, fitted to measured times by ``python -m lrbench.tests.tools.fit_choice``.
+:data:`COSTS` holds what these cost on an H200, fitted by ``python -m lrbench.tests.tools.fit_choice``. To the
+model, other devices differ only in the number of multiprocessors.
 """
 
 from __future__ import annotations
@@ -217,7 +218,7 @@ def sweep_chunk(head_dim_qk: int, head_dim_v: int) -> int:
 
 @functools.lru_cache(REMEMBERED)
 def forward_chunk(shape: Shape, scheme: str) -> int:
-    """Return the chunk length that a call takes; ``scheme`` as of :func:`.config.select_config`."""
+    """Return the chunk length that a call takes."""
     if scheme == "sweep":
         return sweep_chunk(shape.head_dim_qk, shape.head_dim_v)
     return shape.best_chunk(scheme)

@@ -181,7 +181,11 @@ def fit_chunk(chunk_size: int, seq_len: int) -> int:
 
 
 def whole_state_reason(head_dim_qk: int, head_dim_v: int, chunk: int) -> str | None:
-    """Return why whole_state.py does not run with these head dims and chunk length, or None."""
+    """Return why whole_state.py does not run with these head dims and chunk length, or None.
+
+    A part of X and Y has at least 64 columns: up to 32 fill no more than half. Above 512 a product would take a third
+    launch, and its sum would be rounded once more.
+    """
     if chunk < WHOLE_STATE_BLOCK_T:
         return f"chunk_size must be at least {WHOLE_STATE_BLOCK_T} for whole_state, got {chunk}"
     if min(head_dim_qk, head_dim_v) <= 32 or max(head_dim_qk, head_dim_v) > 512:
@@ -214,7 +218,7 @@ def fit_whole_state(dim_x: int, dim_z: int, *, sums: bool = False) -> WholeState
 
 
 def is_fused(scheme: str, item_bytes: int) -> bool:
-    """Return whether a chunk's tiles are taken in order, which float32 never does."""
+    """Return whether a chunk's tiles are taken in order."""
     return scheme in ("walk", "whole_state") and item_bytes == 2
 
 
@@ -232,8 +236,7 @@ def select_config(
     """Choose the launches for an architecture and problem.
 
     Args:
-        scheme: "walk" takes a chunk's tiles in order, "whole_state" the same in programs that hold whole states, and
-            "sweep" all in parallel, which float32 always does.
+        scheme: "walk", "whole_state" or "sweep", see scalar_decay/__init__.py.
         capability: compute capability of the device, such as (9, 0).
         item_bytes: bytes of one input element: 2 (bf16, fp16) or 4 (fp32).
         head_dim_qk: K.
@@ -256,6 +259,7 @@ def select_config(
         states = StatesConfig(block_t=64, block_x=64, block_z=64, num_warps=4, num_stages=2)
         outputs = ChunkOutputsConfig(block_t=64, block_s=64, block_x=64, block_z=64, num_warps=4, num_stages=2)
     fused = is_fused(scheme, item_bytes)
+    # A sequence of up to 32 positions is too short a chunk for whole_state.py; fused_chunk.py takes it.
     whole_state = fused and scheme == "whole_state" and whole_state_reason(k_pad, v_pad, chunk) is None
     if whole_state:
         states = replace(states, block_z=128, parallel=True, whole_state=True)

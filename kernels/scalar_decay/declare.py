@@ -23,13 +23,15 @@ OPTIONS = {"parallel": "gate_dtype", "recurrent": "round_operands"}
 """Implementation -> the one keyword that it takes and others do not."""
 
 SCHEMES = {WHOLE_STATE: "whole_state", FUSED_CHUNK: "walk", "xl_chunk": "sweep", "limit_chunk": "sweep"}
-"""Implementation in Triton -> its scheme, see config.select_config."""
+"""Implementation in Triton -> its scheme."""
 
 CHUNKED = (*SCHEMES, "torch")
 IMPLEMENTATIONS = (*CHUNKED, *OPTIONS, "step")
 """CHUNKED: the implementations that take ``chunk_size``. IMPLEMENTATIONS: all values of ``impl``."""
 
 MAX_HEAD_DIM = 1024
+"""The largest that the laws test; kernels take head dims in blocks of columns."""
+
 LIMIT_CHUNK_SIZES = (16, 32, 64, 128)
 
 _kernel = partial(triton_form, supports="kernels.scalar_decay.declare:supports_engine", state_dtypes=("fp32", "bf16"))

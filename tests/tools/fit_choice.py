@@ -2,9 +2,9 @@
 
 ``python -m lrbench.tests.tools.fit_choice ROWS.parquet ...`` takes rows of whole_state and fused_chunk at several chunk
 lengths, as ``lrbench bars default-choice`` measures them, and prints :class:`.choice.Costs` to be written there. The
-rows must have been measured with the costs that stand there now: a row forward and backward at a chunk length that its
-backward pass shortened is left out. Small problems must be among them: large ones alone do not show what a launch
-costs.
+rows must be of a GPU of :data:`.choice.MULTIPROCESSORS` and measured with the costs that stand there now: a row forward
+and backward at a chunk length that its backward pass shortened is left out. Small problems must be among them: large
+ones alone do not show what a launch costs.
 """
 
 from __future__ import annotations
