@@ -51,7 +51,7 @@ KEPT = 128
 """Problems of which results and bounds are kept."""
 
 DECAY_GATES = {"mlstm_sig": "f", "mlstm_exp": "f", "simple_gla": "g", "gated_retention": "f"}
-"""Operations whose documents can be packed, and the gate that separates them."""
+"""Operations whose documents can be packed, and the gate of which minus infinity separates them."""
 
 EXTREMES: dict[str, dict[str, Ranges]] = {
     "mlstm_sig": {"extreme gates": {"i": (-60, 60), "f": (-60, 60)}},
