@@ -2,7 +2,7 @@
 
 Begin with an operation of the engine, such as simple_gla.py, then scalar_decay/__init__.py; rglru/ and wkv/ say where
 to begin in theirs. What families share is in common/, outside packages' implementations are in baselines/. Tuned
-numbers are in files config.py and in scalar_decay/choice.py, what was measured is there or in docs/performance.md.
+numbers are in files config.py and scalar_decay/choice.py, measurements there or in docs/performance.md.
 """
 
 from __future__ import annotations

@@ -18,8 +18,7 @@ Where to begin:
 Words that all of them use:
 
     chunk    L consecutive positions of a head. Chunks run in parallel, once the state that enters each is known.
-    whole    of a head: one chunk holds its sequence. A head that is not whole is cut into N chunks. (whole_state is
-             named for the state, of which one program holds all.)
+    whole    of a head: one chunk holds its sequence; others are cut into N chunks. (In whole_state it is the state.)
     tile     BLOCK_T positions of a chunk.
     scheme   how a chunk's tiles are taken: "walk" and "whole_state" in order, with the state carried from one to the
              next, "sweep" all in parallel. ``fused`` stands for the first two; float32 always sweeps.

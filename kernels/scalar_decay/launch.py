@@ -341,8 +341,7 @@ def run_fused_chunk(
     anchor_states: Tensor | None = None,
     denominators: Denominators | None = None,
 ) -> Product:
-    """Launch fused_chunk_kernel or whole_state_kernel, whichever ``config`` is for, on x, y, z, the states and the pair
-    of roles.py.
+    """Launch fused_chunk_kernel or whole_state_kernel, by ``config``; roles.py has x, y, z, the states and the pair.
 
     A past role with a ``pair`` (dq) returns the states at the anchors; a future role with a ``pair`` (dk) takes them as
     ``anchor_states`` and returns the anchors.
