@@ -61,6 +61,7 @@ def violations(path: str, text: str) -> Iterator[Violation]:
             yield from _device_literals(tree)
         if folder == "kernels":
             yield from _unguarded_launches(tree)
+            yield from _unrecorded_launches(tree)
 
 
 def _block_pointers(tree: ast.Module) -> Iterator[Violation]:
@@ -168,6 +169,13 @@ def _unguarded_launches(tree: ast.AST) -> Iterator[Violation]:
             if kernel.endswith("kernel"):
                 yield node.lineno, f"{kernel} runs on whatever device is current: decorate its launcher, @on_device_of"
         yield from _unguarded_launches(node)
+
+
+def _unrecorded_launches(tree: ast.Module) -> Iterator[Violation]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef) and node.name.endswith("_kernel"):
+            if "remember_launches" not in map(ast.unparse, node.decorator_list):
+                yield node.lineno, f"repeated calls would leave out {node.name}: decorate it, @remember_launches"
 
 
 def _sets_device(decorator: ast.expr) -> bool:

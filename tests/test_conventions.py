@@ -20,6 +20,7 @@ def messages(path: str, text: str) -> list[str]:
 
 
 KERNEL = '''
+@remember_launches
 @triton.jit
 def sum_kernel(x_ptr):
     """Add up.
@@ -40,6 +41,7 @@ def sum_kernel(x_ptr):
             KERNEL.replace("x_ptr", ", ".join(f"p{n}" for n in range(25))),
             "25 parameters, more than 24",
         ),
+        ("kernels/a/b.py", KERNEL.replace("@remember_launches", ""), "repeated calls would leave out sum_kernel"),
         ("kernels/a/b.py", "from ...bench import case", "kernels must not import bench"),
         ("kernels/a/b.py", "from ... import analysis", "kernels must not import analysis"),
         ("kernels/a/b.py", "from .... import x", "what lies outside the package"),
