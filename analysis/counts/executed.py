@@ -121,7 +121,7 @@ class Run(Problem):
         """Whether the backward pass has the forward pass's states: they fit its chunks and take little memory."""
         inputs = self.seq_len * (2 * self.qk_share * self.head_dim_qk + self.head_dim_v) * self.widths.qkv
         states = self.chunks * self.head_dim_qk * self.head_dim_v * self.widths.state
-        same_chunks = self.formulation in WALKS and self.of_pass("backward") == self
+        same_chunks = self.formulation in WALKS and self.of_pass("backward") is self
         return same_chunks and KEPT_STATES * states * self.cut <= inputs
 
     @property
@@ -133,13 +133,8 @@ class Run(Problem):
 
     @property
     def block_t(self) -> int:
-        """Rows of a tile, never more than the chunk's."""
-        return min(self.config.output.block_t, self.chunk_size)
-
-    @property
-    def block_s(self) -> int:
-        """Columns of a score tile of a sweep, never more than its rows."""
-        return min(self.config.output.block_s, self.block_t)
+        """Rows of a tile."""
+        return int(self.config.output.block_t)
 
     @property
     def makes_denominators(self) -> bool:
@@ -161,7 +156,8 @@ class Run(Problem):
         if direction != "backward" or self.formulation not in WALKS:
             return self
         chunk_size, whole = as_cut(shape(self), self.formulation, direction, self.chunk_size)
-        return dataclasses.replace(self, chunk_size=chunk_size, whole=whole)
+        same = (chunk_size, whole) == (self.chunk_size, self.whole)
+        return self if same else dataclasses.replace(self, chunk_size=chunk_size, whole=whole)
 
 
 def shape(problem: Problem) -> Shape:
@@ -180,29 +176,22 @@ def as_cut(shape: Shape, formulation: str, direction: str, chunk: int) -> tuple[
 
 def run_of(problem: Problem) -> Run | None:
     """Return a problem as the engine or the Lightning kernels run it, None where they do not take its sizes."""
-    length = problem.seq_len
     dims = {"head_dim_qk": problem.head_dim_qk, "head_dim_v": problem.head_dim_v}
     config: Any
     if problem.formulation.startswith("lightning"):
         if max(dims.values()) > MAX_HEAD_DIM:
             return None
         declared = get_operation("lightning").implementation(problem.formulation)
-        sizes = {**dims, "batch": problem.batch, "num_heads": problem.num_heads, "seq_len": length}
+        sizes = {**dims, "batch": problem.batch, "num_heads": problem.num_heads}
         config = resolve(str(declared.default_config))(sizes, problem.dtype, CAPABILITY, True)
-        chunk = max(padded(length), config.output.block_t)
+        chunk = max(padded(problem.seq_len), config.output.block_t)
     else:
         chunk = problem.chunk_size
         if chunk < MIN_CHUNK or chunk & (chunk - 1):
             return None
-        chunk = fit_chunk(chunk, length)
-        config = select_config(
-            scheme=problem.formulation,
-            capability=CAPABILITY,
-            item_bytes=2,
-            **dims,
-            chunk=chunk,
-            batch_heads=problem.rows,
-        )
+        chunk = fit_chunk(chunk, problem.seq_len)
+        launched = {"scheme": problem.formulation, "chunk": chunk, "batch_heads": problem.rows}
+        config = select_config(**launched, **dims, capability=CAPABILITY, item_bytes=2)
     whole = as_cut(shape(problem), problem.formulation, "forward", chunk)[1]
     same = {field.name: getattr(problem, field.name) for field in dataclasses.fields(Problem)}
     return Run(**{**same, "chunk_size": chunk}, whole=whole, config=config)
@@ -216,8 +205,6 @@ class Role:
         x_is_qk: whether X and Y are as wide as q and k (Z is then as wide as v), or the other way round.
         future: whether rows sum over later positions.
         scores, state: names of X Y^T and of the state the role carries.
-        gate_sums: whether row sums for the gates' gradients are taken, against one more tensor like Z; only where the
-            operation's gates are tensors with a gradient.
     """
 
     name: str
@@ -225,20 +212,17 @@ class Role:
     future: bool
     scores: str
     state: str
-    gate_sums: bool = False
+
+    @property
+    def gate_sums(self) -> bool:
+        """Whether rows are summed, against one more tensor like Z, for gates that have gradients: of dq and dk."""
+        return not self.x_is_qk
 
 
 FORWARD_ROLES = (Role(name="h", x_is_qk=True, future=False, scores="scores", state="state"),)
 BACKWARD_ROLES = (
-    Role(name="dq", x_is_qk=False, future=False, scores="score_gradient", state="recomputed_state", gate_sums=True),
-    Role(
-        name="dk",
-        x_is_qk=False,
-        future=True,
-        scores="recomputed_score_gradient",
-        state="state_gradient",
-        gate_sums=True,
-    ),
+    Role(name="dq", x_is_qk=False, future=False, scores="score_gradient", state="recomputed_state"),
+    Role(name="dk", x_is_qk=False, future=True, scores="recomputed_score_gradient", state="state_gradient"),
     Role(name="dv", x_is_qk=True, future=True, scores="recomputed_scores", state="recomputed_state_gradient"),
 )
 
@@ -313,9 +297,8 @@ def _walk(run: Run, role: Role, total: Executed) -> None:
     """Add a walk's products.
 
     Per tile, launch and column block, at padded sizes, 2 (2 BT BX BZ + BT^2 BX + BT^2 BZ), less what a program that
-    holds whole states leaves out of its last columns, and for mLSTMexp's
-    denominators two products with a vector, of eight columns each. Of a whole role, a tile of t rows needs
-    4 t DX DZ + 2 t^2 (DX + DZ).
+    holds whole states leaves out of its last columns, and for mLSTMexp's denominators two products with a vector, of
+    eight columns each. Of a whole role, a tile of t rows needs 4 t DX DZ + 2 t^2 (DX + DZ).
     """
     dx, dz, block_x, block_z, launches, columns = blocks_of(run, role)
     block_t = run.block_t
@@ -337,9 +320,7 @@ def _walk(run: Run, role: Role, total: Executed) -> None:
 
 def _role_products(role: Role, inter: int, scores: int, intra: int, columns: int) -> Counter[str]:
     """Return FLOPs of X S, X Y^T and (.) Z; every column block but one makes X Y^T again."""
-    needed: Counter[str] = Counter()
-    needed["inter"] = inter
-    needed[role.scores] += scores
+    needed = Counter({"inter": inter, role.scores: scores})
     needed[_again(role.scores)] += (columns - 1) * scores
     needed["intra"] = intra
     return needed
@@ -390,7 +371,7 @@ def _sweep(run: Run, role: Role, total: Executed) -> None:
     rank = 2 * run.seq_len * dx * dz if run.several else 0
     needed = _role_products(role, rank, 2 * entries * dx, 2 * entries * dz, columns)
     per_row_tile = 2 * run.block_t * block_x * contractions * block_z if run.several else 0
-    per_column_tile = 2 * run.block_t * run.block_s * (block_x * contractions + block_z)
+    per_column_tile = 2 * run.block_t * run.config.output.block_s * (block_x * contractions + block_z)
     padded = columns * sum(times * (per_row_tile + met * per_column_tile) for times, _, _, met in tiles)
     needed["padding"] = padded - needed.total()
     _add(total.flops, role.name, needed)
@@ -398,11 +379,12 @@ def _sweep(run: Run, role: Role, total: Executed) -> None:
 
 def _row_tiles(run: Run, role: Role) -> Iterator[tuple[int, int, int, int]]:
     """Yield of each row tile of a chunk how many chunks have it, its rows, the positions and column tiles it meets."""
+    block_t, block_s = run.block_t, run.config.output.block_s
     for length, times in run.pieces():
-        for row in range(0, length, run.block_t):
-            rows = min(run.block_t, length - row)
+        for row in range(0, length, block_t):
+            rows = min(block_t, length - row)
             beside = length - row - rows if role.future else row
-            yield times, rows, beside + rows, -(-beside // run.block_s) + -(-rows // run.block_s)
+            yield times, rows, beside + rows, -(-beside // block_s) + -(-rows // block_s)
 
 
 def _states(run: Run, total: Executed, name: str, *, recomputed: bool, normaliser: bool = False) -> None:
@@ -413,22 +395,21 @@ def _states(run: Run, total: Executed, name: str, *, recomputed: bool, normalise
     gradient of the decay.
     """
     states, gradient = run.config.states, name == "state_gradient"
-    block_t, (columns_k, columns_v) = min(states.block_t, run.chunk_size), run.states_tiles
+    columns_k, columns_v = run.states_tiles
     left_out = 0
     if states.parallel:
         left_out = run.chunk_size if gradient else run.seq_len - (run.chunks - 1) * run.chunk_size
     length = run.seq_len - left_out
     needed = Counter({_again(name) if recomputed else name: 2 * length * run.head_dim_qk * run.head_dim_v})
-    padded = -(-length // block_t) * columns_k * columns_v * 2 * block_t * states.block_x * states.block_z
+    tile = 2 * states.block_t * states.block_x * states.block_z
+    padded = -(-length // states.block_t) * columns_k * columns_v * tile
     needed["padding"] = padded - needed.total()
     _add(total.flops, f"{name} pass", needed, run.cut)
 
     kept = run.chunks * run.head_dim_qk * run.head_dim_v * run.widths.state
     weights = length * (_query_bytes(run) if gradient else run.vector_bytes)
     keys, values = length * run.head_dim_qk * run.widths.qkv, length * run.head_dim_v * run.widths.qkv
-    state_bytes = run.head_dim_qk * run.head_dim_v * run.widths.state + (
-        run.head_dim_qk * FP32_BYTES if normaliser else 0
-    )
+    state_bytes = run.head_dim_qk * (run.head_dim_v * run.widths.state + FP32_BYTES * normaliser)
     moved = {
         "load": run.qk_share * keys + values + weights,
         "store": run.contributing_chunks * state_bytes,
