@@ -96,10 +96,7 @@ def ratio_interval(
 ) -> Interval:
     """Return the bootstrap interval of median(numerator) / median(denominator), the sides resampled independently.
 
-    With fewer than :data:`MIN_SAMPLES` samples on a side nothing is known.
-
-    Raises:
-        ValueError: a sample that is not finite.
+    With fewer than :data:`MIN_SAMPLES` samples on a side nothing is known; ValueError for one that is not finite.
     """
     if min(len(numerator), len(denominator)) < MIN_SAMPLES:
         return UNKNOWN

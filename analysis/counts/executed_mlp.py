@@ -27,7 +27,7 @@ from typing import Any
 
 from ...kernels import get_operation
 from ...kernels.spec import resolve
-from .executed import CAPABILITY, Executed
+from .executed import CAPABILITY, Executed, add
 from .model import Problem
 
 GATED_MLP = ("fused", "fused_save")
@@ -43,18 +43,15 @@ def executed_mlp(problem: Problem, direction: str) -> Executed:
     needed, width = 4 * tokens * problem.d_model * problem.d_ff, problem.widths.qkv
 
     def move(name: str, *, loaded: int, stored: int) -> None:
-        total.bytes[f"{name}: load"] += loaded * width
-        total.bytes[f"{name}: store"] += stored * width
+        add(total.bytes, name, {"load": loaded * width, "store": stored * width})
 
     def project(name: str, products: str, *, stored: int, beside: int = 0) -> None:
         """Add a launch of the projection kernel, which loads ``beside`` elements besides x and the weights."""
         tile = getattr(_launches(problem), "forward" if direction == "forward" else "gradient")
         rows, columns = -(-tokens // tile.block_m), -(-problem.d_ff // tile.block_f)
         steps = -(-problem.d_model // tile.block_k)
-        total.flops[f"{name}: {products}"] += needed
         padded = rows * columns * steps * 4 * tile.block_m * tile.block_f * tile.block_k
-        if padded > needed:
-            total.flops[f"{name}: padding"] += padded - needed
+        add(total.flops, name, {products: needed, "padding": padded - needed})
         move(name, loaded=inputs + weights + beside, stored=stored)
         total.rereads[f"{name}: load"] += ((columns - 1) * inputs + (rows - 1) * weights) * width
 

@@ -122,8 +122,7 @@ def count_case(
             implementation has no chunk axis its own chunk length is taken.
         launches: whether what the launches execute is counted as well; it takes as long as all the rest.
 
-    Raises:
-        ValueError: bad sizes, as :func:`count`.
+    Errors as :func:`count`.
     """
     return _count_case((op, impl, mode, dtype, state_dtype), tuple(sizes.items()), launches)
 
@@ -319,12 +318,11 @@ def _linear_rnn(problem: Problem, direction: str, least: Any) -> Tally:
     if problem.formulation == "parallel":
         forward = mlstm.parallel if paper else scalar_decay.parallel_forward
         return (scalar_decay.parallel_backward if backward else forward)(problem)
-    chunk = chunk_formula(problem.op, direction)
+    chunk, size = chunk_formula(problem.op, direction), problem.chunk_size
     if problem.formulation == "walk":
-        tiles = _tiles(problem, chunk)
-        one = problem.seq_len <= problem.chunk_size
-        return one_pass(tiles, least) if one else _walked(tiles, problem.over_chunks(chunk))
-    tally = problem.over_chunks(chunk)
+        tiles = problem.over_chunks(chunk, min(TILE, size))
+        return one_pass(tiles, least) if problem.seq_len <= size else _walked(tiles, problem.over_chunks(chunk, size))
+    tally = problem.over_chunks(chunk, size)
     return one_pass(tally, least) if problem.formulation == "fused" else tally
 
 
@@ -335,11 +333,6 @@ def chunk_formula(op: str, direction: str) -> Callable[[Problem], Tally]:
     if direction == "backward":
         return scalar_decay.chunk_backward
     return mlstm.chunk if op in mlstm.OPERATIONS else scalar_decay.chunk_forward
-
-
-def _tiles(problem: Problem, chunk: Callable[[Problem], Tally]) -> Tally:
-    """Return what the tiles of a walk come to."""
-    return dataclasses.replace(problem, chunk_size=min(TILE, problem.chunk_size)).over_chunks(chunk)
 
 
 def _walked(tiles: Tally, chunks: Tally) -> Tally:
@@ -364,12 +357,11 @@ def _whole_state(problem: Problem, direction: str, least: Any) -> Tally:
     """
     chunk = chunk_formula(problem.op, direction)
     length, whole = as_cut(shape(problem), problem.formulation, direction, problem.chunk_size)
-    cut = dataclasses.replace(problem, chunk_size=length)
-    tiles = _tiles(cut, chunk)
+    tiles = problem.over_chunks(chunk, min(TILE, length))
     uncut = one_pass(tiles, least)
     if length >= problem.seq_len or whole == problem.rows:
         return uncut * problem.rows
-    chunks, last = cut.over_chunks(chunk), problem.seq_len % length or length
+    chunks, last = problem.over_chunks(chunk, length), problem.seq_len % length or length
     unneeded = chunk(dataclasses.replace(problem, seq_len=last if direction == "forward" else length))
 
     def without(traffic: Mapping[str, Any], part: Mapping[str, Any]) -> dict[str, Any]:

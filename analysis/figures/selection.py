@@ -208,11 +208,7 @@ def _at_width(
 ) -> pd.DataFrame:
     """Keep the rows at one width, the one with most rows unless one is ``wanted``, and those that have no such width.
 
-    Args:
-        head_dim: where rows have it, the width is one of theirs.
-
-    Raises:
-        ValueError: no measured row has the wanted width.
+    Where rows have ``head_dim``, the width is one of theirs. Errors as :func:`_with`.
     """
     if wanted is None:
         at_dim = rows["measured"] & (rows["head_dim_v"] == head_dim) & rows["chunk_size"].notna()
@@ -225,8 +221,7 @@ def _with(
 ) -> pd.DataFrame:
     """Keep the rows with the wanted value, and with ``or_null`` those without a value; all where none is wanted.
 
-    Raises:
-        ValueError: no measured row has the wanted value; the message lists those that were measured.
+    ValueError lists the values that were measured where the wanted one was not.
     """
     if wanted is None:
         return rows
@@ -298,10 +293,7 @@ def _measured_lines(rows: pd.DataFrame) -> set[tuple[str, str]]:
 def choose_over_width(frame: pd.DataFrame, selection: Selection) -> Chosen:
     """Keep the rows of a figure over value head dim at one embedding dim, or over channels, if that was measured alone.
 
-    Implementations measured at one width only are left out.
-
-    Raises:
-        ValueError: nothing was measured at two widths, or see :func:`choose`.
+    Implementations measured at one width only are left out; ValueError where no other is left, or see :func:`choose`.
     """
     for column in ("head_dim_v", "embedding_dim"):
         chosen = choose(frame, selection, column)
