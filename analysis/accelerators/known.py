@@ -26,7 +26,6 @@ _DEVICE_NAMES = (
     (r"MI300X", "mi300x"),
 )
 
-
 USUAL = "h100"
 """What a question is about where no accelerator is named and none is here."""
 

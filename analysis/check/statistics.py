@@ -20,7 +20,6 @@ RESAMPLES = 2000
 MIN_SAMPLES = 6
 """With fewer, no order statistics enclose a median with 95 % confidence, and resampling would feign certainty."""
 
-
 CONFIDENCE = 0.95
 
 

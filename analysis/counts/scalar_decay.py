@@ -135,8 +135,7 @@ def chunk_backward(problem: Problem) -> Tally:
     """
     length, d_qk, d_v, causal, f, widths = problem.per_head
     qk, gate = problem.d_qk_read, GATE_MODELS[problem.op]
-    exp = problem.stabilised
-    square, cells = length * length, d_qk * d_v
+    square, cells, exp = length * length, d_qk * d_v, problem.stabilised
     tile = causal * 2 * square
     gated = length * d_qk * (2 + gate.scaled)
     work = {
@@ -213,8 +212,7 @@ def parallel_backward(problem: Problem) -> Tally:
     """
     length, d_qk, d_v, causal, f, widths = problem.per_head
     qk, gate = problem.d_qk_read, GATE_MODELS[problem.op]
-    exp = problem.stabilised
-    square = length * length
+    square, exp = length * length, problem.stabilised
     tile = causal * 2 * square
     work = {
         "value gradient": Work(matrix=tile * d_v),

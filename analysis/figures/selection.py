@@ -33,7 +33,6 @@ CHOICE_COLUMNS = (
 )  # fmt: skip
 """The columns by which :func:`choose` keeps rows, beside whether they were measured."""
 
-
 WIDTHS: Mapping[str, str] = {"d_model": "d_model", "d_ff": "d_ff", "channels": "embedding_dim"}
 """Field of a selection -> the column of a width that a figure holds."""
 
@@ -377,10 +376,10 @@ def describe(chosen: Chosen, *extra: str) -> str:
     parts += held_in_words(chosen)
     parts += widths_in_words(chosen)
     parts += dims_in_words(chosen)
-    if len(contexts := set(rows["context"].dropna())) == 1:
-        parts.append(f"context {int(contexts.pop()):,}")
-    if len(layers := set(rows["layers"].dropna())) == 1:
-        parts.append(f"{int(layers.pop())} layers")
+    if (context := _only(rows["context"])) is not None:
+        parts.append(f"context {context:,}")
+    if (layers := _only(rows["layers"])) is not None:
+        parts.append(f"{layers} layers")
     return " · ".join([*parts, *filter(None, extra)])
 
 
