@@ -48,7 +48,6 @@ from ...kernels import get_operation
 from ...kernels.lightning.config import MAX_HEAD_DIM
 from ...kernels.scalar_decay.choice import Shape, backward_chunk
 from ...kernels.scalar_decay.config import KEPT_STATES, WholeStateConfig, anchor_every, fit_chunk, padded, select_config
-from ...kernels.spec import resolve
 from .model import Problem
 from .scalar_decay import GATE_MODELS, WALKS
 
@@ -174,9 +173,9 @@ def run_of(problem: Problem) -> Run | None:
     if problem.formulation.startswith("lightning"):
         if max(dims.values()) > MAX_HEAD_DIM:
             return None
-        declared = get_operation("lightning").implementation(problem.formulation)
         sizes = {**dims, "batch": problem.batch, "num_heads": problem.num_heads}
-        config = resolve(str(declared.default_config))(sizes, problem.dtype, CAPABILITY, True)
+        declared = get_operation("lightning").implementation(problem.formulation)
+        config = declared.launches("fwbw", problem.dtype, sizes, CAPABILITY)
         chunk = max(padded(problem.seq_len), config.output.block_t)
     else:
         chunk = problem.chunk_size
