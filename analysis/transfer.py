@@ -38,15 +38,12 @@ Array = np.ndarray[Any, np.dtype[np.float64]]
 def gains(
     op: str, *, input_gate: float, forget_gate: float, normaliser: str | None = None, epsilon: float = EPSILON
 ) -> tuple[float, float]:
-    """Return G_before and G_after.
+    """Return G_before and G_after; ValueError for an unknown name.
 
     Args:
         op: mlstm_sig or mlstm_exp, which have sigma and exp for an input gate.
         input_gate, forget_gate: pre-activations.
         normaliser: none, one, stabilised, unbounded or max_state; None is the operation's own.
-
-    Raises:
-        ValueError: an unknown name.
     """
     one_of("op", op, NORMALISERS)
     normaliser = normaliser or NORMALISERS[op]

@@ -88,7 +88,7 @@ def _accelerator(roofs: Roofs) -> Accelerator:
         name=model_name(),
         part="this machine",
         matrix_flops=roofs.matrix_flops,
-        vector_flops=roofs.vector_flops or roofs.matrix_flops["fp32"],
+        vector_flops=roofs.matrix_flops["fp32"],
         bandwidth_bytes_s=roofs.bandwidth_bytes_s,
         memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         l2_bytes=cache_bytes(level=3) or 32 * _MIB,

@@ -26,7 +26,6 @@ _DEVICE_NAMES = (
     (r"MI300X", "mi300x"),
 )
 
-
 USUAL = "h100"
 """What a question is about where no accelerator is named and none is here."""
 
@@ -78,12 +77,9 @@ def match_device(name: str) -> str | None:
     A name in the user's file decides. Parts whose rates differ from the specified ones (H100 NVL, H200 NVL, laptop
     GPUs, MIG slices) match nothing.
     """
-    for accelerator in user_accelerators().values():
-        if name.strip() in accelerator.device_names:
-            return accelerator.key
+    name = name.strip()
+    if own := [each.key for each in user_accelerators().values() if name in each.device_names]:
+        return own[0]
     if "MIG" in name or "Laptop" in name:
         return None
-    for pattern, key in _DEVICE_NAMES:
-        if re.search(pattern, name.strip(), flags=re.IGNORECASE):
-            return key
-    return None
+    return next((key for pattern, key in _DEVICE_NAMES if re.search(pattern, name, flags=re.IGNORECASE)), None)

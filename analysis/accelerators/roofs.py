@@ -21,22 +21,19 @@ from .accelerator import Accelerator, Roofs
 FILE_NAME = "roofs.parquet"
 
 
-def check_output(path: Path) -> None:
-    """Raise ValueError where ``path`` holds something else than calibrations, OSError where it cannot be written."""
+def check_output(path: Path) -> list[dict[str, Any]]:
+    """Return the rows in ``path``, if any; ValueError where it holds something else than calibrations, OSError where it
+    cannot be written."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    if path.exists():
-        store.read_file(path, RoofRow)
+    return store.read_file(path, RoofRow).to_pylist() if path.exists() else []
 
 
 def write_roofs(rows: Iterable[RoofRow], path: Path) -> None:
     """Add rows to the calibrations in ``path``, which is replaced as a whole: readers see the old file or the new.
 
-    Raises:
-        ValueError: the file is there and holds something else.
+    Errors as :func:`check_output`.
     """
-    check_output(path)
-    before = store.read_file(path, RoofRow).to_pylist() if path.exists() else []
-    store.write_parquet([*before, *map(dataclasses.asdict, rows)], path, RoofRow)
+    store.write_parquet([*check_output(path), *map(dataclasses.asdict, rows)], path, RoofRow)
 
 
 def as_roofs(rows: Sequence[RoofRow] | Sequence[dict[str, Any]], *, where: str) -> Roofs:
@@ -44,8 +41,7 @@ def as_roofs(rows: Sequence[RoofRow] | Sequence[dict[str, Any]], *, where: str) 
     each = [dataclasses.asdict(row) if isinstance(row, RoofRow) else row for row in rows]
     rates = {(row["quantity"], row["dtype"]): row["rate"] for row in each}
     about = each[0]
-    versions = [f"driver {about['driver_version']}"] if about["driver_version"] else []
-    versions += [f"torch {about['torch_version']}"] if about["torch_version"] else []
+    versions = [f"{name} {version}" for name in ("driver", "torch") if (version := about[f"{name}_version"])]
     form = "short calibration" if about["short"] else "calibration"
     return Roofs(
         matrix_flops=MappingProxyType({dtype: rate for (what, dtype), rate in rates.items() if what == "matmul"}),
@@ -92,10 +88,7 @@ def with_roofs(accelerator: Accelerator, choice: str) -> Accelerator:
 
     Args:
         choice: spec; measured (the newest stored calibration, else the measured roofs of the specification's entry);
-            or the path of a calibration. The CPU is always as measured.
-
-    Raises:
-        ValueError: an unknown choice, or nothing was measured.
+            or the path of a calibration. The CPU is always as measured. ValueError where nothing was measured.
     """
     if choice == "spec" or (choice == "measured" and accelerator.key == "cpu"):
         return accelerator

@@ -46,11 +46,7 @@ _Key = Annotated[
 
 
 def user_file() -> Path | None:
-    """Return the user's accelerator file, or None where there is none.
-
-    Raises:
-        ValueError: LRBENCH_ACCELERATORS names a file that does not exist.
-    """
+    """Return the user's accelerator file, or None; ValueError where LRBENCH_ACCELERATORS names a missing one."""
     named = os.environ.get(VARIABLE)
     if named is not None:
         if named and not Path(named).is_file():

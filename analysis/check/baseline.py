@@ -135,12 +135,7 @@ def _who() -> str:
         name = asked.stdout.strip()
     except (OSError, subprocess.SubprocessError):
         name = ""
-    if name:
-        return name
-    for variable in ("GITHUB_ACTOR", "GITLAB_USER_LOGIN"):
-        if os.environ.get(variable):
-            return os.environ[variable]
     try:
-        return getpass.getuser()
+        return name or os.environ.get("GITHUB_ACTOR") or os.environ.get("GITLAB_USER_LOGIN") or getpass.getuser()
     except (KeyError, OSError):
         return "unknown"

@@ -185,11 +185,8 @@ def compare(
 
 def _key_columns(a: Sequence[Row], b: Sequence[Row], ignore: Sequence[str]) -> tuple[str, ...]:
     """Return the columns that cases match by: the device and the implementation only where the sides share some."""
-
-    def shared(column: str) -> bool:
-        return not {row[column] for row in a}.isdisjoint(row[column] for row in b)
-
-    dropped = {*ignore, *(name for name in ("impl", "device_accelerator") if not shared(name))}
+    apart = (n for n in ("impl", "device_accelerator") if {row[n] for row in a}.isdisjoint(row[n] for row in b))
+    dropped = {*ignore, *apart}
     return tuple(name for name in (*CASE_COLUMNS, "device_accelerator") if name not in dropped)
 
 

@@ -97,13 +97,8 @@ def junit_xml(found: CheckResult) -> str:
     more where too few cases were compared.
     """
     skipped, errors = sum(_is_skipped(case, found) for case in found.cases), int(found.too_few)
-    numbers = {
-        "tests": len(found.cases) + errors,
-        "failures": len(found.failures),
-        "skipped": skipped,
-        "errors": errors,
-    }
-    counts = {name: str(number) for name, number in numbers.items()}
+    numbers = map(str, (len(found.cases) + errors, len(found.failures), skipped, errors))
+    counts = dict(zip(("tests", "failures", "skipped", "errors"), numbers, strict=True))
     root = ElementTree.Element("testsuites", {"name": "lrbench check", **counts})
     suite = ElementTree.SubElement(root, "testsuite", {"name": f"lrbench check on {found.accelerator}", **counts})
     if found.environment:
@@ -115,8 +110,7 @@ def junit_xml(found: CheckResult) -> str:
         element = ElementTree.SubElement(suite, "testcase", {"classname": "lrbench.check", "name": "cases compared"})
         ElementTree.SubElement(element, "error", {"message": _printable(summary(found))})
     for case in found.cases:
-        row = case.row
-        time = case.time
+        row, time = case.row, case.time
         attributes = {
             "classname": _printable(f"{row['op']}.{row['impl']}.{row['mode']}"),
             "name": _printable(describe_sizes(row)),

@@ -134,8 +134,7 @@ class CheckResult:
 def on_one_device(new: Sequence[Row], old: Sequence[Row]) -> tuple[str, list[Row]]:
     """Return the device of the new rows and the old rows of that device.
 
-    Raises:
-        ValueError: a side is empty, the new rows are of several devices, or the baseline has none of theirs.
+    ValueError where a side is empty, the new rows are of several devices, or the baseline has none of theirs.
     """
     if not new or not old:
         raise ValueError(f"the run and the baseline must have rows, got {len(new)} and {len(old)}")
@@ -188,8 +187,8 @@ def check(
         for case_id, row in after.items()
         if case_id not in before
     ]
-    dropped = {"missing"} if allow_missing else set()
-    failing = tuple(v for v in FAILING if v not in dropped) + (("unclear", NOISY) if fail_unclear else ())
+    failing = tuple(verdict for verdict in FAILING if verdict != "missing" or not allow_missing)
+    failing += ("unclear", NOISY) if fail_unclear else ()
     return CheckResult(
         cases=tuple(sorted(results, key=lambda case: (case.verdict not in failing, *_badness(case)))),
         accelerator=device,

@@ -20,7 +20,6 @@ RESAMPLES = 2000
 MIN_SAMPLES = 6
 """With fewer, no order statistics enclose a median with 95 % confidence, and resampling would feign certainty."""
 
-
 CONFIDENCE = 0.95
 
 
@@ -96,10 +95,7 @@ def ratio_interval(
 ) -> Interval:
     """Return the bootstrap interval of median(numerator) / median(denominator), the sides resampled independently.
 
-    With fewer than :data:`MIN_SAMPLES` samples on a side nothing is known.
-
-    Raises:
-        ValueError: a sample that is not finite.
+    With fewer than :data:`MIN_SAMPLES` samples on a side nothing is known; ValueError for one that is not finite.
     """
     if min(len(numerator), len(denominator)) < MIN_SAMPLES:
         return UNKNOWN

@@ -41,15 +41,7 @@ from typing import Any
 from ...kernels import get_operation
 from ...kernels.lightning.config import MAX_HEAD_DIM
 from ...kernels.scalar_decay.choice import Shape, backward_chunk
-from ...kernels.scalar_decay.config import (
-    KEPT_STATES,
-    WholeStateConfig,
-    anchor_every,
-    fit_chunk,
-    padded,
-    select_config,
-)
-from ...kernels.spec import resolve
+from ...kernels.scalar_decay.config import KEPT_STATES, WholeStateConfig, anchor_every, fit_chunk, padded, select_config
 from .model import Problem
 from .scalar_decay import GATE_MODELS, WALKS
 
@@ -115,7 +107,7 @@ class Run(Problem):
         """Whether the backward pass has the forward pass's states: they fit its chunks and take little memory."""
         inputs = self.seq_len * (2 * self.qk_share * self.head_dim_qk + self.head_dim_v) * self.widths.qkv
         states = self.chunks * self.head_dim_qk * self.head_dim_v * self.widths.state
-        same_chunks = self.formulation in WALKS and self.of_pass("backward") == self
+        same_chunks = self.formulation in WALKS and self.of_pass("backward") is self
         return same_chunks and KEPT_STATES * states * self.cut <= inputs
 
     @property
@@ -127,13 +119,8 @@ class Run(Problem):
 
     @property
     def block_t(self) -> int:
-        """Rows of a tile, never more than the chunk's."""
-        return min(self.config.output.block_t, self.chunk_size)
-
-    @property
-    def block_s(self) -> int:
-        """Columns of a score tile of a sweep, never more than its rows."""
-        return min(self.config.output.block_s, self.block_t)
+        """Rows of a tile."""
+        return int(self.config.output.block_t)
 
     @property
     def makes_denominators(self) -> bool:
@@ -155,7 +142,8 @@ class Run(Problem):
         if direction != "backward" or self.formulation not in WALKS:
             return self
         chunk_size, whole = as_cut(shape(self), self.formulation, direction, self.chunk_size)
-        return dataclasses.replace(self, chunk_size=chunk_size, whole=whole)
+        same = (chunk_size, whole) == (self.chunk_size, self.whole)
+        return self if same else dataclasses.replace(self, chunk_size=chunk_size, whole=whole)
 
 
 def shape(problem: Problem) -> Shape:
@@ -174,29 +162,22 @@ def as_cut(shape: Shape, formulation: str, direction: str, chunk: int) -> tuple[
 
 def run_of(problem: Problem) -> Run | None:
     """Return a problem as the engine or the Lightning kernels run it, None where they do not take its sizes."""
-    length = problem.seq_len
     dims = {"head_dim_qk": problem.head_dim_qk, "head_dim_v": problem.head_dim_v}
     config: Any
     if problem.formulation.startswith("lightning"):
         if max(dims.values()) > MAX_HEAD_DIM:
             return None
+        sizes = {**dims, "batch": problem.batch, "num_heads": problem.num_heads}
         declared = get_operation("lightning").implementation(problem.formulation)
-        sizes = {**dims, "batch": problem.batch, "num_heads": problem.num_heads, "seq_len": length}
-        config = resolve(str(declared.default_config))(sizes, problem.dtype, CAPABILITY, True)
-        chunk = max(padded(length), config.output.block_t)
+        config = declared.launches("fwbw", problem.dtype, sizes, CAPABILITY)
+        chunk = max(padded(problem.seq_len), config.output.block_t)
     else:
         chunk = problem.chunk_size
         if chunk < MIN_CHUNK or chunk & (chunk - 1):
             return None
-        chunk = fit_chunk(chunk, length)
-        config = select_config(
-            scheme=problem.formulation,
-            capability=CAPABILITY,
-            item_bytes=2,
-            **dims,
-            chunk=chunk,
-            batch_heads=problem.rows,
-        )
+        chunk = fit_chunk(chunk, problem.seq_len)
+        launched = {"scheme": problem.formulation, "chunk": chunk, "batch_heads": problem.rows}
+        config = select_config(**launched, **dims, capability=CAPABILITY, item_bytes=2)
     whole = as_cut(shape(problem), problem.formulation, "forward", chunk)[1]
     same = {field.name: getattr(problem, field.name) for field in dataclasses.fields(Problem)}
     return Run(**{**same, "chunk_size": chunk}, whole=whole, config=config)
@@ -210,8 +191,6 @@ class Role:
         x_is_qk: whether X and Y are as wide as q and k (Z is then as wide as v), or the other way round.
         future: whether rows sum over later positions.
         scores, state: names of X Y^T and of the state the role carries.
-        gate_sums: whether row sums for the gates' gradients are taken, against one more tensor like Z; only where the
-            operation's gates are tensors with a gradient.
     """
 
     name: str
@@ -219,20 +198,17 @@ class Role:
     future: bool
     scores: str
     state: str
-    gate_sums: bool = False
+
+    @property
+    def gate_sums(self) -> bool:
+        """Whether rows are summed, against one more tensor like Z, for gates that have gradients: of dq and dk."""
+        return not self.x_is_qk
 
 
 FORWARD_ROLES = (Role(name="h", x_is_qk=True, future=False, scores="scores", state="state"),)
 BACKWARD_ROLES = (
-    Role(name="dq", x_is_qk=False, future=False, scores="score_gradient", state="recomputed_state", gate_sums=True),
-    Role(
-        name="dk",
-        x_is_qk=False,
-        future=True,
-        scores="recomputed_score_gradient",
-        state="state_gradient",
-        gate_sums=True,
-    ),
+    Role(name="dq", x_is_qk=False, future=False, scores="score_gradient", state="recomputed_state"),
+    Role(name="dk", x_is_qk=False, future=True, scores="recomputed_score_gradient", state="state_gradient"),
     Role(name="dv", x_is_qk=True, future=True, scores="recomputed_scores", state="recomputed_state_gradient"),
 )
 
@@ -271,8 +247,9 @@ def executed(run: Run, direction: str) -> Executed:
     if run.stabilised and not backward and not run.makes_denominators:
         _normaliser(run, total)
     for role in BACKWARD_ROLES if backward else FORWARD_ROLES:
-        (_walk if run.walks else _sweep)(run, role, total)
-        _role_traffic(run, role, total)
+        blocks = blocks_of(run, role)
+        (_walk if run.walks else _sweep)(run, role, blocks, total)
+        _role_traffic(run, role, blocks, total)
     if backward and GATE_MODELS[run.op].gates:
         _gates_backward(run, total)
     parts = (total.flops, total.bytes, total.rereads)
@@ -283,14 +260,18 @@ def _launch_of(run: Run, role: Role) -> Any:
     return getattr(run.config, "output" if role.name == "h" else role.name)
 
 
-def _row_sums(run: Run, role: Role) -> int:
+def _row_sums(run: Run, role: Role, columns: int) -> int:
     """Return how many sums a row has: one a program or, holding whole states, one a warp."""
-    launch, columns = _launch_of(run, role), blocks_of(run, role)[-1]
+    launch = _launch_of(run, role)
     return columns * launch.walkers * 4 if isinstance(launch, WholeStateConfig) else columns
 
 
-def blocks_of(run: Run, role: Role) -> tuple[int, int, int, int, int, int]:
-    """Return DX, DZ, BLOCK_X, BLOCK_Z and how many of each cover them."""
+Blocks = tuple[int, int, int, int, int, int]
+"""DX, DZ, BLOCK_X, BLOCK_Z and how many of each cover them."""
+
+
+def blocks_of(run: Run, role: Role) -> Blocks:
+    """Return the blocks of a role's launches."""
     dx, dz = (run.head_dim_qk, run.head_dim_v) if role.x_is_qk else (run.head_dim_v, run.head_dim_qk)
     launch = _launch_of(run, role)
     # A Lightning kernel takes the whole contraction at once.
@@ -303,15 +284,14 @@ def _again(name: str) -> str:
     return name if name.startswith("recomputed_") else f"recomputed_{name}"
 
 
-def _walk(run: Run, role: Role, total: Executed) -> None:
+def _walk(run: Run, role: Role, blocks: Blocks, total: Executed) -> None:
     """Add a walk's products.
 
     Per tile, launch and column block, at padded sizes, 2 (2 BT BX BZ + BT^2 BX + BT^2 BZ), less what a program that
-    holds whole states leaves out of its last columns, and for mLSTMexp's
-    denominators two products with a vector, of eight columns each. Of a whole role, a tile of t rows needs
-    4 t DX DZ + 2 t^2 (DX + DZ).
+    holds whole states leaves out of its last columns, and for mLSTMexp's denominators two products with a vector, of
+    eight columns each. Of a whole role, a tile of t rows needs 4 t DX DZ + 2 t^2 (DX + DZ).
     """
-    dx, dz, block_x, block_z, launches, columns = blocks_of(run, role)
+    dx, dz, block_x, block_z, launches, columns = blocks
     block_t = run.block_t
     tiles, squares = _walk_tiles(run)
     rank, scores, outputs = 2 * run.seq_len * dx * dz, 2 * squares * dx, 2 * squares * dz
@@ -326,14 +306,12 @@ def _walk(run: Run, role: Role, total: Executed) -> None:
     if role.name == "h" and run.makes_denominators:
         per_tile += columns * 4 * VECTOR_COLUMNS * block_t * block_x
     needed["padding"] = tiles * per_tile - needed.total()
-    _add(total.flops, role.name, needed)
+    add(total.flops, role.name, needed)
 
 
 def _role_products(role: Role, inter: int, scores: int, intra: int, columns: int) -> Counter[str]:
     """Return FLOPs of X S, X Y^T and (.) Z; every column block but one makes X Y^T again."""
-    needed: Counter[str] = Counter()
-    needed["inter"] = inter
-    needed[role.scores] += scores
+    needed = Counter({"inter": inter, role.scores: scores})
     needed[_again(role.scores)] += (columns - 1) * scores
     needed["intra"] = intra
     return needed
@@ -342,7 +320,7 @@ def _role_products(role: Role, inter: int, scores: int, intra: int, columns: int
 def _walk_tiles(run: Run) -> tuple[int, int]:
     """Return how many tiles a walk takes and the sum of the squares of their lengths."""
     tiles = squares = 0
-    for length, times in run.pieces():
+    for length, times in run.pieces(run.chunk_size):
         whole, rest = divmod(length, run.block_t)
         tiles += times * (whole + bool(rest))
         squares += times * (whole * run.block_t**2 + rest**2)
@@ -359,7 +337,7 @@ def _normaliser(run: Run, total: Executed) -> None:
     tiles, squares = _walk_tiles(run)
     scores = 2 * squares * run.head_dim_qk
     padding = 2 * tiles * blocks * run.block_t**2 * block_k - scores
-    _add(total.flops, "normaliser pass", {"recomputed_scores": scores, "padding": padding})
+    add(total.flops, "normaliser pass", {"recomputed_scores": scores, "padding": padding})
     vectors, parts = run.seq_len * 4 * FP32_BYTES, blocks * run.seq_len * FP32_BYTES
     moved = {
         "load": 2 * run.qk_share * run.seq_len * run.head_dim_qk * run.widths.qkv + vectors,
@@ -367,36 +345,37 @@ def _normaliser(run: Run, total: Executed) -> None:
         "parts": 2 * parts,
         "denominators": 2 * run.seq_len * FP32_BYTES,
     }
-    _add(total.bytes, "normaliser pass", moved)
+    add(total.bytes, "normaliser pass", moved)
     shared = 2 * (1 - run.qk_share) * run.seq_len * run.head_dim_qk * run.widths.qkv
-    _add(total.rereads, "normaliser pass", {"load": shared + (blocks - 1) * vectors})
+    add(total.rereads, "normaliser pass", {"load": shared + (blocks - 1) * vectors})
 
 
-def _sweep(run: Run, role: Role, total: Executed) -> None:
+def _sweep(run: Run, role: Role, blocks: Blocks, total: Executed) -> None:
     """Add a sweep's products: per row tile and column block X S, where there are states; per column tile X Y^T, (.) Z.
 
     Past roles take the columns of earlier row tiles and of their own, future roles theirs and those of later ones, both
     in steps of BLOCK_S.
     """
-    dx, dz, block_x, block_z, contractions, columns = blocks_of(run, role)
+    dx, dz, block_x, block_z, contractions, columns = blocks
     tiles = list(_row_tiles(run, role))
     entries = sum(times * rows * positions for times, rows, positions, _ in tiles)
     rank = 2 * run.seq_len * dx * dz if run.several else 0
     needed = _role_products(role, rank, 2 * entries * dx, 2 * entries * dz, columns)
     per_row_tile = 2 * run.block_t * block_x * contractions * block_z if run.several else 0
-    per_column_tile = 2 * run.block_t * run.block_s * (block_x * contractions + block_z)
+    per_column_tile = 2 * run.block_t * run.config.output.block_s * (block_x * contractions + block_z)
     padded = columns * sum(times * (per_row_tile + met * per_column_tile) for times, _, _, met in tiles)
     needed["padding"] = padded - needed.total()
-    _add(total.flops, role.name, needed)
+    add(total.flops, role.name, needed)
 
 
 def _row_tiles(run: Run, role: Role) -> Iterator[tuple[int, int, int, int]]:
     """Yield of each row tile of a chunk how many chunks have it, its rows, the positions and column tiles it meets."""
-    for length, times in run.pieces():
-        for row in range(0, length, run.block_t):
-            rows = min(run.block_t, length - row)
+    block_t, block_s = run.block_t, run.config.output.block_s
+    for length, times in run.pieces(run.chunk_size):
+        for row in range(0, length, block_t):
+            rows = min(block_t, length - row)
             beside = length - row - rows if role.future else row
-            yield times, rows, beside + rows, -(-beside // run.block_s) + -(-rows // run.block_s)
+            yield times, rows, beside + rows, -(-beside // block_s) + -(-rows // block_s)
 
 
 def _states(run: Run, total: Executed, name: str, *, recomputed: bool, normaliser: bool = False) -> None:
@@ -407,42 +386,41 @@ def _states(run: Run, total: Executed, name: str, *, recomputed: bool, normalise
     gradient of the decay.
     """
     states, gradient = run.config.states, name == "state_gradient"
-    block_t, (columns_k, columns_v) = min(states.block_t, run.chunk_size), run.states_tiles
+    columns_k, columns_v = run.states_tiles
     left_out = 0
     if states.parallel:
         left_out = run.chunk_size if gradient else run.seq_len - (run.chunks - 1) * run.chunk_size
     length = run.seq_len - left_out
     needed = Counter({_again(name) if recomputed else name: 2 * length * run.head_dim_qk * run.head_dim_v})
-    padded = -(-length // block_t) * columns_k * columns_v * 2 * block_t * states.block_x * states.block_z
+    tile = 2 * states.block_t * states.block_x * states.block_z
+    padded = -(-length // states.block_t) * columns_k * columns_v * tile
     needed["padding"] = padded - needed.total()
-    _add(total.flops, f"{name} pass", needed, run.cut)
+    add(total.flops, f"{name} pass", needed, run.cut)
 
     kept = run.chunks * run.head_dim_qk * run.head_dim_v * run.widths.state
     weights = length * (_query_bytes(run) if gradient else run.vector_bytes)
     keys, values = length * run.head_dim_qk * run.widths.qkv, length * run.head_dim_v * run.widths.qkv
-    state_bytes = run.head_dim_qk * run.head_dim_v * run.widths.state + (
-        run.head_dim_qk * FP32_BYTES if normaliser else 0
-    )
+    state_bytes = run.head_dim_qk * (run.head_dim_v * run.widths.state + FP32_BYTES * normaliser)
     moved = {
         "load": run.qk_share * keys + values + weights,
         "store": run.contributing_chunks * state_bytes,
         "merge": (run.contributing_chunks + run.chunks) * state_bytes * states.parallel,
         "decay gradient": kept if gradient and not run.walks and GATE_MODELS[run.op].gates else 0,
     }
-    _add(total.bytes, f"{name} pass", moved, run.cut)
+    add(total.bytes, f"{name} pass", moved, run.cut)
     issued = columns_v * keys + columns_k * values + columns_k * columns_v * weights
-    _add(total.rereads, f"{name} pass", {"load": issued - moved["load"]}, run.cut)
+    add(total.rereads, f"{name} pass", {"load": issued - moved["load"]}, run.cut)
 
 
-def _role_traffic(run: Run, role: Role, total: Executed) -> None:
+def _role_traffic(run: Run, role: Role, blocks: Blocks, total: Executed) -> None:
     """Add what a role's launches load and store.
 
     X, Y and the output once in all; Z and the gate vectors once a launch; between launches a partial result, stored and
     loaded; states once a chunk. For the gates' gradients one more tensor like Z, row sums for each column block and,
     walking, states at anchors in between (stored by dq, loaded by dk). Every further load of the same data is a reread.
     """
-    dx, dz, block_x, _, blocks, _ = blocks_of(run, role)
-    launches = blocks if run.walks else 1
+    dx, dz, block_x, _, contractions, columns = blocks
+    launches = contractions if run.walks else 1
     share_x, share_z = (run.qk_share, 1.0) if role.x_is_qk else (1.0, run.qk_share)
     x, z = run.seq_len * dx * run.widths.qkv, run.seq_len * dz * run.widths.qkv
     normalises = run.makes_denominators and role.name == "h"
@@ -450,37 +428,37 @@ def _role_traffic(run: Run, role: Role, total: Executed) -> None:
     partial = (
         run.widths.qkv if launches == 2 and (run.dtype == "bf16" or run.formulation == "whole_state") else FP32_BYTES
     )
-    sums = role.gate_sums and bool(GATE_MODELS[run.op].gates)
+    sums, anchors = role.gate_sums and bool(GATE_MODELS[run.op].gates), -(-run.seq_len // run.anchor_every)
     pair = z if sums else 0
     moved = {
         "load": 2 * share_x * x + share_z * (launches * z + pair) + launches * run.seq_len * _gate_bytes(run, role),
         "store": z + (run.seq_len * run.vector_bytes if normalises else 0),
         "partial results": 2 * (launches - 1) * run.seq_len * dz * partial,
         "states": run.chunks * dx * (dz * run.widths.state + (FP32_BYTES if normalises else 0)) * run.several * run.cut,
-        "row sums": _row_sums(run, role) * run.seq_len * FP32_BYTES * sums,
-        "anchors": -(-run.seq_len // run.anchor_every) * blocks * block_x * dz * run.widths.qkv * (run.walks and sums),
+        "row sums": _row_sums(run, role, columns) * run.seq_len * FP32_BYTES if sums else 0,
+        "anchors": anchors * contractions * block_x * dz * run.widths.qkv if run.walks and sums else 0,
         "sum over heads": (1 + run.qk_share) * z * (run.qk_share < 1 and role.gate_sums),
     }
-    _add(total.bytes, role.name, moved)
-    _add(total.rereads, role.name, {"load": _issued(run, role) + pair - moved["load"]})
+    add(total.bytes, role.name, moved)
+    add(total.rereads, role.name, {"load": _issued(run, role, blocks) + pair - moved["load"]})
 
 
-def _issued(run: Run, role: Role) -> float:
+def _issued(run: Run, role: Role, blocks: Blocks) -> float:
     """Return the bytes of X, Y, Z and gate vectors that the programs of a role load, whoever serves them.
 
     Walking, every column block loads X, Y and the gates of every launch. Sweeping, every row tile loads the columns of
     Y and Z that it meets, and a contraction of several blocks loads X anew for every product.
     """
-    dx, dz, block_x, _, blocks, columns = blocks_of(run, role)
+    dx, dz, block_x, _, contractions, columns = blocks
     width, x = run.widths.qkv, run.seq_len * dx
     if run.walks:
-        tensors = 2 * columns * x + blocks * run.seq_len * dz
-        return tensors * width + columns * blocks * run.seq_len * _gate_bytes(run, role)
+        tensors = 2 * columns * x + contractions * run.seq_len * dz
+        return tensors * width + columns * contractions * run.seq_len * _gate_bytes(run, role)
     tiles = list(_row_tiles(run, role))
     loads = sum(times * rows * met for times, rows, _, met in tiles)
     loaded = sum(times * positions for times, _, positions, _ in tiles)
     products = run.seq_len * block_x + x * run.several + loads * dx
-    tensors = columns * (x if blocks == 1 else products) + loaded * (columns * dx + dz)
+    tensors = columns * (x if contractions == 1 else products) + loaded * (columns * dx + dz)
     row, column = _query_bytes(run, role), _key_bytes(run)
     if role.future:
         row, column = column, row
@@ -510,19 +488,20 @@ def _gates(run: Run, total: Executed) -> None:
     gates = GATE_MODELS[run.op].gates * run.seq_len * run.widths.gate
     vectors = run.seq_len * (run.vector_bytes + _key_bytes(run))
     stabiliser = run.seq_len * (run.vector_bytes + 3 * FP32_BYTES) if run.stabilised else 0
-    _add(total.bytes, "gates", {"load": gates, "store": vectors, "stabiliser": stabiliser})
+    add(total.bytes, "gates", {"load": gates, "store": vectors, "stabiliser": stabiliser})
 
 
 def _gates_backward(run: Run, total: Executed) -> None:
     """Add the gates' gradients: row sums and gates loaded, but for an exponential input gate, and gradients stored."""
     gates = GATE_MODELS[run.op].gates
-    sums = sum(_row_sums(run, role) for role in BACKWARD_ROLES if role.gate_sums)
+    sums = sum(_row_sums(run, role, blocks_of(run, role)[-1]) for role in BACKWARD_ROLES if role.gate_sums)
     loaded = sums * FP32_BYTES + (gates - run.stabilised) * run.widths.gate
     moved = {"load": run.seq_len * loaded, "store": run.seq_len * gates * run.widths.gate}
-    _add(total.bytes, "gate gradients", moved)
+    add(total.bytes, "gate gradients", moved)
 
 
-def _add(target: Counter[str], prefix: str, parts: Mapping[str, float], share: float = 1) -> None:
+def add(target: Counter[str], prefix: str, parts: Mapping[str, float], share: float = 1) -> None:
+    """Add a ``share`` of parts to a counter, ``prefix`` before their names; those of 0 are left out."""
     for name, value in parts.items():
         if value:
             target[f"{prefix}: {name}"] += value * share  # type: ignore[assignment]

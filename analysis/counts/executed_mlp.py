@@ -23,11 +23,9 @@ without what its programs read again. A forward pass that needs no gradient save
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
 
 from ...kernels import get_operation
-from ...kernels.spec import resolve
-from .executed import CAPABILITY, Executed
+from .executed import CAPABILITY, Executed, add
 from .model import Problem
 
 GATED_MLP = ("fused", "fused_save")
@@ -40,21 +38,21 @@ def executed_mlp(problem: Problem, direction: str) -> Executed:
     tokens = problem.batch * problem.seq_len
     inputs, weights, outputs = tokens * problem.d_model, 2 * problem.d_model * problem.d_ff, tokens * problem.d_ff
     saves = problem.formulation == "fused_save"
+    sizes = {name: getattr(problem, name) for name in ("batch", "seq_len", "d_model", "d_ff")}
+    declared = get_operation("gated_mlp").implementation(problem.formulation)
+    launches = declared.launches("fwbw", problem.dtype, sizes, CAPABILITY)
     needed, width = 4 * tokens * problem.d_model * problem.d_ff, problem.widths.qkv
 
     def move(name: str, *, loaded: int, stored: int) -> None:
-        total.bytes[f"{name}: load"] += loaded * width
-        total.bytes[f"{name}: store"] += stored * width
+        add(total.bytes, name, {"load": loaded * width, "store": stored * width})
 
     def project(name: str, products: str, *, stored: int, beside: int = 0) -> None:
         """Add a launch of the projection kernel, which loads ``beside`` elements besides x and the weights."""
-        tile = getattr(_launches(problem), "forward" if direction == "forward" else "gradient")
+        tile = launches.forward if direction == "forward" else launches.gradient
         rows, columns = -(-tokens // tile.block_m), -(-problem.d_ff // tile.block_f)
         steps = -(-problem.d_model // tile.block_k)
-        total.flops[f"{name}: {products}"] += needed
         padded = rows * columns * steps * 4 * tile.block_m * tile.block_f * tile.block_k
-        if padded > needed:
-            total.flops[f"{name}: padding"] += padded - needed
+        add(total.flops, name, {products: needed, "padding": padded - needed})
         move(name, loaded=inputs + weights + beside, stored=stored)
         total.rereads[f"{name}: load"] += ((columns - 1) * inputs + (rows - 1) * weights) * width
 
@@ -74,10 +72,3 @@ def executed_mlp(problem: Problem, direction: str) -> Executed:
     multiply("input gradient", loaded=2 * outputs + weights + inputs, stored=2 * inputs)
     multiply("weight gradients", loaded=2 * inputs + 2 * outputs, stored=weights)
     return total
-
-
-def _launches(problem: Problem) -> Any:
-    """Return the launches that an implementation selects on the compute capability that is counted."""
-    sizes = {name: getattr(problem, name) for name in ("batch", "seq_len", "d_model", "d_ff")}
-    declared = get_operation("gated_mlp").implementation(problem.formulation)
-    return resolve(str(declared.default_config))(sizes, problem.dtype, CAPABILITY, True)

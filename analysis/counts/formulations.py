@@ -53,7 +53,6 @@ TILED = ("walk", "whole_state", "sweep", "lightning1", "lightning2")
 CHUNKED = ("chunkwise", "walk", "whole_state", "sweep", "fused", "lightning2")
 """Formulations that take a chunk length, of operations with heads; of those without, ``chunked`` does."""
 
-
 DECODING = ("attention", "gla", "selective_scan")
 """Operations whose formulation ``recurrent`` is decoding alone."""
 

@@ -83,10 +83,7 @@ def backward(problem: Problem) -> Tally:
         recomputed["projections"] = Work(matrix=gemm)
         again = {"projections load": inputs + 2 * weights}
     return Tally(
-        work=work,
-        traffic=problem.moved(elements),
-        recomputed_work=recomputed,
-        recomputed_traffic=problem.moved(again),
+        work=work, traffic=problem.moved(elements), recomputed_work=recomputed, recomputed_traffic=problem.moved(again)
     )
 
 

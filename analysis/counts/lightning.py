@@ -139,4 +139,5 @@ def passed(problem: Problem, direction: str) -> Tally:
     if problem.formulation == "lightning1":
         return (quadratic_backward if backward else quadratic_forward)(problem)
     one_block = dataclasses.replace(problem, seq_len=min(problem.chunk_size, problem.seq_len))
-    return problem.over_chunks(block_backward if backward else block_forward) + decays(one_block)
+    blocks = problem.over_chunks(block_backward if backward else block_forward, problem.chunk_size)
+    return blocks + decays(one_block)

@@ -19,9 +19,7 @@ def chunk(problem: Problem) -> Tally:
     every F at 1 the operation's own parts are that total + L - 4.
     """
     length, d_qk, d_v, causal, f, widths = problem.per_head
-    square = length * length
-    cells = d_qk * d_v
-    exp = problem.stabilised
+    square, cells, exp = length * length, d_qk * d_v, problem.stabilised
     gates = 2 * length + length * (length + 1) / 2
     if exp or problem.published:
         gates += length * (1 + f.exp + f.log + f.sig) + 3 + f.max + f.exp
@@ -62,8 +60,7 @@ def parallel(problem: Problem) -> Tally:
     ``published`` gives mLSTMsig the paper's gate matrix, which is mLSTMexp's (one subtraction and F_max too many).
     """
     length, d_qk, d_v, causal, f, widths = problem.per_head
-    square = length * length
-    exp = problem.stabilised
+    square, exp = length * length, problem.stabilised
     per_entry = 3 + f.exp + f.max + f.mask if exp or problem.published else 2 + f.exp + f.mask
     work = {
         "forget gates": Work(vector=length * (length + 1) / 2 + (1 if exp else 2) * length * (f.log + f.sig)),
@@ -86,8 +83,7 @@ def step(problem: Problem) -> Tally:
     Nothing runs on matrix units: every product is a rank-one update or a matrix-vector product.
     """
     d_qk, d_v, f, widths = problem.head_dim_qk, problem.head_dim_v, problem.f, problem.widths
-    cells = d_qk * d_v
-    exp = problem.stabilised
+    cells, exp = d_qk * d_v, problem.stabilised
     gates = 4 + 2 * f.exp + f.log + f.sig + f.max if exp else 2 * f.sig
     work = {
         "gates": Work(vector=gates),

@@ -194,17 +194,17 @@ class Problem:
         """Elements of q (or k) per token that are a head's own traffic."""
         return self.qk_share * self.head_dim_qk
 
-    def over_chunks(self, chunk: Callable[[Problem], Tally]) -> Tally:
-        """Add up whole chunks and a ragged last one; the published counting has T / L chunks, whole or not."""
-        pieces = [(self.chunk_size, self.seq_len / self.chunk_size)] if self.published else self.pieces()
+    def over_chunks(self, chunk: Callable[[Problem], Tally], size: int) -> Tally:
+        """Add up chunks of ``size`` and a ragged last one; the published counting has T / L chunks, whole or not."""
+        pieces = [(size, self.seq_len / size)] if self.published else self.pieces(size)
         each = (chunk(dataclasses.replace(self, seq_len=length)) * times for length, times in pieces)
         return functools.reduce(operator.add, each)
 
-    def pieces(self) -> Iterator[tuple[int, int]]:
-        """Yield (length, how many) of whole chunks and a ragged last one."""
-        whole, rest = divmod(self.seq_len, self.chunk_size)
+    def pieces(self, size: int) -> Iterator[tuple[int, int]]:
+        """Yield (length, how many) of whole chunks of ``size`` and a ragged last one."""
+        whole, rest = divmod(self.seq_len, size)
         if whole:
-            yield self.chunk_size, whole
+            yield size, whole
         if rest:
             yield rest, 1
 

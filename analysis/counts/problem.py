@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections import Counter
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
@@ -123,8 +122,7 @@ def count_case(
             implementation has no chunk axis its own chunk length is taken.
         launches: whether what the launches execute is counted as well; it takes as long as all the rest.
 
-    Raises:
-        ValueError: bad sizes, as :func:`count`.
+    Errors as :func:`count`.
     """
     return _count_case((op, impl, mode, dtype, state_dtype), tuple(sizes.items()), launches)
 
@@ -268,29 +266,26 @@ def _causal_factor(
     if formulation == "sweep":
         tile = sweep_tile(width)
     square = size["seq_len"] if quadratic else min(size["chunk_size"], size["seq_len"])
-    return causal_factor or tile_rounded_causal_factor(
-        min(square, TILE) if formulation in scalar_decay.WALKS else square, tile
-    )
+    # A walk computes squares of single tiles.
+    return causal_factor or tile_rounded_causal_factor(tile if formulation in scalar_decay.WALKS else square, tile)
 
 
-_WITHOUT_HEADS: Mapping[str, tuple[Callable[[Problem, str], Tally], Callable[..., Any]]] = {
+_WITHOUT_HEADS: Mapping[str, tuple[Callable[[Problem, str], Tally], Callable[..., Any] | None]] = {
     **dict.fromkeys(("rglru", "rglru_layer", "linear_scan"), (rglru.passed, rglru.compulsory)),
     "wkv4": (wkv.passed, wkv.compulsory),
     **dict.fromkeys(("gated_mlp", "projections"), (gated_mlp.passed, gated_mlp.compulsory)),
+    "selective_scan": (baselines.selective_scan, None),
 }
-"""Operation -> one pass of a whole problem, and its compulsory bytes."""
+"""Operation -> one pass of a whole problem, and its compulsory bytes; None where all of its bytes are."""
 
 
 def _passed(problem: Problem, direction: str) -> tuple[Tally, Any]:
     """Return one pass (forward, backward, step) of a whole problem and its compulsory bytes: of a step all of them."""
     op, step, backward = problem.op, direction == "step", direction == "backward"
-    if op == "selective_scan":
-        tally = baselines.selective_scan(dataclasses.replace(problem, seq_len=1) if step else problem, direction)
-        return tally, tally.bytes
     if op in _WITHOUT_HEADS:
         formula, compulsory = _WITHOUT_HEADS[op]
         tally = formula(dataclasses.replace(problem, seq_len=1) if step else problem, direction)
-        return tally, tally.bytes if step else compulsory(problem, backward=backward)
+        return tally, tally.bytes if step or compulsory is None else compulsory(problem, backward=backward)
     of_heads = {"attention": baselines.attention_compulsory, "gla": baselines.gla_compulsory}
     least = of_heads.get(op, scalar_decay.compulsory)(problem, backward=backward)
     if op == "attention":
@@ -300,7 +295,7 @@ def _passed(problem: Problem, direction: str) -> tuple[Tally, Any]:
     else:
         tally = _linear_rnn(problem, direction, least) * problem.rows
     least = tally.bytes if step else least * problem.rows
-    model = scalar_decay.GATE_MODELS.get(problem.op)
+    model = scalar_decay.GATE_MODELS.get(op)
     if model is None or not model.head_constants:
         return tally, least
     # Read once per head and problem, in fp32: slopes and Mamba-2's A.
@@ -323,10 +318,11 @@ def _linear_rnn(problem: Problem, direction: str, least: Any) -> Tally:
     if problem.formulation == "parallel":
         forward = mlstm.parallel if paper else scalar_decay.parallel_forward
         return (scalar_decay.parallel_backward if backward else forward)(problem)
-    chunk = chunk_formula(problem.op, direction)
-    tally = problem.over_chunks(chunk)
+    chunk, size = chunk_formula(problem.op, direction), problem.chunk_size
     if problem.formulation == "walk":
-        return _walk(problem, chunk, tally, least)
+        tiles = problem.over_chunks(chunk, min(TILE, size))
+        return one_pass(tiles, least) if problem.seq_len <= size else _walked(tiles, problem.over_chunks(chunk, size))
+    tally = problem.over_chunks(chunk, size)
     return one_pass(tally, least) if problem.formulation == "fused" else tally
 
 
@@ -339,15 +335,12 @@ def chunk_formula(op: str, direction: str) -> Callable[[Problem], Tally]:
     return mlstm.chunk if op in mlstm.OPERATIONS else scalar_decay.chunk_forward
 
 
-def _walk(problem: Problem, chunk: Callable[[Problem], Tally], chunks: Tally, least: Any) -> Tally:
-    """Return the work of tiles with the traffic of ``chunks``; a single chunk needs no states outside the chip.
+def _walked(tiles: Tally, chunks: Tally) -> Tally:
+    """Return a walk over several chunks: the work of ``tiles`` with the traffic of ``chunks``.
 
-    With several chunks, their first states come from a pass of their own, which the walk then repeats tile by tile:
-    recomputation, so it is kept apart.
+    The chunks' first states come from a pass of their own, which the walk then repeats tile by tile: recomputation, so
+    it is kept apart.
     """
-    tiles = dataclasses.replace(problem, chunk_size=min(TILE, problem.chunk_size)).over_chunks(chunk)
-    if problem.seq_len <= problem.chunk_size:
-        return one_pass(tiles, least)
     made = {**tiles.recomputed_work, **tiles.work}
     repeated = {f"{name}, of chunks": work for name, work in made.items() if name in ("state", "state gradient")}
     states = Tally(recomputed_work=repeated)
@@ -364,13 +357,11 @@ def _whole_state(problem: Problem, direction: str, least: Any) -> Tally:
     """
     chunk = chunk_formula(problem.op, direction)
     length, whole = as_cut(shape(problem), problem.formulation, direction, problem.chunk_size)
-    uncut, tally = dataclasses.replace(problem, chunk_size=problem.seq_len), Tally()
-    if whole:
-        tally += _walk(uncut, chunk, uncut.over_chunks(chunk), least) * whole
-    if whole == problem.rows:
-        return tally
-    cut = dataclasses.replace(problem, chunk_size=length)
-    chunks, last = cut.over_chunks(chunk), problem.seq_len % length or length
+    tiles = problem.over_chunks(chunk, min(TILE, length))
+    uncut = one_pass(tiles, least)
+    if length >= problem.seq_len or whole == problem.rows:
+        return uncut * problem.rows
+    chunks, last = problem.over_chunks(chunk, length), problem.seq_len % length or length
     unneeded = chunk(dataclasses.replace(problem, seq_len=last if direction == "forward" else length))
 
     def without(traffic: Mapping[str, Any], part: Mapping[str, Any]) -> dict[str, Any]:
@@ -381,7 +372,8 @@ def _whole_state(problem: Problem, direction: str, least: Any) -> Tally:
         traffic=without(chunks.traffic, unneeded.traffic),
         recomputed_traffic=without(chunks.recomputed_traffic, unneeded.recomputed_traffic),
     )
-    return tally + _walk(cut, chunk, chunks, least) * (problem.rows - whole)
+    cut_heads = _walked(tiles, chunks) * (problem.rows - whole)
+    return uncut * whole + cut_heads if whole else cut_heads
 
 
 def _executed(problem: Problem, passes: tuple[str, ...]) -> dict[str, Any]:
@@ -389,22 +381,20 @@ def _executed(problem: Problem, passes: tuple[str, ...]) -> dict[str, Any]:
     if problem.dtype not in ("bf16", "fp16"):
         return {}
     if problem.op == "gated_mlp":
-        counted = {direction: executed_mlp(problem, direction) for direction in passes}
+        counted = [executed_mlp(problem, direction) for direction in passes]
     elif run := run_of(problem):
-        counted = {direction: executed(run, direction) for direction in passes}
+        counted = [executed(run, direction) for direction in passes]
     else:
         return {}
-    flops: Counter[str] = Counter()
-    moved: Counter[str] = Counter()
-    for direction, one in counted.items():
-        prefix = f"{direction}: " if len(passes) > 1 else ""
-        flops.update({prefix + name: value for name, value in one.flops.items()})
-        moved.update({prefix + name: value for name, value in one.bytes.items()})
+    prefixes = [f"{direction}: " for direction in passes] if len(passes) > 1 else [""]
+    each = list(zip(prefixes, counted, strict=True))
+    flops = {prefix + name: value for prefix, one in each for name, value in one.flops.items()}
+    moved = {prefix + name: value for prefix, one in each for name, value in one.bytes.items()}
     return {
-        "executed_tensor_flops": float(flops.total()),
-        "executed_bytes": float(moved.total()),
-        "reread_bytes": float(sum(one.rereads.total() for one in counted.values())),
-        "library_tensor_flops": float(sum(one.library.total() for one in counted.values())),
+        "executed_tensor_flops": float(sum(flops.values())),
+        "executed_bytes": float(sum(moved.values())),
+        "reread_bytes": float(sum(one.rereads.total() for one in counted)),
+        "library_tensor_flops": float(sum(one.library.total() for one in counted)),
         "executed_parts": MappingProxyType({name: float(value) for name, value in flops.items()}),
         "executed_byte_parts": MappingProxyType({name: float(value) for name, value in moved.items()}),
     }

@@ -60,9 +60,7 @@ GATE_MODELS: Mapping[str, GateModel] = {
     ),
     "simple_gla": GateModel(gates=1),
     "gated_retention": GateModel(
-        gates=1,
-        activation=lambda f: _log_sigmoid(f) + 1,
-        activation_gradient=lambda f: _log_sigmoid_gradient(f) + 1,
+        gates=1, activation=lambda f: _log_sigmoid(f) + 1, activation_gradient=lambda f: _log_sigmoid_gradient(f) + 1
     ),
     "retention": GateModel(cumulative=False, head_constants=1),
     "lightning": GateModel(cumulative=False, scaled=0, head_constants=1),
@@ -92,8 +90,7 @@ def chunk_forward(problem: Problem) -> Tally:
     and loaded once per chunk, then q, k, v and gates again, and h.
     """
     length, d_qk, d_v, causal, f, widths = problem.per_head
-    qk = problem.d_qk_read
-    gate = GATE_MODELS[problem.op]
+    qk, gate = problem.d_qk_read, GATE_MODELS[problem.op]
     square, cells = length * length, d_qk * d_v
     cumulative = length * (length + 1) / 2 if gate.cumulative else length
     work = {
@@ -137,10 +134,8 @@ def chunk_backward(problem: Problem) -> Tally:
     denominators and m, both times); store of dq, dk, dv and the gate gradients. Recomputed: k, v, gates read, C stored.
     """
     length, d_qk, d_v, causal, f, widths = problem.per_head
-    qk = problem.d_qk_read
-    gate = GATE_MODELS[problem.op]
-    exp = problem.stabilised
-    square, cells = length * length, d_qk * d_v
+    qk, gate = problem.d_qk_read, GATE_MODELS[problem.op]
+    square, cells, exp = length * length, d_qk * d_v, problem.stabilised
     tile = causal * 2 * square
     gated = length * d_qk * (2 + gate.scaled)
     work = {
@@ -193,8 +188,7 @@ def parallel_forward(problem: Problem) -> Tally:
     gates, h once (table 11).
     """
     length, d_qk, d_v, causal, f, widths = problem.per_head
-    qk = problem.d_qk_read
-    gate = GATE_MODELS[problem.op]
+    qk, gate = problem.d_qk_read, GATE_MODELS[problem.op]
     square = length * length
     cumulative = length * (length + 1) / 2 if gate.cumulative else length
     work = {
@@ -217,10 +211,8 @@ def parallel_backward(problem: Problem) -> Tally:
     scale 2T d_qk; gate gradients from row sums of q dq and k dk. Scores and gate matrix are recomputed.
     """
     length, d_qk, d_v, causal, f, widths = problem.per_head
-    qk = problem.d_qk_read
-    gate = GATE_MODELS[problem.op]
-    exp = problem.stabilised
-    square = length * length
+    qk, gate = problem.d_qk_read, GATE_MODELS[problem.op]
+    square, exp = length * length, problem.stabilised
     tile = causal * 2 * square
     work = {
         "value gradient": Work(matrix=tile * d_v),
@@ -254,8 +246,7 @@ def step(problem: Problem) -> Tally:
     D + 2D (+ d_qk for the input); output 2D + d_qk [scale].
     """
     d_qk, d_v, f, widths = problem.head_dim_qk, problem.head_dim_v, problem.f, problem.widths
-    qk = problem.d_qk_read
-    gate = GATE_MODELS[problem.op]
+    qk, gate = problem.d_qk_read, GATE_MODELS[problem.op]
     cells = d_qk * d_v
     work = {
         "gates": Work(vector=gate.activation(f) + f.exp * (1 + gate.has_input)),

@@ -20,8 +20,7 @@ HOLLOW: dict[str, Any] = {"markersize": 4.5, "markerfacecolor": "white"}
 def history_figure(histories: Sequence[Sequence[Row]]) -> Figure:
     """Draw the times of cases over the runs that measured them, with their 95 % intervals; noisy ones are hollow.
 
-    Raises:
-        ValueError: more than :data:`MAX_CASES` cases, or none that was measured.
+    ValueError for more than :data:`MAX_CASES` cases, or none that was measured.
     """
     timed = ([row for row in rows if row["time_ms"] is not None] for rows in with_slowness(*histories))
     measured = [rows for rows in timed if rows]

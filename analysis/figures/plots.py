@@ -62,8 +62,7 @@ def check_kind(kind: str, *, results: bool) -> None:
 def modelled_operation(frame: pd.DataFrame) -> str:
     """Return the operation of results that the model's figure is about: its usual one, else that with most rows.
 
-    Raises:
-        ValueError: no measured row is of an operation whose chunk size has a model.
+    ValueError where no measured row is of an operation whose chunk size has a model.
     """
     counts = ok_rows(frame)["op"].value_counts()
     known = [op for op in counts.index if op in CHUNKWISE_OPERATIONS]

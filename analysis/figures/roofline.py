@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ...results.select import best_rows, ok_rows
@@ -86,7 +86,7 @@ def roofline(
                 y_label=f"{prefix}FLOP/s",
                 x_limits=intensities,
                 y_limits=rates,
-                decorate=_roofs(accelerators, chosen.dtype, unit),
+                decorate=lambda axes: _roofs(axes, accelerators, chosen.dtype, unit),
                 leaders=False,
             )
         )
@@ -99,7 +99,7 @@ def roofline(
                 sizes=[*chunks, beyond],
                 y_limits=(0, max(100.0, 1.05 * points["share"].max())),
                 y_log=False,
-                decorate=_share_axis(chunks, beyond),
+                decorate=lambda axes: _share_axis(axes, chunks, beyond),
                 leaders=False,
             )
         )
@@ -200,37 +200,29 @@ def _longest_trajectory(points: pd.DataFrame) -> object:
     return None if groups.empty else groups.index[-1]
 
 
-def _share_axis(chunks: Sequence[float], beyond: float) -> Callable[[Axes], None]:
-    """Return what names the place of implementations without a chunk axis and draws the roof."""
-
-    def decorate(axes: Axes) -> None:
-        ticks = [tick for tick in axes.get_xticks() if tick < beyond]
-        if len(ticks) > 1 and ticks[-1] * 4 > beyond and len(ticks) < len(chunks):
-            ticks = ticks[:-1]
-        axes.set_xticks([*ticks, beyond], [*map(binary, ticks), "none"])
-        axes.axhline(100, color=INK, linewidth=1.0, zorder=2)
-
-    return decorate
+def _share_axis(axes: Axes, chunks: Sequence[float], beyond: float) -> None:
+    """Name the place of implementations without a chunk axis and draw the roof."""
+    ticks = [tick for tick in axes.get_xticks() if tick < beyond]
+    if len(ticks) > 1 and ticks[-1] * 4 > beyond and len(ticks) < len(chunks):
+        ticks = ticks[:-1]
+    axes.set_xticks([*ticks, beyond], [*map(binary, ticks), "none"])
+    axes.axhline(100, color=INK, linewidth=1.0, zorder=2)
 
 
-def _roofs(accelerators: Sequence[Accelerator], dtype: str, unit: float) -> Callable[[Axes], None]:
-    """Return what draws the roofs in ``unit`` FLOP/s: the first accelerator's last, and what goes with it."""
-
-    def decorate(axes: Axes) -> None:
-        for n, accelerator in reversed([*enumerate(accelerators)]):
-            peak = accelerator.peak_flops(dtype)
-            if peak is None:
-                continue
-            name = f"{accelerator.name.removeprefix('NVIDIA ')} " if len(accelerators) > 1 else ""
-            colour, width = (MUTED, 0.8) if n else (INK, 1.3)
-            _roof(axes, peak / unit, accelerator.bandwidth_bytes_s / unit, color=colour, linewidth=width)
-            # Under the points: a CPU's rates are no limits, and its points may stand above the roof.
-            label, end = f"{name}{rate(peak, 'FLOP/s')}", (axes.get_xlim()[1], peak / unit)
-            write(axes, label, end, (-3, 2.5), color=colour, zorder=2.5)
-            if not n:
-                _beside_the_roof(axes, accelerator, dtype, unit)
-
-    return decorate
+def _roofs(axes: Axes, accelerators: Sequence[Accelerator], dtype: str, unit: float) -> None:
+    """Draw the roofs in ``unit`` FLOP/s: the first accelerator's last, and what goes with it."""
+    for n, accelerator in reversed([*enumerate(accelerators)]):
+        peak = accelerator.peak_flops(dtype)
+        if peak is None:
+            continue
+        name = f"{accelerator.name.removeprefix('NVIDIA ')} " if len(accelerators) > 1 else ""
+        colour, width = (MUTED, 0.8) if n else (INK, 1.3)
+        _roof(axes, peak / unit, accelerator.bandwidth_bytes_s / unit, color=colour, linewidth=width)
+        # Under the points: a CPU's rates are no limits, and its points may stand above the roof.
+        label, end = f"{name}{rate(peak, 'FLOP/s')}", (axes.get_xlim()[1], peak / unit)
+        write(axes, label, end, (-3, 2.5), color=colour, zorder=2.5)
+        if not n:
+            _beside_the_roof(axes, accelerator, dtype, unit)
 
 
 def _roof(axes: Axes, peak: float, bandwidth: float, **look: Any) -> None:

@@ -33,7 +33,6 @@ CHOICE_COLUMNS = (
 )  # fmt: skip
 """The columns by which :func:`choose` keeps rows, beside whether they were measured."""
 
-
 WIDTHS: Mapping[str, str] = {"d_model": "d_model", "d_ff": "d_ff", "channels": "embedding_dim"}
 """Field of a selection -> the column of a width that a figure holds."""
 
@@ -208,11 +207,7 @@ def _at_width(
 ) -> pd.DataFrame:
     """Keep the rows at one width, the one with most rows unless one is ``wanted``, and those that have no such width.
 
-    Args:
-        head_dim: where rows have it, the width is one of theirs.
-
-    Raises:
-        ValueError: no measured row has the wanted width.
+    Where rows have ``head_dim``, the width is one of theirs. Errors as :func:`_with`.
     """
     if wanted is None:
         at_dim = rows["measured"] & (rows["head_dim_v"] == head_dim) & rows["chunk_size"].notna()
@@ -225,8 +220,7 @@ def _with(
 ) -> pd.DataFrame:
     """Keep the rows with the wanted value, and with ``or_null`` those without a value; all where none is wanted.
 
-    Raises:
-        ValueError: no measured row has the wanted value; the message lists those that were measured.
+    ValueError lists the values that were measured where the wanted one was not.
     """
     if wanted is None:
         return rows
@@ -298,10 +292,7 @@ def _measured_lines(rows: pd.DataFrame) -> set[tuple[str, str]]:
 def choose_over_width(frame: pd.DataFrame, selection: Selection) -> Chosen:
     """Keep the rows of a figure over value head dim at one embedding dim, or over channels, if that was measured alone.
 
-    Implementations measured at one width only are left out.
-
-    Raises:
-        ValueError: nothing was measured at two widths, or see :func:`choose`.
+    Implementations measured at one width only are left out; ValueError where no other is left, or see :func:`choose`.
     """
     for column in ("head_dim_v", "embedding_dim"):
         chosen = choose(frame, selection, column)
@@ -385,10 +376,10 @@ def describe(chosen: Chosen, *extra: str) -> str:
     parts += held_in_words(chosen)
     parts += widths_in_words(chosen)
     parts += dims_in_words(chosen)
-    if len(contexts := set(rows["context"].dropna())) == 1:
-        parts.append(f"context {int(contexts.pop()):,}")
-    if len(layers := set(rows["layers"].dropna())) == 1:
-        parts.append(f"{int(layers.pop())} layers")
+    if (context := _only(rows["context"])) is not None:
+        parts.append(f"context {context:,}")
+    if (layers := _only(rows["layers"])) is not None:
+        parts.append(f"{layers} layers")
     return " · ".join([*parts, *filter(None, extra)])
 
 

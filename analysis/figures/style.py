@@ -271,12 +271,10 @@ def save_figure(figure: Figure, path: str | Path, *, dpi: int = DPI) -> Path:
     path = check_format(path)
     if not 1 <= dpi <= MAX_DPI:
         raise ValueError(f"dpi must be from 1 to {MAX_DPI}, got {dpi}")
-    text = str(figure.get_label())
-    described = {".png": "Description", ".svg": "Title", ".pdf": "Subject"}
-    undated = {".png": "Software", ".svg": "Date", ".pdf": "CreationDate"}
-    file = io.BytesIO()
-    ending = path.suffix.lower()
-    metadata = {undated[ending]: None, **({described[ending]: text} if text else {})}
+    text, ending, file = str(figure.get_label()), path.suffix.lower(), io.BytesIO()
+    described = {".png": "Description", ".svg": "Title", ".pdf": "Subject"}[ending]
+    undated = {".png": "Software", ".svg": "Date", ".pdf": "CreationDate"}[ending]
+    metadata = {undated: None, **({described: text} if text else {})}
     # Composed figures fill the width that was asked for; others are cropped to what they show.
     crop: dict[str, Any] = {} if text else {"bbox_inches": "tight", "pad_inches": 0.12}
     with styled():

@@ -67,11 +67,7 @@ class Theory:
     every: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse what no chunkwise problem has.
-
-        Raises:
-            ValueError: with the name of the field, what it must be and what it is.
-        """
+        """Refuse what no chunkwise problem has: ValueError says which field, what it must be and what it is."""
         for name in ("head_dim", "head_dim_qk", "seq_len", "tokens"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -404,10 +400,8 @@ def runtime_over_chunk_size(theory: Theory, frame: pd.DataFrame | None) -> Drawi
 
     Args:
         frame: result rows; their devices are drawn as well, in the colour of their model, and so is, where there is
-            room, what fused_chunk's launches take, fitted to all of a device's rows. None: the model alone.
-
-    Raises:
-        ValueError: no row of ``frame`` is of this problem.
+            room, what fused_chunk's launches take, fitted to all of a device's rows. None: the model alone. ValueError
+            where no row is of this problem.
     """
     measured = None if frame is None else _same_problem(frame, theory)
     devices = [] if measured is None else [get_accelerator(key) for key in measured["device_accelerator"].unique()]
@@ -438,15 +432,15 @@ def runtime_over_chunk_size(theory: Theory, frame: pd.DataFrame | None) -> Drawi
             launched = True
             style = curve_style(n, f"{name}, {FUSED_CHUNK} launches", dashed=True)
             lines.append(Line(x=chunks, y=launches, style=style))
-    finding = (
-        f"Modelled best chunk size: {', '.join(f'{at} on {_short(accelerators[key])}' for key, at in best.items())}"
-    )
+    title = "Modelled runtime over chunk size"
+    chosen = ", ".join(f"{at} on {_short(accelerators[key])}" for key, at in best.items())
+    finding = f"Modelled best chunk size: {chosen}"
     if measured is not None:
+        title = "Runtime over chunk size, model and measurement"
         row = measured.loc[measured["time_ms"].idxmin()]
         key, at = str(row["device_accelerator"]), binary(row["chunk_size"])
-        finding = (
-            f"On the {_short(accelerators[key])} {row['impl']} is fastest at chunk size {at}, the model at {best[key]}"
-        )
+        where = f"On the {_short(accelerators[key])} {row['impl']}"
+        finding = f"{where} is fastest at chunk size {at}, the model at {best[key]}"
     note = (
         f"Model: FLOPs over the matrix rate plus bytes over the bandwidth, of the chunkwise form at causal factor "
         f"{theory.causal_factor:g}."
@@ -461,9 +455,7 @@ def runtime_over_chunk_size(theory: Theory, frame: pd.DataFrame | None) -> Drawi
     )
     return Drawing(
         grid=[[Panel(title="", lines=lines, x_label=CHUNK, y_label="time per call (ms)", sizes=chunks)]],
-        title="Modelled runtime over chunk size"
-        if measured is None
-        else "Runtime over chunk size, model and measurement",
+        title=title,
         setting=theory.setting("length", *parts),
         finding=finding,
         note=" ".join(filter(None, [note, *busy])),

@@ -78,8 +78,7 @@ class Question:
     def answer(self, impl: str, chunk_size: str | None = None) -> Answer:
         """Return what an implementation takes, at its best chunk length where none is given.
 
-        Raises:
-            ValueError: a bad chunk length, or a problem that is not counted or that the implementation cannot run.
+        ValueError for a bad chunk length, or a problem that is not counted or that the implementation cannot run.
         """
         chunks = self._chunks(impl, chunk_size)
         for chunk in chunks:
@@ -162,8 +161,7 @@ def prediction(question: Question, impl: str, chunk_size: str | None) -> dict[st
         impl: an implementation of the operation.
         chunk_size: as written on the command line; None is the one that `lrbench chunk-size` answers.
 
-    Raises:
-        ValueError: a problem that is not counted or cannot run.
+    Errors as :meth:`Question.answer`.
     """
     found = question.answer(impl, chunk_size)
     (fit, rows), predicted, measured = question.fit(impl), found.predicted, found.measured

@@ -69,8 +69,7 @@ def coefficients(
 ) -> Coefficients:
     """Return the coefficients of one chunk; for mLSTMsig forward those of the paper's printed total.
 
-    Raises:
-        ValueError: an operation without a chunkwise formulation, or a mode other than fw, bw, fwbw.
+    Errors as :func:`check_chunkwise`.
     """
     check_chunkwise(op, mode)
     width = DTYPE_BYTES[dtype]
@@ -191,9 +190,7 @@ def chunk_size_report(
                 "causal_factor": each.causal_factor,
                 "model_memory_bytes": found.modelled_memory_bytes,
                 "measured_ms": row.get("time_ms"),
-                "time_ci_low_ms": row.get("time_ci_low_ms"),
-                "time_ci_high_ms": row.get("time_ci_high_ms"),
-                "peak_memory_bytes": row.get("peak_memory_bytes"),
+                **{name: row.get(name) for name in ("time_ci_low_ms", "time_ci_high_ms", "peak_memory_bytes")},
             }
         )
     best = best_of(answers)

@@ -105,8 +105,7 @@ def predict_case(case: Case, accelerator: Accelerator, fit: Fit | None, measured
             stands in for it: this time is then carried over, not the fitted one, and may be as far off as the fit is
             in the median.
 
-    Raises:
-        ValueError: the operation is not counted in that mode.
+    ValueError where the operation is not counted in that mode.
     """
     count = count_case(*case)
     if count is None:
@@ -272,8 +271,7 @@ def answer(case: Case, accelerator: Accelerator, fit: Fit | None, rows: Sequence
     Args:
         rows: of its implementation in this mode and dtype, as :func:`stored_rows` returns them.
 
-    Raises:
-        ValueError: the operation is not counted in that mode.
+    Errors as :func:`predict_case`.
     """
     sizes = {**dict.fromkeys(PROBLEM_SIZES), **stored_sizes(case.sizes)}
     wanted = {"state_dtype": case.state_dtype, "suspect": None, **sizes}

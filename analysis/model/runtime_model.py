@@ -59,11 +59,8 @@ class RuntimeModel:
 
 
 def flop_rate(count: Count, accelerator: Accelerator, dtype: str) -> float:
-    """Return alpha in FLOP/s: the matrix rate for ``dtype``, or the vector rate for work without matrix products.
-
-    Raises:
-        ValueError: the accelerator's matrix rate for this dtype is not known.
-    """
+    """Return alpha in FLOP/s: the matrix rate for ``dtype`` (ValueError where it is not known), or the vector rate for
+    work without matrix products."""
     return accelerator.matrix_rate(dtype) if count.tensor_flops else accelerator.vector_flops
 
 

@@ -101,7 +101,7 @@ def _states(run: Run, counted: Executed, name: str) -> Iterator[Launch]:
     yield Launch(
         kind="states",
         programs=run.rows * math.prod(run.states_tiles) * (run.contributing_chunks if states.parallel else 1),
-        steps=-(-(run.chunk_size if states.parallel else run.seq_len) // min(states.block_t, run.chunk_size)),
+        steps=-(-(run.chunk_size if states.parallel else run.seq_len) // states.block_t),
         flops=_flops(counted, name),
         state_bytes=counted.bytes[f"{name}: store"],
     )

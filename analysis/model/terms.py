@@ -143,7 +143,6 @@ _STEPS: Mapping[str, str] = {
     "states": "states_step_ms",
     "merge": "merge_step_ms",
 }
-_STARTS = ("walk", "normaliser")
 
 
 def _launches_terms(case: Case, accelerator: Accelerator) -> tuple[float, ...] | None:
@@ -160,7 +159,7 @@ def terms_of_launches(launches: Sequence[Launch], accelerator: Accelerator, dtyp
         sum_of["launch_ms"] += 1
         if launch.kind in _STEPS:
             sum_of[_STEPS[launch.kind]] += waves * launch.steps
-        if launch.kind in _STARTS:
+        if launch.kind in ("walk", "normaliser"):
             sum_of["walk_start_ms"] += waves
         sum_of["flops_factor"] += 1e3 * busiest * launch.flops / launch.programs * accelerator.sms / rate
         sum_of["bytes_factor"] += 1e3 * launch.state_bytes / accelerator.bandwidth_bytes_s

@@ -161,10 +161,8 @@ def in_words(found: Sequence[Coverage]) -> str:
     for what, same in (("on the accelerator of the fit", True), ("by a fit carried from another accelerator", False)):
         group = [each for each in found if (each.fitted_on == each.held_out_on) == same]
         rows, held = sum(each.rows for each in group), sum(each.held for each in group)
-        if rows:
-            lines.append(f"{what}: {held / rows:.1%} of {rows} rows left out lie in their 90 % intervals")
-        else:
-            lines.append(f"{what}: no rows")
+        said = f"{held / rows:.1%} of {rows} rows left out lie in their 90 % intervals" if rows else "no rows"
+        lines.append(f"{what}: {said}")
     totals = [(sum(each.rows for each in group), sum(each.held for each in group)) for group in _groups(found).values()]
     if totals:
         few = sum(held < by_chance(rows)[0] for rows, held in totals)

@@ -44,8 +44,7 @@ def execute(notebook: NotebookNode, *, begins: Callable[[int], None] = lambda _:
     Args:
         begins: is told the number of each cell that begins to run.
 
-    Raises:
-        RuntimeError: a cell failed; the message names it and its error.
+    RuntimeError names a cell that failed, and its error.
     """
     from jupyter_client.kernelspec import KernelSpecManager
     from jupyter_client.manager import KernelManager
@@ -160,11 +159,7 @@ def browser_command(browser: str, profile: str | Path, *arguments: str, proxy: s
 
 
 def to_pdf(page: Path, output: Path, browser: str) -> Path:
-    """Print a page to PDF.
-
-    Raises:
-        RuntimeError: the browser failed.
-    """
+    """Print a page to PDF; RuntimeError where the browser fails."""
     with tempfile.TemporaryDirectory(prefix="lrbench-") as profile:
         printing = ["--no-pdf-header-footer", f"--print-to-pdf={output.resolve()}", page.resolve().as_uri()]
         try:

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
 NUMBER = re.compile(r"\d+(\.\d+)?(e[+-]?\d+)?", re.IGNORECASE)
 
-
 BY_DESIGN = ("unsupported", "unavailable")
 """Statuses of cases that were not tried: an implementation does not take them, or is not installed."""
 

@@ -32,11 +32,7 @@ X_NAMES = {"head_dim_v": "value head dim", "embedding_dim": "channels", "chunk_s
 def drawing_of(subject: Subject, kind: str, *, every: bool = False) -> Drawing:
     """Return what a figure shows, in the setting of the report: remembered, since findings and figures ask for it.
 
-    Args:
-        every: whether every line is shown.
-
-    Raises:
-        ValueError: there is nothing to show.
+    ``every`` as in :class:`.Selection`; ValueError where there is nothing to show.
     """
     selection = dataclasses.replace(subject.selection, every=every)
     if kind != "roofline":

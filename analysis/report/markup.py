@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 ABSENT = "\N{EN DASH}"
 """What a table shows where there is nothing."""
 
-
 NARROW_INCHES = 3.6
 """Width of a figure on a telephone."""
 
@@ -49,12 +48,11 @@ class Html:
 
     text: str
 
-    def _repr_html_(self) -> str:
+    def __html__(self) -> str:
+        """Return the text, which templates and Jupyter take as it is."""
         return self.text
 
-    def __html__(self) -> str:
-        """Return the text, which templates take as it is."""
-        return self.text
+    _repr_html_ = __html__
 
     def __repr__(self) -> str:
         return f"<{len(self.text)} characters of HTML>"

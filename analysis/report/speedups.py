@@ -156,12 +156,10 @@ def speedup_table(subject: Subject, found: list[Speedup]) -> Html:
     lines = grouped(found, lambda each: _line(subject, each))
     columns = sorted({each.length for each in found})
     rows: list[TableRow] = []
-    for line in sorted(
-        lines, key=lambda key: [f"{part:012.1f}" if isinstance(part, float | int) else str(part) for part in key]
-    ):
-        group = lines[line]
+    ordered = sorted(lines, key=lambda line: [f"{x:012.1f}" if isinstance(x, float | int) else str(x) for x in line])
+    for line in ordered:
+        group, first = lines[line], lines[line][0]
         at = {each.length: each for each in group}
-        first = group[0]
         rows.append(
             {
                 "baseline": name_cell(first.theirs),

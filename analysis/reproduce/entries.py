@@ -184,8 +184,7 @@ class Asked(NamedTuple):
 def load(folder: Path | None = None) -> list[Asked]:
     """Return the claims of every document of a folder, by default lrbench's own, in the order of the files.
 
-    Raises:
-        ValueError: a file does not say what it should; the message names it, the entry and the key.
+    ValueError names a file that does not say what it should, the entry and the key.
     """
     found = []
     for path in sorted((folder or FOLDER).glob("*.toml")):

@@ -151,11 +151,7 @@ def _matches(row: Row, wanted: Terms) -> bool:
 
 
 def evaluate(asked: Asked, store: Store) -> Found:
-    """Return the verdict on a claim.
-
-    Raises:
-        ValueError: what is counted lacks a size, or has no such name.
-    """
+    """Return the verdict on a claim; ValueError where what is counted lacks a size, or has no such name."""
     claim = asked.claim
     if claim.not_testable or claim.unmeasured:
         verdict = UNTESTABLE if claim.not_testable else UNMEASURED
