@@ -4,15 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lrbench.results.arguments import (
-    MAX_SIZE,
-    one_of,
-    parse_names,
-    parse_shard,
-    parse_size,
-    parse_sizes,
-    unknown,
-)
+from lrbench.results.arguments import MAX_SIZE, one_of, parse_names, parse_shard, parse_size, parse_sizes, unknown
 
 
 @pytest.mark.parametrize(

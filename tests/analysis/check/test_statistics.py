@@ -6,13 +6,7 @@ import numpy as np
 import pytest
 
 from lrbench.analysis.check import statistics
-from lrbench.analysis.check.statistics import (
-    median,
-    median_ranks,
-    percentile,
-    ratio_interval,
-    relative_half_width,
-)
+from lrbench.analysis.check.statistics import median, median_ranks, percentile, ratio_interval, relative_half_width
 
 from ..measured import samples
 

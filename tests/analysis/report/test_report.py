@@ -301,19 +301,11 @@ def test_nothing_is_claimed_of_limits_that_were_not_asked(tmp_path: Path) -> Non
     assert limits not in words(report(cpu_only(), tmp_path).environment())
 
 
-def nothing_timed() -> list[dict[str, Any]]:
-    return [row("mlstm_sig", "fused_chunk", status="unavailable", reason="pip install triton")]
-
-
 def cpu_only() -> list[dict[str, Any]]:
     lengths = (256, 1024)
     fields = {"accelerator": "cpu", "roofline_fraction": None, "suspect": None, "model_time_ms": 0.5}
     rows = [row("mlstm_sig", "torch", 9.0, seq_len=n, batch=1, dtype="fp32", **fields) for n in lengths]
     return [{**each, "accelerator": "h200_sxm"} for each in rows]
-
-
-def channels_only() -> list[dict[str, Any]]:
-    return [row("rglru", impl, time_ms, kernel="tfla") for impl, time_ms in (("fused", 1.0), ("torch", 4.0))]
 
 
 OPTIONAL = (
@@ -323,7 +315,10 @@ OPTIONAL = (
 """What rows of an older or another tool may lack."""
 
 LACKING = {
-    "nothing timed": (nothing_timed, {"opening": "Nothing was timed", "results": "Nothing was timed"}),
+    "nothing timed": (
+        lambda: [row("mlstm_sig", "fused_chunk", status="unavailable", reason="pip install triton")],
+        {"opening": "Nothing was timed", "results": "Nothing was timed"},
+    ),
     "CPU only": (
         cpu_only,
         {
@@ -349,7 +344,10 @@ LACKING = {
         lambda: [{**row("mlstm_sig", "fused_chunk", 1.0), **dict.fromkeys(OPTIONAL)}],
         {"results": "mLSTMsig", "opening": "mLSTMsig"},
     ),
-    "no heads and no chunks": (channels_only, {"figures": "not drawn", "opening": "RG-LRU"}),
+    "no heads and no chunks": (
+        lambda: [row("rglru", impl, time_ms, kernel="tfla") for impl, time_ms in (("fused", 1.0), ("torch", 4.0))],
+        {"figures": "not drawn", "opening": "RG-LRU"},
+    ),
 }
 
 
