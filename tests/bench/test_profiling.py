@@ -175,12 +175,8 @@ def test_a_dry_run_prints_the_command_and_leaves_its_requests(
     code, out, _ = profile("--dry-run")
     words = shlex.split(out)
     assert (code, words[0], "PYTHONSAFEPATH=1" in words) == (0, "env", True)
-    assert words[-4:] == [
-        "lrbench.bench.serve",
-        "files",
-        str(tmp_path / "requests.jsonl"),
-        str(tmp_path / "replies.jsonl"),
-    ]
+    files = [str(tmp_path / f"{name}.jsonl") for name in ("requests", "replies")]
+    assert words[-4:] == ["lrbench.bench.serve", "files", *files]
     assert {"--clock-control", ",".join(ncu.METRICS)} < set(words[words.index("ncu") :])
     requests = [json.loads(line) for line in (tmp_path / "requests.jsonl").read_text().splitlines()]
     assert [request["items"][0]["case"]["seq_len"] for request in requests] == [1024, 2048, 4096]
