@@ -409,14 +409,8 @@ def test_kernels_of_an_operation(lrbench: Lrbench, run: Run) -> None:
 
 def test_help_has_every_command_in_a_group_and_a_whole_sentence_for_each(run: Run) -> None:
     out = run("--help")
-    assert [line for line in out.splitlines() if line.endswith(":") and not line.startswith(" ")] == [
-        "Options:",
-        "Measure:",
-        "Explain:",
-        "Draw and report:",
-        "Compare runs:",
-        "List what is here:",
-    ]
+    groups = [line for line in out.splitlines() if line.endswith(":") and not line.startswith(" ")]
+    assert " ".join(groups) == "Options: Measure: Explain: Draw and report: Compare runs: List what is here:"
     assert not any(line.endswith("...") for line in out.splitlines()[1:])
     out = run("sweep", "--help")
     (axes,) = (line for line in out.splitlines() if line.startswith("Axes"))

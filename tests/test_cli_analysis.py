@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -435,18 +436,18 @@ def test_decoding_is_answered_from_its_rows(tmp_path: Path, run: Run, lrbench: L
     assert len(regressions) == 12 and all("context 8k" in line for line in regressions)
 
 
+def chunks_and_lengths(chunks: tuple[int, ...], lengths: tuple[int, ...]) -> list[dict[str, Any]]:
+    """Return a row of our mLSTMsig for every chunk length and sequence length."""
+    return [made.row("mlstm_sig", "fused_chunk", chunk_size=c, seq_len=t) for c in chunks for t in lengths]
+
+
 def test_predict_gives_an_interval(tmp_path: Path, run: Run) -> None:
     row = run.json("predict", "tfla", "--gpu", "b200", "--no-fit")
     assert 0 < row["low_ms"] < row["high_ms"]
     assert row["time_ms"] is None
     assert row["low_ms"] == max(row["flops_ms"], row["bytes_ms"])
     assert row["high_ms"] == pytest.approx(row["flops_ms"] + row["bytes_ms"])
-    rows = [
-        made.row("mlstm_sig", "fused_chunk", chunk_size=chunk, seq_len=seq_len)
-        for chunk in (64, 128, 256, 512)
-        for seq_len in (1024, 8192, 65536)
-    ]
-    made.write(rows, tmp_path / "r.parquet")
+    made.write(chunks_and_lengths((64, 128, 256, 512), (1024, 8192, 65536)), tmp_path / "r.parquet")
     fitted = run.json("predict", "tfla", "--gpu", "b200", "--results", tmp_path)
     assert fitted["low_ms"] <= fitted["time_ms"] <= fitted["high_ms"]
     assert (fitted["fitted_on"], fitted["fitted_rows"]) == ("h200_sxm", 12)
@@ -559,12 +560,7 @@ def test_the_rates_of_a_cpu_are_said_to_be_measured(run: Run) -> None:
 
 
 def test_figures_are_written(tmp_path: Path, run: Run) -> None:
-    rows = [
-        made.row("mlstm_sig", "fused_chunk", chunk_size=chunk, seq_len=seq_len)
-        for chunk in (64, 128)
-        for seq_len in (1024, 8192)
-    ]
-    results = made.write(rows, tmp_path / "r.parquet")
+    results = made.write(chunks_and_lengths((64, 128), (1024, 8192)), tmp_path / "r.parquet")
     for arguments in (
         ("plot", "runtime", results, "-o", tmp_path / "a.png"),
         ("plot", "chunk-size", results, "-o", tmp_path / "b.svg", "--seq-len", "1k", "--mode", "fw"),

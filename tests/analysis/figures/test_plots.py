@@ -58,11 +58,9 @@ def test_decoding_has_a_line_over_contexts_and_a_state_is_the_same_at_each() -> 
     assert [axes.get_title(loc="left") for axes in figure.axes] == ["Decoding step: runtime", "Decoding step: memory"]
     times, memory = lines(figure, 0), lines(figure, 1)
     contexts = [1024, 8192, 32768, 131072]
+    labels = [series_label(*each) for each in (("mlstm_sig", "fused_chunk"), ("attention", "flash_attn.v2"))]
     for drawn in (times, memory):
-        ours, cached = (
-            drawn[series_label("mlstm_sig", "fused_chunk")],
-            drawn[series_label("attention", "flash_attn.v2")],
-        )
+        ours, cached = (drawn[label] for label in labels)
         assert [x for x, _ in ours] == [x for x, _ in cached] == contexts
         assert len({y for _, y in ours}) == 1
         assert cached[-1][1] > 50 * cached[0][1]
@@ -184,10 +182,8 @@ def test_runtime_and_memory_stand_over_one_another() -> None:
     assert labels == ["time per call (ms)", "", "peak memory (GiB)", ""]
     assert [set(lines(figure, panel)) for panel in (0, 1)] == [set(lines(figure, panel)) for panel in (2, 3)]
     one = plot("runtime-memory", sweep(), Selection(head_dim=512, modes=("fwbw",)))
-    assert [axes.get_title(loc="left") for axes in one.axes] == [
-        "Forward + backward: runtime",
-        "Forward + backward: memory",
-    ]
+    titles = [axes.get_title(loc="left") for axes in one.axes]
+    assert titles == ["Forward + backward: runtime", "Forward + backward: memory"]
 
 
 def test_rate_work_and_time_belong_together() -> None:
