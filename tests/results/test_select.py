@@ -28,6 +28,8 @@ from lrbench.results.store import current_files, read_results, result_files
 
 from ..analysis import rows as made
 
+DAYS = [f"2026-01-0{day}T00:00:00+00:00" for day in range(1, 9)]
+
 
 @pytest.fixture
 def results(tmp_path: Path) -> Path:
@@ -87,13 +89,8 @@ def test_failed_rows_never_count_as_measured() -> None:
 
 def test_latest_rows_keep_the_newest_of_a_case_per_device() -> None:
     frame = made.frame(
-        [
-            made.row("mlstm_sig", "fused_chunk", measured_at="2026-01-02T00:00:00+00:00", time_ms=1.0),
-            made.row("mlstm_sig", "fused_chunk", measured_at="2026-01-01T00:00:00+00:00", time_ms=2.0),
-            made.row(
-                "mlstm_sig", "fused_chunk", measured_at="2026-01-01T00:00:00+00:00", time_ms=3.0, accelerator="h100"
-            ),
-        ]
+        made.row("mlstm_sig", "fused_chunk", measured_at=day, time_ms=ms, accelerator=gpu)
+        for day, ms, gpu in ((DAYS[1], 1.0, "h200"), (DAYS[0], 2.0, "h200"), (DAYS[0], 3.0, "h100"))
     )
     assert sorted(latest_rows(frame)["time_ms"]) == [1.0, 3.0]
 
@@ -127,9 +124,6 @@ def test_rows_chosen_while_they_are_read_are_the_same(text: str, monkeypatch: py
     (run, *_) = {row["run_id"] for row in every}
     others = [row for row in every if row["run_id"] != run]
     assert newest(select(text, COMMITTED, newest=True, without=[run])) == newest(others or every)
-
-
-DAYS = [f"2026-01-0{day}T00:00:00+00:00" for day in range(1, 9)]
 
 
 def test_of_many_rows_the_newest_of_each_kind_are_loaded(large: None, tmp_path: Path) -> None:

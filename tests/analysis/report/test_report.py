@@ -436,10 +436,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_command_writes_a_page_and_says_where(lrbench: Lrbench, here: Path) -> None:
-    made.write(
-        [row("mlstm_sig", "fused_chunk", 1.0), row("mlstm_sig", "fused_chunk", 2.0, chunk_size=64)],
-        here / "rows.parquet",
-    )
+    rows = [row("mlstm_sig", "fused_chunk", 1.0), row("mlstm_sig", "fused_chunk", 2.0, chunk_size=64)]
+    made.write(rows, here / "rows.parquet")
     done = lrbench("report", "rows.parquet", "--gpu", "h200", "-o", "out/mine.html", "--no-pdf")
     assert done[:2] == (0, "out/mine.html\n")
     assert done[2].splitlines()[1] == "report: 1 of 9: at one sequence length"
