@@ -65,7 +65,7 @@ class Run:
 
 
 def script(path: Path, text: str) -> Path:
-    """Write a program of the shell's, unless the text says whose it is, and return it."""
+    """Write an executable file and return it: the shell runs it unless the text's first line names another program."""
     path.parent.mkdir(exist_ok=True)
     path.write_text(text if text.startswith("#!") else f"#!/bin/sh\n{text}\n")
     path.chmod(0o755)
@@ -77,8 +77,13 @@ def without_styles(text: str) -> str:
     return re.sub(r"\x1b\[[0-9;]*m", "", text)
 
 
-def one_line(err: str) -> str:
-    """Return what was wrong; it must be one line beside what is said of --gpu and --roofs."""
+def refused(lrbench: Lrbench, *arguments: object) -> str:
+    """Run a command that must exit with 2 and print nothing; return the one line that says what is wrong.
+
+    Beside it may stand what is said of --gpu and --roofs.
+    """
+    code, out, err = lrbench(*arguments)
+    assert (code, out) == (2, ""), err
     (line,) = [each for each in err.splitlines() if not each.startswith(("--gpu", "--roofs"))]
     assert line.startswith("lrbench: ")
     return line

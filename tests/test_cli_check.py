@@ -22,7 +22,7 @@ from lrbench.bench.plan import PlannedCase
 from lrbench.results import store
 from lrbench.results.schema import Record
 from lrbench.tests import ROOT
-from lrbench.tests.command_line import CALL, Lrbench, one_line, reader_leaves, script
+from lrbench.tests.command_line import CALL, Lrbench, reader_leaves, refused, script
 
 from .analysis.measured import failed, measured, run_of
 from .analysis.rows import write
@@ -41,11 +41,8 @@ def runs(tmp_path: Path) -> dict[str, Path]:
 
 
 def test_check_passes_and_fails(lrbench: Lrbench, runs: dict[str, Path], tmp_path: Path) -> None:
-    assert lrbench("check", runs["same"], "--baseline", runs["old"]) == (
-        0,
-        "passed on h200_sxm: 4 ok; compared 4 of 4 cases\n",
-        "",
-    )
+    passed = "passed on h200_sxm: 4 ok; compared 4 of 4 cases\n"
+    assert lrbench("check", runs["same"], "--baseline", runs["old"]) == (0, passed, "")
     code, out, err = lrbench("check", runs["slow"], "--baseline", runs["old"])
     assert code == 1
     first, *lines = out.splitlines()
@@ -112,15 +109,13 @@ def test_a_report_that_cannot_be_written(
 ) -> None:
     """A bad name is refused before anything is compared; on a full disk the verdict is printed."""
 
-    def report(path: Path) -> tuple[int, str, str]:
+    def report(path: Path) -> tuple[object, ...]:
         monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(path))
-        options = (flag, path) if flag == "--junit" else (flag,)
-        return lrbench("check", runs["slow"], "--baseline", runs["old"], *options)
+        return ("check", runs["slow"], "--baseline", runs["old"], flag, *([path] if flag == "--junit" else []))
 
-    code, out, err = report(tmp_path)
-    assert (code, out) == (2, "")
-    assert one_line(err) == f"lrbench: {flag} must be a file that can be written, got {tmp_path}: Is a directory"
-    code, out, err = report(Path("/dev/full"))
+    message = f"lrbench: {flag} must be a file that can be written, got {tmp_path}: Is a directory"
+    assert refused(lrbench, *report(tmp_path)) == message
+    code, out, err = lrbench(*report(Path("/dev/full")))
     assert (code, out.count("regression")) == (2, 5)
     assert f"{flag} must be a file that can be written, got /dev/full: No space left on device" in err
     assert "FAILED on h200_sxm: 4 regression" in out
@@ -211,9 +206,7 @@ def test_bad_input_is_one_line_and_exit_2(
         ("run:zzz", "run:zzz selects no row"),
     ):
         second = ("--baseline", runs["old"]) if command == "check" else (runs["old"],)
-        code, out, err = lrbench(command, first, *second)
-        assert (code, out) == (2, ""), first
-        assert message in one_line(err)
+        assert message in refused(lrbench, command, first, *second)
 
 
 def test_compare_prints_pairs_and_groups(lrbench: Lrbench, runs: dict[str, Path]) -> None:

@@ -30,13 +30,8 @@ def insert_after(path: Path, anchor: str, text: str) -> None:
 
 
 def run(copy: Path, *command: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    merged = {
-        **os.environ,
-        "PYTHONPATH": str(copy.parent),
-        "PYTHONSAFEPATH": "1",
-        "OMP_NUM_THREADS": "1",
-        **environment,
-    }
+    own = {"PYTHONPATH": str(copy.parent), "PYTHONSAFEPATH": "1", "OMP_NUM_THREADS": "1"}
+    merged = {**os.environ, **own, **environment}
     return subprocess.run([sys.executable, *command], cwd=copy, env=merged, capture_output=True, text=True, timeout=250)
 
 
@@ -57,7 +52,6 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert {Path(path).name for path in files} >= {"reference.py", "scan.py", "__init__.py", "test_ema.py"}
     if all((copy / path).exists() for path in files):
         # Somebody has followed the page in this clone, so the examples are in the copy already.
-        shutil.copyfile(ROOT / "pyproject.toml", copy / "pyproject.toml")
         return copy
     for path, content in files.items():
         assert not (copy / path).exists()
@@ -65,7 +59,6 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (copy / path).write_text(content, encoding="utf-8")
     (line,) = FAMILY.findall(text)
     insert_after(copy / "kernels/__init__.py", "FAMILIES: dict[str, tuple[str, ...]] = {\n", line)
-    shutil.copyfile(ROOT / "pyproject.toml", copy / "pyproject.toml")
     (line,) = TYPES.findall(text)
     insert_after(copy / "pyproject.toml", '    "lrbench.bench.vector_rate",\n', line)
     baselines = copy / "kernels/baselines/__init__.py"

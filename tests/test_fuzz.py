@@ -23,16 +23,12 @@ from lrbench.analysis.accelerators import user_file
 from lrbench.analysis.accelerators.user_file import VARIABLE, user_accelerators
 from lrbench.analysis.check.thresholds import load_thresholds
 from lrbench.results import store
-from lrbench.results.schema import Record
+from lrbench.tests.results.test_store import RECORD
 
 ROWS = [
-    Record(
-        run_id="r" * 32, case_id=f"{n:016x}", measured_at="2026-01-02T03:04:05+00:00", kernel="tfla", op="mlstm_sig",
-        impl="torch", provider="lrbench", mode="fw", dtype="fp32", status="ok", seq_len=2**n, time_ms=0.1 * (n + 1),
-        time_samples_ms=[0.1, 0.2], git_dirty=False, reason="a text: ä",
-    )
+    dataclasses.replace(RECORD, case_id=f"{n:016x}", seq_len=2**n, time_ms=0.1 * (n + 1), reason="a text: ä")
     for n in range(20)
-]  # fmt: skip
+]
 LINES = [json.dumps(dataclasses.asdict(row)).encode() + b"\n" for row in ROWS]
 THRESHOLDS = """
 [defaults]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
-import os
+import re
 import shutil
 import subprocess
 import sys
@@ -15,6 +15,7 @@ from packaging.requirements import Requirement
 
 from lrbench.kernels.baselines import BASELINES
 from lrbench.tests import ROOT
+from lrbench.tests.command_line import ENVIRON, run_python
 
 FOLDERS = ("analysis", "bench", "kernels", "notebooks", "results")
 ROOT_MODULES = ("__init__.py", "__main__.py", "cli.py")
@@ -90,25 +91,23 @@ def test_installed_wheel_works(wheel: Path, tmp_path: Path) -> None:
             "main()",
         ]
     )
-    environment = {**os.environ, "PYTHONPATH": str(target), "PYTHONSAFEPATH": "1"}
-    finished = subprocess.run(
-        [sys.executable, "-c", code, "--help"], cwd=tmp_path, env=environment, capture_output=True, text=True
-    )
-    assert finished.returncode == 0, finished.stderr
-    assert Path(finished.stdout.splitlines()[0]).is_relative_to(target)
-    assert "sweep" in finished.stdout
+    printed = run_python(code, "--help", cwd=tmp_path, env={**ENVIRON, "PYTHONPATH": str(target)})
+    assert Path(printed.splitlines()[0]).is_relative_to(target)
+    assert "sweep" in printed
 
 
-@pytest.mark.parametrize("distribution", sorted({baseline.distribution for baseline in BASELINES}))
+OF_AN_INDEX = {baseline.distribution for baseline in BASELINES} - {
+    baseline.distribution
+    for baseline in BASELINES
+    if baseline.distribution == "torch" or re.search(r"git\+|needs torch", baseline.install or "")
+}
+"""Distributions of baselines that an index has and that are not tied to a torch of their own."""
+
+
+@pytest.mark.parametrize("distribution", sorted(OF_AN_INDEX))
 def test_baselines_extra_brings_what_was_tested(distribution: str) -> None:
-    """An extra names every baseline's package that an index has, and admits the version that was tested.
-
-    But for those that are tied to a torch of their own.
-    """
+    """An extra names every baseline's package that an index has, and admits the version that was tested."""
     declared = [baseline for baseline in BASELINES if baseline.distribution == distribution]
-    commands = [baseline.install or "" for baseline in declared]
-    if distribution == "torch" or any("git+" in command or "needs torch" in command for command in commands):
-        return
     requirements = [Requirement(line) for line in importlib.metadata.requires("lrbench") or ()]
     extra = {
         r.name: r.specifier

@@ -77,21 +77,25 @@ def count_of(case: Case) -> Count:
 
 
 def case(op: str, impl: str, **fields: Any) -> Case:
-    """Return a case of 65,536 tokens, 16 heads, K = 128, V = 256, bf16, forward."""
+    """Return a case of 65,536 tokens, of an operation with heads 16 heads, K = 128 and V = 256, bf16, forward."""
     provider = impl.rpartition(".")[0] or "lrbench"
     seq_len = fields.get("seq_len", 8192)
     defaults: dict[str, Any] = {"mode": "fw", "dtype": "bf16", "seq_len": seq_len, "batch": 65536 // seq_len}
     if op == "selective_scan":
         defaults |= {"channels": 4096, "head_dim_qk": 16}
+    elif op == "rglru":
+        defaults |= {"kernel": "rglru", "channels": 4096}
+    elif op == "gated_mlp":
+        defaults |= {"kernel": "gated-mlp", "batch": 1, "d_model": 4096, "d_ff": 14336}
     elif op == "attention":
         defaults |= {"num_heads": 32, "head_dim_qk": 128, "head_dim_v": 128}
     elif op == "mamba2_ssd":
         defaults |= {"num_heads": 64, "head_dim_qk": 64, "head_dim_v": 64}
     else:
         defaults |= {"num_heads": 16, "head_dim_qk": 128, "head_dim_v": 256}
-    if provider in ("lrbench", "mlstm_kernels"):
+    if provider in ("lrbench", "mlstm_kernels") and "num_heads" in defaults:
         defaults |= {"chunk_size": 128, "state_dtype": "fp32"}
-    return Case(kernel="tfla", op=op, impl=impl, provider=provider, **{**defaults, **fields})
+    return Case(op=op, impl=impl, provider=provider, **{"kernel": "tfla", **defaults, **fields})
 
 
 def question(

@@ -65,8 +65,10 @@ def run(
     resume: bool = False,
     executor: Executor | None = None,
     timeout_s: float = 120.0,
+    environment: Environment = PROCESSOR,
     **more: object,
 ) -> Outcome:
-    more["done"] = finished_cases(folder, PROCESSOR) if resume else {}
+    """Sweep cases into a folder, on a processor unless an environment says otherwise."""
+    more["done"] = finished_cases(folder, environment) if resume else {}
     limits, by = Limits(timeout_s=timeout_s), executor or LocalExecutor()
-    return runner.sweep(planned, PROCESSOR, limits, progress or Silent(), executor=by, output=folder, **more)
+    return runner.sweep(planned, environment, limits, progress or Silent(), executor=by, output=folder, **more)

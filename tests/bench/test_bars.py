@@ -24,7 +24,7 @@ from lrbench.kernels import mlstm_sig
 from lrbench.results import store
 from lrbench.results.schema import Record
 from lrbench.tests.bench.environments import PROCESSOR
-from lrbench.tests.command_line import Lrbench, one_line
+from lrbench.tests.command_line import Lrbench, refused
 
 BAR = Bar(ours="torch", theirs="peer", mode="fw", ratio=1.5)
 
@@ -238,12 +238,9 @@ def test_without_a_gpu_bars_that_need_one_are_refused_before_any_is_measured(
 ) -> None:
     here = dataclasses.replace(current_environment(), device_kind="cpu")
     monkeypatch.setattr(bars, "probe_environment", lambda: here)
-    code, out, err = lrbench("bars", "--output", tmp_path)
-    assert (code, out, list(tmp_path.iterdir())) == (2, "", [])
-    assert (
-        "the bars tfla, default-choice, lightning, rglru, gated-mlp, wkv need an NVIDIA GPU, and none is here"
-        in one_line(err)
-    )
+    families = "tfla, default-choice, lightning, rglru, gated-mlp, wkv"
+    assert f"the bars {families} need an NVIDIA GPU, and none" in refused(lrbench, "bars", "--output", tmp_path)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_problem_is_checked_measured_kept_and_judged(
@@ -319,7 +316,6 @@ def test_a_family_a_problem_or_a_bar_is_chosen() -> None:
     ("old", "new", "message"),
     [
         ('op = "mlstm_sig"\n', "", r"trial.problems 1.op must be a text, got nothing"),
-        ("ratio = 1e6", 'ratio = "1"', r"problems 1.bars 3.ratio must be a number, got '1'"),
         (
             'mode = "fwbw"',
             'mode = "both"',
@@ -329,7 +325,6 @@ def test_a_family_a_problem_or_a_bar_is_chosen() -> None:
         ("sizes = {", "size = {", r"must be a table without other keys than label, op, .*, got 'size'"),
         ("{seq_len}", "{tokens}", r"label must name sizes of the problem in braces, got 'tokens'"),
         ("seq_len = 64", "seq_len = 6.4", r"sizes.seq_len must be an integer or a list, each an integer, got 6.4"),
-        ("[trial]", "[trial", "must be a TOML file"),
         ('dtype = "fp32"', "shapes = [[1, 64]]", "shapes must have a number for each size of mlstm_sig"),
     ],
 )

@@ -100,16 +100,9 @@ def test_a_table_that_is_too_wide_says_once_what_its_rows_share(
 
 def test_a_sweep_elsewhere_shows_the_modelled_time_of_the_gpu_that_was_named() -> None:
     times = {(64, 512): (5.0, 0.5), (128, 512): (7.0, 0.25), (64, 1024): (9.0, 0.75)}
+    here = dataclasses.replace(RECORD, accelerator="h100_sxm", device_accelerator="cpu")
     rows = [
-        dataclasses.replace(
-            RECORD,
-            chunk_size=chunk,
-            seq_len=seq_len,
-            time_ms=time_ms,
-            model_time_ms=model_ms,
-            accelerator="h100_sxm",
-            device_accelerator="cpu",
-        )
+        dataclasses.replace(here, chunk_size=chunk, seq_len=seq_len, time_ms=time_ms, model_time_ms=model_ms)
         for (chunk, seq_len), (time_ms, model_ms) in times.items()
     ]
     other = [dataclasses.replace(row, op="simple_gla", model_time_ms=None) for row in rows]

@@ -110,7 +110,9 @@ def test_a_step_is_a_row(lrbench: Lrbench, tmp_path: Any) -> None:
     """Swept, stored and drawn as anything else: the operation is checked, at a small shape."""
     command = ("sweep", "--kernel", "wkv", "--mode", "train", "--channels", "32", "--impl", "torch", "--budget", 0)
     assert lrbench(*command, "--seq-len", "16,64", "--tokens", 32, "--output", tmp_path)[0] == 0
-    for row in read_results(tmp_path).to_pylist():
+    rows = read_results(tmp_path).to_pylist()
+    assert [row["seq_len"] for row in rows] == [16, 64]
+    for row in rows:
         assert (row["status"], row["mode"], row["layers"], row["chunk_size"]) == ("ok", "train", 2, None)
         assert row["batch"] * row["seq_len"] == max(32, row["seq_len"])
         assert len(row["time_samples_ms"]) >= 2

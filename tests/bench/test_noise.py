@@ -151,33 +151,24 @@ def test_other_processes_on_the_gpu(
 
 
 @pytest.mark.parametrize(
-    ("throttled", "expected"),
+    ("samples", "throttled", "expected"),
     [
-        (None, None),
-        ("software power cap", None),
-        ("software power cap, hardware thermal slowdown", "lowered clocks: hardware thermal slowdown"),
-        ("hardware slowdown, hardware power brake", "lowered clocks: hardware slowdown, hardware power brake"),
+        (QUIET, None, None),
+        (QUIET, "software power cap", None),
+        (QUIET, "software power cap, hardware thermal slowdown", "lowered clocks: hardware thermal slowdown"),
+        (QUIET, "hardware slowdown, hardware power brake", "lowered clocks: hardware slowdown, hardware power brake"),
+        ([1.0, 3.0] * 6, None, None),
+        ([1.0] * 4 + [2.0] * 4 + [1.24] * 4, None, None),
+        ([1.0] * 6 + [1.8] * 4, None, "drift: the last samples take 1.8x the first"),
+        ([2.0] * 4 + [1.0] * 6, None, "drift: the last samples take 0.5x the first"),
+        ([1.0, 9.0], None, None),
+        ([0.0] * 10, None, None),
     ],
 )
-def test_lowered_clocks(machine: SimpleNamespace, throttled: str | None, expected: str | None) -> None:
-    assert noise.Watch(gpu=False).noise(QUIET, DeviceState(throttled=throttled)) == expected
-
-
-@pytest.mark.parametrize(
-    ("samples", "expected"),
-    [
-        ([1.0, 3.0] * 6, None),
-        ([1.0] * 4 + [2.0] * 4 + [1.24] * 4, None),
-        ([1.0] * 6 + [1.8] * 4, "drift: the last samples take 1.8x the first"),
-        ([2.0] * 4 + [1.0] * 6, "drift: the last samples take 0.5x the first"),
-        ([1.0, 9.0], None),
-        ([0.0] * 10, None),
-    ],
-)
-def test_last_samples_that_differ_from_the_first_are_drift(
-    machine: SimpleNamespace, samples: list[float], expected: str | None
+def test_lowered_clocks_and_last_samples_that_differ_from_the_first_are_noise(
+    machine: SimpleNamespace, samples: list[float], throttled: str | None, expected: str | None
 ) -> None:
-    assert noise.Watch(gpu=False).noise(samples, DeviceState()) == expected
+    assert noise.Watch(gpu=False).noise(samples, DeviceState(throttled=throttled)) == expected
 
 
 @pytest.mark.parametrize(("rounds", "marked"), [(None, True), (12, False)])

@@ -21,7 +21,7 @@ from lrbench.kernels.baselines.spec import Runnable
 from lrbench.results import store
 from lrbench.tests.bench import faults
 from lrbench.tests.bench.environments import H200
-from lrbench.tests.command_line import Lrbench, one_line, script
+from lrbench.tests.command_line import Lrbench, refused, script
 
 FAKE_NCU = """#!{python}
 '''Answers as ncu does: a marker and two kernels for every case that the worker says is done.'''
@@ -175,12 +175,8 @@ def test_a_dry_run_prints_the_command_and_leaves_its_requests(
     code, out, _ = profile("--dry-run")
     words = shlex.split(out)
     assert (code, words[0], "PYTHONSAFEPATH=1" in words) == (0, "env", True)
-    assert words[-4:] == [
-        "lrbench.bench.serve",
-        "files",
-        str(tmp_path / "requests.jsonl"),
-        str(tmp_path / "replies.jsonl"),
-    ]
+    files = [str(tmp_path / f"{name}.jsonl") for name in ("requests", "replies")]
+    assert words[-4:] == ["lrbench.bench.serve", "files", *files]
     assert {"--clock-control", ",".join(ncu.METRICS)} < set(words[words.index("ncu") :])
     requests = [json.loads(line) for line in (tmp_path / "requests.jsonl").read_text().splitlines()]
     assert [request["items"][0]["case"]["seq_len"] for request in requests] == [1024, 2048, 4096]
@@ -198,10 +194,9 @@ def test_without_ncu_or_a_gpu_there_is_one_clear_line(fake, profile: Lrbench, mo
         (("--ncu", "/nowhere/ncu"), f"{missing}/nowhere/ncu"),
         (("--op", "mlstm"), "op must be one of"),
     ):
-        code, _, err = profile(*options)
-        assert (code, message in one_line(err)) == (2, True), err
+        assert message in refused(profile, *options)
     monkeypatch.setattr(ncu, "find_ncu", lambda: None)
-    assert one_line(profile()[2]) == f"lrbench: {missing}none"
+    assert refused(profile) == f"lrbench: {missing}none"
 
 
 def test_the_worker_is_reached_through_ncu(profile: Lrbench, tmp_path: Path) -> None:

@@ -12,14 +12,13 @@ from typing import Any
 import pytest
 
 from lrbench.bench import ray
-from lrbench.bench import run as runner
 from lrbench.bench.executors import Queue
 from lrbench.bench.ray import RayExecutor
 from lrbench.bench.run import get_executor
 from lrbench.bench.workers import Limits
 from lrbench.tests.bench import faults
 from lrbench.tests.bench.environments import PROCESSOR
-from lrbench.tests.bench.runs import Silent
+from lrbench.tests.bench.runs import run
 
 
 @pytest.fixture(scope="module")
@@ -42,13 +41,12 @@ def test_a_sweep_on_a_cluster_has_the_nodes_environment(tmp_path: Path, monkeypa
     """Of what the driver takes itself for, nothing is in the rows; a fault is a row, and the next case is clean."""
     wrong = dataclasses.replace(PROCESSOR, device_name="another processor", torch_version="0")
     planned = [faults.planned(name) for name in ("right", "killed", "raises")]
-    limits = Limits(timeout_s=120.0)
     started: list[Any] = []
     with get_executor("ray", devices=2) as executor:
         start = executor._start_node  # type: ignore[attr-defined]
         monkeypatch.setattr(executor, "_start_node", lambda: started.append(start()) or started[-1])
         here = executor.environment()
-        outcome = runner.sweep(planned, wrong, limits, Silent(), executor=executor, output=tmp_path)
+        outcome = run(tmp_path, planned, executor=executor, environment=wrong)
     statuses = {record.impl: record.status for record in outcome.records}
     assert statuses == {"right": "ok", "killed": "crash", "raises": "error"}
     assert len(started) == 2, "the node that was asked runs cases"
@@ -62,8 +60,8 @@ def test_a_lost_node_loses_no_case(cluster: Any) -> None:
     outcomes = RayExecutor(devices=2).run(Queue(cases), Limits(timeout_s=120.0), lambda _: None)
     done = [next(outcomes)]
     node = cluster.add_node(num_cpus=1)
-    for lost in [each for each in cluster.list_all_nodes() if each not in (cluster.head_node, node)][:1]:
-        cluster.remove_node(lost, allow_graceful=False)
+    lost = next(each for each in cluster.list_all_nodes() if each not in (cluster.head_node, node))
+    cluster.remove_node(lost, allow_graceful=False)
     done += outcomes
     assert sorted(item.case.seq_len or 0 for item, _ in done) == [*range(32, 38)]
     assert {reply["status"] for _, reply in done} == {"ok"}

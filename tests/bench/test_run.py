@@ -25,7 +25,6 @@ from lrbench.bench.executors import LocalExecutor, autotunes, in_turn
 from lrbench.bench.plan import PlannedCase, Request, plan
 from lrbench.bench.run import Outcome
 from lrbench.bench.session import where_time_went
-from lrbench.bench.workers import Limits
 from lrbench.kernels import get_operation
 from lrbench.kernels.spec import Implementation
 from lrbench.results import store
@@ -337,17 +336,15 @@ def is_running(pid: int) -> bool:
 @pytest.mark.parametrize(("device_count", "devices", "most"), [(0, 2, 1), (1, 2, 1), (4, 5, 4), (4, 0, 4)])
 def test_more_devices_than_there_are_is_refused(tmp_path: Path, device_count: int, devices: int, most: int) -> None:
     environment = dataclasses.replace(PROCESSOR, device_count=device_count)
-    limits, by = Limits(timeout_s=120.0), LocalExecutor(devices=devices)
+    executor = LocalExecutor(devices=devices)
     with pytest.raises(ValueError, match=f"devices must be from 1 to {most} on a processor, 1 thread, got {devices}"):
-        runner.sweep([faults.planned("right")], environment, limits, Silent(), executor=by, output=tmp_path / "out")
+        run(tmp_path / "out", [faults.planned("right")], executor=executor, environment=environment)
     assert not (tmp_path / "out").exists()
 
 
 def test_a_sweep_about_a_gpu_keeps_no_row_of_a_worker_without_one(tmp_path: Path) -> None:
     environment = dataclasses.replace(PROCESSOR, device_kind="cuda", device_name="NVIDIA H200", device_count=1)
-    limits, by = Limits(timeout_s=120.0), LocalExecutor()
-    outcome = runner.sweep([faults.planned("right")], environment, limits, Silent(), executor=by, output=tmp_path)
-    (record,) = outcome.records
+    (record,) = run(tmp_path, [faults.planned("right")], environment=environment).records
     assert (record.status, record.time_ms) == ("error", None)
     assert record.reason == "the worker runs on cpu, the sweep is about cuda"
 

@@ -17,7 +17,7 @@ from lrbench.bench.workers import Limits, encode_request
 from lrbench.kernels import get_operation
 from lrbench.kernels.baselines import get_baseline
 from lrbench.kernels.gated_mlp.validate import is_k_major
-from lrbench.results.schema import Case
+from lrbench.tests.analysis import rows as made
 from lrbench.tests.bench import faults
 
 
@@ -57,9 +57,7 @@ def test_a_layout_of_its_own_is_made_outside_the_timed_region() -> None:
     implementation = dataclasses.replace(plain, prepare="kernels.gated_mlp.reference:k_major_inputs")
     sizes = {"batch": 1, "seq_len": 4, "d_model": 8, "d_ff": 16}
     for mode in ("fw", "fwbw"):
-        case = Case(
-            kernel="gated-mlp", op="gated_mlp", impl="torch", provider="lrbench", mode=mode, dtype="fp32", **sizes
-        )
+        case = made.case("gated_mlp", "torch", mode=mode, dtype="fp32", **sizes)
         inputs = check.Inputs("cpu").get(operation, case)
         items = [PlannedCase(case=case, target=target) for target in (implementation, plain)]
         leaves = worker.prepare(items[0], inputs).runnable.leaves

@@ -122,11 +122,8 @@ def test_on_a_gpu_the_next_process_starts_before_the_first_case_of_each(monkeypa
 
 def test_a_queue_keeps_processes_together_and_lets_workers_help() -> None:
     items = [faults.planned("right", seq_len=32 + n) for n in range(9)]
-    ours, other, theirs = (
-        items[:4],
-        [named(x, "b") for x in items[4:6]],
-        [named(x, "c", autotunes=True) for x in items[6:9]],
-    )
+    ours, other = items[:4], [named(x, "b") for x in items[4:6]]
+    theirs = [named(x, "c", autotunes=True) for x in items[6:9]]
     cases = Queue([*ours, *other, *theirs])
     first, second, third = cases.take(), cases.take(), cases.take()
     assert (first, second, third) == (ours[0], other[0], theirs[0])

@@ -89,29 +89,15 @@ def compiled(
     Args:
         slow: whether CI leaves them out.
     """
+    marks, on = pytest.mark.slow if slow else (), [name for name, value in how.items() if value]
+
+    def named(case: Case, capability: int) -> str:
+        values = [v for v in (*case.kwargs.values(), *case.options.values(), case.layout) if isinstance(v, int | str)]
+        parts = (case.op, case.impl, case.dtype, "x".join(map(str, case.sizes.values())), *values, *on)
+        return "-".join(str(part).removeprefix("torch.") for part in (*parts, f"sm_{capability}"))
+
     return [
-        pytest.param(
-            case,
-            capability,
-            stack,
-            how,
-            id="-".join(
-                (
-                    case.op,
-                    case.impl,
-                    str(case.dtype).removeprefix("torch."),
-                    "x".join(map(str, case.sizes.values())),
-                    *(
-                        str(v).removeprefix("torch.")
-                        for v in (*case.kwargs.values(), *case.options.values(), case.layout)
-                        if isinstance(v, int | str)
-                    ),
-                    *(name for name, value in how.items() if value),
-                    f"sm_{capability}",
-                )
-            ),
-            marks=pytest.mark.slow if slow else (),
-        )
+        pytest.param(case, capability, stack, how, id=named(case, capability), marks=marks)
         for case in cases
         for capability in capabilities
     ]
@@ -265,9 +251,17 @@ def test_lightning_needs_no_memory_of_its_own(capability: int, name: str) -> Non
 @pytest.mark.parametrize(("op", "impl", "ahead"), [("rglru", "fused", 3), ("linear_scan", "scan", 6)])
 @pytest.mark.parametrize("capability", CAPABILITIES)
 def test_one_long_sequence_forward(capability: int, op: str, impl: str, ahead: int) -> None:
-    """Without a backward pass no states are kept: another kernel. It fetches inputs so many tiles of time ahead."""
+    """Without a backward pass no states are kept: another kernel. It fetches inputs so many tiles of time ahead.
+
+    With one, or with fewer channels, it fetches none: states, not memory, are what a tile waits for.
+    """
     launches = record(over_channels(op, impl, SCAN_FEW), capability, training=False)
     assert [launch.arguments["ahead"] for launch in launches] == [ahead]
+    for sizes, training, fetches in (
+        (SCAN_FULL, True, True), (SCAN_FEW, True, False), (channels(1, 1024, 1024), False, False),
+    ):  # fmt: skip
+        first, *_ = record(over_channels(op, impl, sizes), capability, training=training)
+        assert (first.arguments["ahead"] > 0) == fetches
     check(launches, capability, max_stack_bytes=SCAN_STACK_BYTES)
 
 

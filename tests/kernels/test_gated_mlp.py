@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from lrbench.bench.check import relative_error
-from lrbench.kernels import resolve
 from lrbench.kernels.gated_mlp import GATED_MLP, gated_mlp
 from lrbench.kernels.gated_mlp import fused as module
 from lrbench.kernels.gated_mlp.config import ACTIVATIONS, GatedMlpConfig, TileConfig, invalid_reason, select_tile
@@ -72,21 +71,13 @@ def test_inputs_in_the_layout_of_a_linear_layer() -> None:
 
 def test_declared_launches_are_those_chosen() -> None:
     sizes = {"batch": 1, "seq_len": 4096, "d_model": 4096, "d_ff": 14336}
-    for name, forward, training in (
-        ("fused", "gate", True),
-        ("fused_save", "save", True),
-        ("fused_save", "gate", False),
-    ):
-        target = GATED_MLP.implementation(name).default_config
-        assert target is not None
+    how = {"k_major": True, "tokens": 4096, "work": 4096 * 4096 * 14336, "capability": (9, 0)}
+    modes = (("fused", "fwbw", "gate"), ("fused_save", "fwbw", "save"), ("fused_save", "fw", "gate"))
+    for name, mode, forward in modes:
         for dtype, item_bytes in (("bf16", 2), ("fp32", 4)):
-            config = resolve(target)(sizes, dtype, (9, 0), training)
-            work = 4096 * 4096 * 14336
+            config = GATED_MLP.implementation(name).launches(mode, dtype, sizes, (9, 0))
             for end, tile in ((forward, config.forward), ("gradient", config.gradient)):
-                chosen = select_tile(
-                    end=end, k_major=True, tokens=4096, work=work, capability=(9, 0), item_bytes=item_bytes
-                )
-                assert tile == chosen
+                assert tile == select_tile(end=end, item_bytes=item_bytes, **how)
 
 
 def test_the_portable_form_takes_no_launches() -> None:

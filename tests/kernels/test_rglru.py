@@ -39,25 +39,6 @@ each_one_pass = pytest.mark.parametrize(
 FUSED = {"config": SCAN_ROWS_FORWARD}
 
 
-@pytest.mark.parametrize(
-    ("operation", "problem", "forward", "training"),
-    [
-        (RGLRU, channels(8, 8192, 1024), 128, 128),
-        (LINEAR_SCAN, channels(8, 8192, 1024), 256, 256),
-        (RGLRU, channels(1, 65536, 2560), 128, 0),
-        (LINEAR_SCAN, channels(1, 65536, 2560), 256, 0),
-        (RGLRU, channels(1, 65536, 1024), 0, 0),
-    ],
-    ids=lambda value: getattr(value, "name", None),
-)
-def test_how_far_ahead_inputs_are_fetched(
-    operation: Operation, problem: dict[str, int], forward: int, training: int
-) -> None:
-    """In programs, as was fastest on an H200; none where states, not memory, are what a tile waits for."""
-    config_of = resolve(operation.implementations[0].default_config or "")
-    assert [config_of(problem, "bf16", (9, 0), each).ahead for each in (False, True)] == [forward, training]
-
-
 def test_rglru_is_griffins_recurrence() -> None:
     """Equations 1 to 4 of De et al. written out for numbers, with a = sigma(Lambda) and c = -Lambda."""
     x, r, i, lam = 0.7, -0.3, 1.1, 2.5

@@ -61,10 +61,7 @@ def test_late_tokens_keep_their_weights() -> None:
     assert (OPERATION.function("torch")(*inputs.values()) - exact).abs().max() < 2e-6
 
 
-FORMS = [
-    *(portable(op, impl, F32) for op, impl in PORTABLE if op == "wkv4"),
-    *(tiled(form, F32) for form in WKVS),
-]
+FORMS = [*(portable(op, impl, F32) for op, impl in PORTABLE if op == "wkv4"), *(tiled(form, F32) for form in WKVS)]
 
 
 @on_each(*FORMS, *(on_gpu("wkv4", impl, dtype) for impl in ("scan", "naive") for dtype in (F32, F16, BF16)))

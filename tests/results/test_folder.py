@@ -15,7 +15,7 @@ from lrbench.results.folder import merge
 from lrbench.results.lock import LOCK_FILE, hold
 from lrbench.results.schema import ErrorsRow
 from lrbench.results.select import load_rows
-from lrbench.tests.command_line import Lrbench, one_line
+from lrbench.tests.command_line import Lrbench, refused
 
 from ..analysis import rows as made
 
@@ -132,11 +132,10 @@ def test_the_committed_results_are_merged(tmp_path: Path) -> None:
 
 def test_command(tmp_path: Path, lrbench: Lrbench) -> None:
     made.write([row(1)], tmp_path / "sweep-a.parquet")
-    assert (
-        "RESULTS must be one folder for --merge, got " in lrbench("results", tmp_path / "sweep-a.parquet", "--merge")[2]
-    )
+    said = refused(lrbench, "results", tmp_path / "sweep-a.parquet", "--merge")
+    assert "RESULTS must be one folder for --merge, got " in said
     with hold(tmp_path / LOCK_FILE, "the folder"):
-        assert "is in use by another lrbench" in one_line(lrbench("results", tmp_path, "--merge")[2])
+        assert "is in use by another lrbench" in refused(lrbench, "results", tmp_path, "--merge")
     code, shown, said = lrbench("results", tmp_path, "--merge")
     assert (code, said) == (0, "merged the results of sweep-a.parquet: 1 in tfla.parquet\n")
     assert "tfla.parquet" in shown

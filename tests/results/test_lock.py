@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import signal
 import subprocess
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -43,6 +44,18 @@ def another_process(code: str, *arguments: object) -> Iterator[tuple[subprocess.
         process.wait()
 
 
+def before_locking(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]) -> None:
+    """Let something happen between the opening of the next file that is locked and its locking."""
+    flock = fcntl.flock
+
+    def lock_late(*arguments: int) -> None:
+        monkeypatch.setattr(fcntl, "flock", flock)
+        act()
+        flock(*arguments)
+
+    monkeypatch.setattr(fcntl, "flock", lock_late)
+
+
 def test_the_holder_is_named_and_a_killed_one_holds_nothing(tmp_path: Path) -> None:
     path = tmp_path / "lock"
     with another_process(HOLD_A_LOCK, path) as (process, _):
@@ -70,16 +83,10 @@ def test_a_lock_given_up_between_opening_and_locking_is_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The file that was opened is gone by then: a lock on it would keep nobody out."""
-    path, flock = tmp_path / "lock", lock.fcntl.flock
+    path = tmp_path / "lock"
     first = lock.hold(path, "it")
     first.__enter__()
-
-    def lock_late(*arguments: object) -> None:
-        monkeypatch.setattr(lock.fcntl, "flock", flock)
-        first.__exit__(None, None, None)
-        flock(*arguments)
-
-    monkeypatch.setattr(lock.fcntl, "flock", lock_late)
+    before_locking(monkeypatch, lambda: first.__exit__(None, None, None))
     with lock.hold(path, "it"), pytest.raises(lock.HeldError):
         lock.hold(path, "it").__enter__()
 

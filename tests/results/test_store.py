@@ -20,6 +20,7 @@ from lrbench.bench.environment import finished_cases
 from lrbench.results import store
 from lrbench.results.contents import cases_left
 from lrbench.results.schema import ENVIRONMENT_COLUMNS, RECORD_COLUMNS, Environment, Record
+from lrbench.tests.results.test_lock import before_locking
 
 RECORD = Record(
     run_id="r" * 32, case_id="0123456789abcdef", measured_at="2026-01-02T03:04:05+00:00", kernel="tfla", op="mlstm_sig",
@@ -203,15 +204,8 @@ def test_recover_leaves_a_live_run_alone(tmp_path: Path) -> None:
 def test_recover_leaves_a_run_alone_that_is_about_to_lock_its_journal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lock = store.fcntl.flock
     recovered: list[Path] = []
-
-    def lock_late(*arguments: int) -> None:
-        monkeypatch.setattr(store.fcntl, "flock", lock)
-        recovered.extend(store.recover(tmp_path))
-        lock(*arguments)
-
-    monkeypatch.setattr(store.fcntl, "flock", lock_late)
+    before_locking(monkeypatch, lambda: recovered.extend(store.recover(tmp_path)))
     assert rows(write(tmp_path, RECORD, name="sweep-run")) == [dataclasses.asdict(RECORD)]
     assert recovered == []
     assert [path.name for path in tmp_path.iterdir()] == ["sweep-run.parquet"]
@@ -220,13 +214,7 @@ def test_recover_leaves_a_run_alone_that_is_about_to_lock_its_journal(
 def test_recover_leaves_a_run_alone_that_ends_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     writer = store.RunWriter(tmp_path, "sweep-run")
     writer.append(RECORD)
-    lock = store.fcntl.flock
-
-    def lock_late(*arguments: int) -> None:
-        writer.close()
-        lock(*arguments)
-
-    monkeypatch.setattr(store.fcntl, "flock", lock_late)
+    before_locking(monkeypatch, writer.close)
     assert store.recover(tmp_path) == []
     assert [path.name for path in tmp_path.iterdir()] == ["sweep-run.parquet"]
 

@@ -40,12 +40,8 @@ def test_what_was_measured_is_remembered(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_a_calibration_takes_its_place() -> None:
     assert cpu.remember(ROOFS) == cpu.cache_file()
-    accelerator = cpu.local_cpu()
-    assert (accelerator.peak_flops("bf16"), accelerator.vector_flops, accelerator.source) == (
-        4e11,
-        2e11,
-        "a calibration",
-    )
+    local = cpu.local_cpu()
+    assert (local.peak_flops("bf16"), local.vector_flops, local.source) == (4e11, 2e11, "a calibration")
 
 
 @pytest.mark.parametrize(

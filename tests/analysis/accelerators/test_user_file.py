@@ -111,7 +111,11 @@ def test_where_the_file_is_looked_up(named: Path, tmp_path: Path, monkeypatch: p
     ],
 )
 def test_a_bad_file_is_one_clear_line(named: Path, change: tuple[str, str], message: str) -> None:
-    """The line names the file, the key, what was expected and what was given."""
+    """The line names the file, the key, what was expected and what was given.
+
+    What is wrong here in general (no TOML, a key too many or missing, another type, no finite number) is found in every
+    TOML file, since one reader reads them all; the tests of the others leave it out.
+    """
     assert change[0] in H100_NVL
     named.write_text(H100_NVL.replace(*change))
     with pytest.raises(ValueError, match=message) as caught:

@@ -15,8 +15,8 @@ from ..measured import failed, measured, run_of
 from ..rows import write
 
 
-def run(tmp_path: Path, name: str = "new", **columns: Any) -> Path:
-    return write(run_of(3, seed=1, **columns), tmp_path / "runs" / f"{name}.parquet")
+def run(tmp_path: Path) -> Path:
+    return write(run_of(3, seed=1), tmp_path / "runs" / "new.parquet")
 
 
 def test_promotes_a_run_with_its_provenance(tmp_path: Path) -> None:

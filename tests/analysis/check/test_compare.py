@@ -9,7 +9,7 @@ import pytest
 
 from lrbench.analysis.check.compare import as_dict, case_rows, compare, group_rows, judge, unmatched_rows
 from lrbench.analysis.check.statistics import Interval
-from lrbench.results.select import describe, matching, newest, parse_terms
+from lrbench.results.select import matching, newest, parse_terms
 
 from ..measured import failed, measured, run_of, samples, timed
 
@@ -159,7 +159,3 @@ def test_terms_select_rows() -> None:
 def test_bad_selectors(terms: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         matching(SELECTABLE, parse_terms(terms))
-
-
-def test_a_case_is_described_by_its_sizes() -> None:
-    assert describe(measured()) == "mlstm_sig fused_chunk fw B=8 T=8k H=16 dim 128/256 chunk 128 bf16"

@@ -6,13 +6,7 @@ import numpy as np
 import pytest
 
 from lrbench.analysis.check import statistics
-from lrbench.analysis.check.statistics import (
-    median,
-    median_ranks,
-    percentile,
-    ratio_interval,
-    relative_half_width,
-)
+from lrbench.analysis.check.statistics import median, median_ranks, percentile, ratio_interval, relative_half_width
 
 from ..measured import samples
 
@@ -45,10 +39,7 @@ def test_ratio_interval_is_the_plain_bootstrap(count: int) -> None:
     low, high = np.quantile(medians[0] / medians[1], (0.025, 0.975))
     found = ratio_interval(new, old)
     assert found == ratio_interval(new, old)
-    assert (found.low, found.high) == (
-        pytest.approx(low, abs=0.2 * (high - low)),
-        pytest.approx(high, abs=0.2 * (high - low)),
-    )
+    assert (found.low, found.high) == pytest.approx((low, high), abs=0.2 * (high - low))
 
 
 def test_ratio_interval_covers_the_true_ratio() -> None:

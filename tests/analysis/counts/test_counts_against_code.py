@@ -19,17 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
-from lrbench.analysis.counts import (
-    Count,
-    Factors,
-    Problem,
-    Widths,
-    count,
-    count_case,
-    gated_mlp,
-    mlstm,
-    scalar_decay,
-)
+from lrbench.analysis.counts import Count, Factors, Problem, Widths, count, count_case, gated_mlp, mlstm, scalar_decay
 from lrbench.kernels import FAMILIES, baselines, get_operation, resolve
 
 OPERATIONS = FAMILIES["tfla"]

@@ -37,7 +37,7 @@ def pair(factor: float = 3.0, **columns: Any) -> list[dict[str, Any]]:
     ]
 
 
-@pytest.mark.parametrize("kind", ["runtime", "memory", "chunk-size", "head-dim", "roofline"])
+@pytest.mark.parametrize("kind", ["runtime", "memory", "throughput", "chunk-size", "head-dim", "roofline"])
 @pytest.mark.parametrize("kernel", ["tfla", "lightning", "rglru", "wkv", "gated-mlp"])
 def test_a_figure_of_committed_rows_makes_one_statement(kind: str, kernel: str) -> None:
     """At most eight lines, no two alike, ours first to be seen, several sizes along the axis, a sentence on top."""

@@ -34,16 +34,9 @@ def cut_off(figure: Figure) -> list[str]:
     """Return the texts that reach beyond the figure's edges."""
     figure.draw_without_rendering()
     (x0, y0), (x1, y1) = figure.bbox.min, figure.bbox.max
-    beyond = []
-    texts = [
-        *figure.texts,
-        *(t for axes in figure.axes for t in (axes.yaxis.label, axes._left_title, axes.xaxis.label)),
-    ]
-    for each in texts:
-        box = each.get_window_extent()
-        if each.get_text() and (box.x0 < x0 or box.y0 < y0 or box.x1 > x1 or box.y1 > y1):
-            beyond.append(each.get_text())
-    return beyond
+    of_axes = [t for axes in figure.axes for t in (axes.yaxis.label, axes._left_title, axes.xaxis.label)]
+    boxes = [(t.get_text(), t.get_window_extent()) for t in (*figure.texts, *of_axes) if t.get_text()]
+    return [said for said, b in boxes if b.x0 < x0 or b.y0 < y0 or b.x1 > x1 or b.y1 > y1]
 
 
 def drawn(kind: str, width: float | None) -> Figure:

@@ -35,9 +35,12 @@ def test_a_cpu_row_never_stands_on_a_gpus_roofline() -> None:
     cpu = made.frame([made.row("mlstm_sig", "torch", dtype="fp32", accelerator="cpu", time_ms=50.0)])
     with pytest.raises(ValueError, match="rows measured on h200_sxm for its roofline, got rows of: cpu"):
         roofline(cpu, ["h200"])
-    figure = roofline(pd.concat([sweep(), cpu], ignore_index=True), ["h200"], Selection(head_dim=256))
+    both = pd.concat([sweep(), cpu], ignore_index=True)
+    figure = roofline(both, ["h200"], Selection(head_dim=256))
     assert series_label("mlstm_sig", "torch") not in lines(figure, 0)
     assert "1 row measured on another device" in text(figure)
+    with pytest.raises(ValueError, match="gpu must not name the CPU beside others, got h200_sxm, cpu"):
+        roofline(both, ["h200", "cpu"])
 
 
 def test_the_share_is_of_the_roof_that_is_drawn() -> None:
@@ -71,10 +74,3 @@ def test_an_accelerator_named_twice_is_drawn_once() -> None:
     selection = Selection(head_dim=256, modes=("fw",))
     once, twice = (roofline(sweep(), gpus, selection) for gpus in ("h200", ["h200", "h200_sxm"]))
     assert lines(once, 0) == lines(twice, 0)
-
-
-def test_the_cpu_shares_no_figure_with_a_gpu() -> None:
-    cpu = made.frame([made.row("mlstm_sig", "torch", dtype="fp32", accelerator="cpu", time_ms=50.0)])
-    both = pd.concat([sweep(), cpu], ignore_index=True)
-    with pytest.raises(ValueError, match="gpu must not name the CPU beside others, got h200_sxm, cpu"):
-        roofline(both, ["h200", "cpu"])

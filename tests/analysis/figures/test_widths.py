@@ -15,37 +15,29 @@ from lrbench.analysis.figures.plots import RESULT_KINDS, drawing, modelled_opera
 from lrbench.analysis.figures.roofline import roofline
 from lrbench.analysis.figures.selection import Selection
 from lrbench.analysis.figures.style import save_figure, series_label
-from lrbench.results.schema import Case
 from lrbench.tests.command_line import Run
 
 from .. import rows as made
 from .drawing import lines, plot, text, words
 
 WIDTHS = (64, 256, 4096)
-TOKENS = 8192
 
 
-def row(op: str, impl: str, seq_len: int, *, kernel: str = "rglru", **fields: Any) -> dict[str, Any]:
-    """Return a row of the CPU, forward in fp32."""
-    provider = impl.rpartition(".")[0] or "lrbench"
-    sizes = {"batch": 1 if kernel == "gated-mlp" else TOKENS // seq_len, "seq_len": seq_len, **fields}
-    case = Case(kernel=kernel, op=op, impl=impl, provider=provider, mode="fw", dtype="fp32", **sizes)
-    return made.row_of(case, accelerator="cpu")
-
-
-def mlp_row(tokens: int, d_model: int, d_ff: int) -> dict[str, Any]:
-    return row("gated_mlp", "torch", tokens, kernel="gated-mlp", d_model=d_model, d_ff=d_ff)
+def row(op: str, impl: str, seq_len: int, **fields: Any) -> dict[str, Any]:
+    """Return a row of the CPU, in fp32."""
+    return made.row(op, impl, **{"dtype": "fp32", "seq_len": seq_len, "accelerator": "cpu", **fields})
 
 
 def channel_rows() -> list[dict[str, Any]]:
     """Return rows of RG-LRU and of attention beside it at three widths and sequence lengths."""
     rows = []
     for width, seq_len in itertools.product(WIDTHS, (1024, 4096, 8192)):
+        beside = {"kernel": "rglru", "batch": 8192 // seq_len}
         for impl, chunk in (("torch", 64), ("torch", 128), ("torch", 256), ("associative_scan", None)):
-            rows.append(row("rglru", impl, seq_len, channels=width, chunk_size=chunk, state_dtype="fp32"))
+            rows.append(row("rglru", impl, seq_len, **beside, channels=width, chunk_size=chunk, state_dtype="fp32"))
         dim = min(width, 128)
         heads = {"num_heads": width // dim, "head_dim_qk": dim, "head_dim_v": dim}
-        rows.append(row("attention", "torch.sdpa_cpu", seq_len, **heads))
+        rows.append(row("attention", "torch.sdpa_cpu", seq_len, **beside, **heads))
     return rows
 
 
@@ -56,7 +48,8 @@ def channels() -> pd.DataFrame:
 
 @pytest.fixture(scope="module")
 def mlp() -> pd.DataFrame:
-    return made.frame(mlp_row(tokens, d, 4 * d) for tokens in (256, 512, 1024) for d in (128, 256))
+    sizes = [{"d_model": d, "d_ff": 4 * d} for d in (128, 256)]
+    return made.frame(row("gated_mlp", "torch", tokens, **each) for tokens in (256, 512, 1024) for each in sizes)
 
 
 @pytest.mark.parametrize("width", WIDTHS)
@@ -174,10 +167,3 @@ def test_a_file_that_cannot_be_written_is_said(mlp: pd.DataFrame, tmp_path: Path
     output = tmp_path / "file" / "figure.png"
     with pytest.raises(ValueError, match=f"--output must be a file that can be written, got {re.escape(str(output))}"):
         save_figure(plot("runtime", mlp), output)
-
-
-def test_at_batch_1_throughout_every_length_is_shown() -> None:
-    rows = [made.row("mlstm_sig", "fused_chunk", seq_len=t, batch=1) for t in (1024, 2048, 4096)]
-    drawn = plot("runtime", made.frame(rows))
-    assert [x for x, _ in lines(drawn, 0)[series_label("mlstm_sig", "fused_chunk")]] == [1024, 2048, 4096]
-    assert "batch 1" in text(drawn)

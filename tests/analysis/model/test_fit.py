@@ -113,23 +113,20 @@ def test_measured_roofs_give_other_efficiencies_and_the_same_time() -> None:
     reached = with_roofs(H200, "measured")
     share = reached.peak_flops("bf16") / H200.peak_flops("bf16")
     assert on_measured.constants["flops_factor"] == pytest.approx(on_spec.constants["flops_factor"] * share, rel=1e-6)
-    times = (
-        predict_case(AT_64_STEPS, H200, on_spec).time_ms,
-        predict_case(AT_64_STEPS, reached, on_measured).time_ms,
-    )
-    assert times[0] == pytest.approx(times[1], rel=1e-6)
+    by_spec, as_reached = (predict_case(AT_64_STEPS, *on) for on in ((H200, on_spec), (reached, on_measured)))
+    assert by_spec.time_ms == pytest.approx(as_reached.time_ms, rel=1e-6)
 
 
 def test_steps_that_wait_for_one_another() -> None:
     sizes = {"seq_len": 1000, "chunk_size": 64}
-    assert sequential_steps(Case("mlstm_sig", "fused_chunk", "fw", "bf16", None, sizes)) == 16
-    assert sequential_steps(Case("mlstm_sig", "fused_chunk", "step", "bf16", None, {"seq_len": 1})) == 1
-    assert sequential_steps(Case("mlstm_sig", "parallel", "fw", "bf16", None, sizes)) == 1
-    assert sequential_steps(Case("attention", "torch.sdpa_flash", "fw", "bf16", None, {"seq_len": 1000})) == 1
-    assert (
-        sequential_steps(Case("selective_scan", "mamba_ssm.selective_scan", "fw", "bf16", None, {"seq_len": 1000}))
-        == 1000
-    )
+    for op, impl, mode, of, steps in (
+        ("mlstm_sig", "fused_chunk", "fw", sizes, 16),
+        ("mlstm_sig", "fused_chunk", "step", {"seq_len": 1}, 1),
+        ("mlstm_sig", "parallel", "fw", sizes, 1),
+        ("attention", "torch.sdpa_flash", "fw", {"seq_len": 1000}, 1),
+        ("selective_scan", "mamba_ssm.selective_scan", "fw", {"seq_len": 1000}, 1000),
+    ):
+        assert sequential_steps(Case(op, impl, mode, "bf16", None, of)) == steps, (op, impl)
 
 
 def test_few_rows_are_fitted_with_those_of_their_kind() -> None:

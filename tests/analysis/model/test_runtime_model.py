@@ -8,7 +8,6 @@ from lrbench.analysis.counts.formulations import DECODING
 from lrbench.analysis.model.runtime_model import (
     LAUNCH_MS,
     floor_ms,
-    flop_rate,
     launches_ms,
     model_time_ms,
     roofline_fraction,
@@ -17,17 +16,8 @@ from lrbench.analysis.model.runtime_model import (
 )
 
 H100, H200 = get_accelerator("h100"), get_accelerator("h200")
-PAPER = {
-    "batch": 8,
-    "seq_len": 8192,
-    "num_heads": 8,
-    "head_dim_qk": 256,
-    "head_dim_v": 512,
-    "causal_factor": 0.5,
-    "counting": "published",
-}
-
-
+PAPER = {"batch": 8, "seq_len": 8192, "num_heads": 8, "head_dim_qk": 256, "head_dim_v": 512, "causal_factor": 0.5}
+PAPER |= {"counting": "published"}
 SIZES = {
     "batch": 2, "seq_len": 1024, "num_heads": 4, "head_dim_qk": 64, "head_dim_v": 128, "channels": 512, "d_model": 256,
     "d_ff": 512,
@@ -59,13 +49,6 @@ def test_short_chunks_are_bound_by_memory_and_long_ones_by_compute() -> None:
     assert bounds == sorted(bounds, reverse=True)
 
 
-def test_work_without_matrix_products_runs_at_the_vector_rate() -> None:
-    scan = count("selective_scan", seq_len=1024, head_dim_qk=16, channels=4096)
-    assert flop_rate(scan, H200, "bf16") == H200.vector_flops
-    step = count("mlstm_sig", seq_len=1, mode="step", head_dim_qk=128, head_dim_v=256, num_heads=16)
-    assert runtime_model(step, H200, "bf16").bound == "memory"
-
-
 def test_a_dtype_without_a_rate_is_refused() -> None:
     result = count("mlstm_sig", chunk_size=128, **PAPER)
     with pytest.raises(ValueError, match="dtype must be one of fp16, fp32, fp64 on v100, got 'bf16'"):
@@ -77,9 +60,7 @@ def test_times_that_the_hardware_does_not_allow_are_suspect() -> None:
     result = count("mlstm_sig", chunk_size=128, **PAPER)
     above_roof_ms = 1e3 * result.tensor_flops / 850e12
     assert "above the measured roof of 790 TFLOP/s" in suspect_reason(result, H200, "bf16", above_roof_ms)
-    assert suspect_reason(result, H100, "bf16", above_roof_ms) is None or "compulsory" in suspect_reason(
-        result, H100, "bf16", above_roof_ms
-    )
+    assert "compulsory 1.61 GB" in suspect_reason(result, H100, "bf16", above_roof_ms), "its specified roof is higher"
     scan = count("selective_scan", batch=8, seq_len=8192, head_dim_qk=16, channels=4096)
     least_ms = 1e3 * scan.compulsory_bytes / H200.bandwidth_bytes_s
     assert "compulsory" in suspect_reason(scan, H200, "bf16", 0.9 * least_ms)

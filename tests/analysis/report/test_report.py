@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import html
 import itertools
 import re
@@ -17,10 +16,9 @@ from lrbench import cli
 from lrbench.analysis.report import chunks, export, markup
 from lrbench.analysis.report.contents import Report
 from lrbench.analysis.report.speedups import TIMES, speedups
-from lrbench.results.schema import Case
 from lrbench.results.select import latest_rows, load_results, load_rows, ok_rows
 from lrbench.tests import ROOT
-from lrbench.tests.command_line import Lrbench, one_line
+from lrbench.tests.command_line import Lrbench, refused
 
 from .. import rows as made
 
@@ -98,11 +96,8 @@ def test_without_a_baseline_the_time_is_the_finding(tmp_path: Path) -> None:
 
 def mlp(tokens: int, impl: str, time_ms: float, run: str, **tested: Any) -> dict[str, Any]:
     """Return a row of a gated MLP, of a run, measured with lowered clocks."""
-    provider = impl.split(".")[0] if "." in impl else "lrbench"
-    sizes = {"batch": 1, "seq_len": tokens, "d_model": 128, "d_ff": 512}
-    each = Case(kernel="gated-mlp", op="gated_mlp", impl=impl, provider=provider, mode="fw", dtype="bf16", **sizes)
     columns = {"time_ms": time_ms, "time_samples_ms": [time_ms] * 3, "run_id": run, "throttled": "power cap"}
-    return made.row_of(each, **{**columns, **tested})
+    return made.row("gated_mlp", impl, seq_len=tokens, d_model=128, d_ff=512, **{**columns, **tested})
 
 
 def test_families_are_told_one_after_the_other(tmp_path: Path) -> None:
@@ -220,15 +215,12 @@ def test_regret_is_what_the_modelled_choice_takes_longer(tmp_path: Path) -> None
 def channels(tmp_path: Path) -> Report:
     """RG-LRU on a CPU at two widths and chunk lengths, three times as fast as attention of the same width."""
     rows = []
-    settings = {"kernel": "rglru", "mode": "fw", "dtype": "fp32"}
     for width, seq_len in itertools.product((256, 4096), (1024, 8192)):
-        sizes = {"batch": 65536 // seq_len, "seq_len": seq_len, **settings}
+        here = {"kernel": "rglru", "dtype": "fp32", "seq_len": seq_len, "accelerator": "cpu"}
         for chunk, time_ms in ((64, 1.5 * width / 1024), (128, width / 1024)):
-            case = Case(**sizes, op="rglru", impl="torch", provider="lrbench", channels=width, chunk_size=chunk)
-            rows.append(made.row_of(dataclasses.replace(case, state_dtype="fp32"), accelerator="cpu", time_ms=time_ms))
-        heads = {"num_heads": width // 128, "head_dim_qk": 128, "head_dim_v": 128}
-        case = Case(**sizes, op="attention", impl="torch.sdpa_cpu", provider="torch", **heads)
-        rows.append(made.row_of(case, accelerator="cpu", time_ms=3 * width / 1024))
+            tuned = {"channels": width, "chunk_size": chunk, "state_dtype": "fp32"}
+            rows.append(made.row("rglru", "torch", time_ms=time_ms, **tuned, **here))
+        rows.append(made.row("attention", "torch.sdpa_cpu", time_ms=3 * width / 1024, num_heads=width // 128, **here))
     return report(rows, tmp_path, "cpu")
 
 
@@ -309,23 +301,11 @@ def test_nothing_is_claimed_of_limits_that_were_not_asked(tmp_path: Path) -> Non
     assert limits not in words(report(cpu_only(), tmp_path).environment())
 
 
-def nothing_timed() -> list[dict[str, Any]]:
-    return [row("mlstm_sig", "fused_chunk", status="unavailable", reason="pip install triton")]
-
-
 def cpu_only() -> list[dict[str, Any]]:
     lengths = (256, 1024)
     fields = {"accelerator": "cpu", "roofline_fraction": None, "suspect": None, "model_time_ms": 0.5}
     rows = [row("mlstm_sig", "torch", 9.0, seq_len=n, batch=1, dtype="fp32", **fields) for n in lengths]
     return [{**each, "accelerator": "h200_sxm"} for each in rows]
-
-
-def channels_only() -> list[dict[str, Any]]:
-    return [
-        row("rglru", impl, time_ms, channels=4096, num_heads=None, head_dim_qk=None, head_dim_v=None, chunk_size=None,
-            state_dtype=None, batch=8)
-        for impl, time_ms in (("fused", 1.0), ("torch", 4.0))
-    ]  # fmt: skip
 
 
 OPTIONAL = (
@@ -335,7 +315,10 @@ OPTIONAL = (
 """What rows of an older or another tool may lack."""
 
 LACKING = {
-    "nothing timed": (nothing_timed, {"opening": "Nothing was timed", "results": "Nothing was timed"}),
+    "nothing timed": (
+        lambda: [row("mlstm_sig", "fused_chunk", status="unavailable", reason="pip install triton")],
+        {"opening": "Nothing was timed", "results": "Nothing was timed"},
+    ),
     "CPU only": (
         cpu_only,
         {
@@ -361,7 +344,10 @@ LACKING = {
         lambda: [{**row("mlstm_sig", "fused_chunk", 1.0), **dict.fromkeys(OPTIONAL)}],
         {"results": "mLSTMsig", "opening": "mLSTMsig"},
     ),
-    "no heads and no chunks": (channels_only, {"figures": "not drawn", "opening": "RG-LRU"}),
+    "no heads and no chunks": (
+        lambda: [row("rglru", impl, time_ms, kernel="tfla") for impl, time_ms in (("fused", 1.0), ("torch", 4.0))],
+        {"figures": "not drawn", "opening": "RG-LRU"},
+    ),
 }
 
 
@@ -450,10 +436,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_command_writes_a_page_and_says_where(lrbench: Lrbench, here: Path) -> None:
-    made.write(
-        [row("mlstm_sig", "fused_chunk", 1.0), row("mlstm_sig", "fused_chunk", 2.0, chunk_size=64)],
-        here / "rows.parquet",
-    )
+    rows = [row("mlstm_sig", "fused_chunk", 1.0), row("mlstm_sig", "fused_chunk", 2.0, chunk_size=64)]
+    made.write(rows, here / "rows.parquet")
     done = lrbench("report", "rows.parquet", "--gpu", "h200", "-o", "out/mine.html", "--no-pdf")
     assert done[:2] == (0, "out/mine.html\n")
     assert done[2].splitlines()[1] == "report: 1 of 9: at one sequence length"
@@ -479,9 +463,7 @@ def test_bad_input_exits_2_with_one_line(
 ) -> None:
     (here / "cut.parquet").write_bytes(b"PAR1 and no more")
     (here / "folder.html").mkdir()
-    code, out, err = lrbench("report", *arguments)
-    assert (code, out) == (2, "")
-    assert one_line(err).startswith(f"lrbench: {message}")
+    assert refused(lrbench, "report", *arguments).startswith(f"lrbench: {message}")
     assert not list(here.glob("report.*"))
 
 

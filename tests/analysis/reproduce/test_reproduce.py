@@ -19,7 +19,7 @@ from lrbench.bench.run import Outcome
 from lrbench.results.store import committed_results
 from lrbench.tests import ROOT
 
-from ...command_line import Lrbench, one_line
+from ...command_line import Lrbench, refused
 from ..rows import row, stored, write
 
 DIMS = "num_heads = 16, head_dim_qk = 128, head_dim_v = 256"
@@ -130,12 +130,8 @@ def test_verdicts(text: str, verdict: str, reason: str, results: Path, tmp_path:
 
 def test_a_number_is_not_rounded_onto_a_bound_that_it_misses() -> None:
     claim = entries.Claim(text="a claim", ratio=("a", "b"), at_least=(1.2, 3.0))
-    assert [verdicts.shown(claim, value) for value in (1.1981, 1.2, 1.2345, 2.9999)] == [
-        "1.198",
-        "1.2",
-        "1.23",
-        "2.9999",
-    ]
+    shown = {1.1981: "1.198", 1.2: "1.2", 1.2345: "1.23", 2.9999: "2.9999"}
+    assert {value: verdicts.shown(claim, value) for value in shown} == shown
 
 
 def test_errors_are_those_that_were_kept(tmp_path: Path) -> None:
@@ -276,8 +272,8 @@ def test_the_committed_page_is_what_the_command_writes(lrbench: Lrbench) -> None
 
 
 def test_command(lrbench: Lrbench, results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    several = lrbench("reproduce", "tfla", "-o", "x.svg")[2]
-    assert "--figure needs one entry that has one: tfla-fig4, tfla-fig9, " in one_line(several)
+    several = refused(lrbench, "reproduce", "tfla", "-o", "x.svg")
+    assert "--figure needs one entry that has one: tfla-fig4, tfla-fig9, " in several
     claims(tmp_path, 'ratio = ["theirs", "ours"]\nat_least = 3\n')
     monkeypatch.setattr(entries, "FOLDER", tmp_path)
     shown = lrbench("reproduce", "a-doc-fig1", "--results", results)[1]
@@ -297,7 +293,7 @@ def test_command(lrbench: Lrbench, results: Path, tmp_path: Path, monkeypatch: p
         (("a-doc", "--time-limit", "9"), "--time-limit must be given with --run"),
         (("a-doc", "--results", tmp_path / "nothing"), "nothing (does not exist)"),
     ):
-        assert message in one_line(lrbench("reproduce", *arguments, "--results", results)[2])
+        assert message in refused(lrbench, "reproduce", *arguments, "--results", results)
 
 
 def test_run_sweeps_what_has_no_row(

@@ -56,32 +56,6 @@ def refused(baseline: Baseline, case: Case) -> str | None:
     return baseline.why_unsupported(case.mode, case.dtype, case.state_dtype, case.sizes)
 
 
-def test_the_packages_asked_for_are_declared() -> None:
-    assert {
-        "torch.sdpa_flash",
-        "torch.sdpa_cudnn",
-        "flash_attn.v2",
-        "flash_attn.v3",
-        "flash_attn.v4",
-        "mamba_ssm.selective_scan",
-        "mamba_ssm.chunk_scan",
-        "fla.chunk_gla",
-        "fla.fused_chunk_gla",
-        "fla.chunk_simple_gla",
-        "fla.chunk_retention",
-        "fla.chunk_lightning_attn",
-        "mlstm_kernels.limit_chunk",
-        "mlstm_kernels.xl_chunk",
-        "mlstm_kernels.xl_chunk_siging",
-        "lightning_attn.v2",
-        "fla.fused_recurrent_hgrn",
-        "fla.chunk_hgrn",
-        "accelerated_scan.triton",
-        "torch.eager",
-        "torch.compile",
-    } <= set(NAMES)
-
-
 @pytest.mark.parametrize("baseline", BASELINES, ids=NAMES)
 def test_declaration_is_complete(baseline: Baseline) -> None:
     assert baseline.provider in PROVIDERS
