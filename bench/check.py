@@ -254,15 +254,14 @@ class References:
         assert definition is not None, "checked_cases asks for the portable form only where there is one"
         form, formed_by = _low_precision_form(operation, case)
 
-        def reference() -> dict[str, Tensor]:
-            return evaluate(operation, partial(definition, **options), inputs, grad_out, exact=True)
-
-        def low_precision() -> dict[str, Tensor]:
-            return evaluate(operation, partial(form, **options), inputs, grad_out)
-
         problem = (*problem_key(operation, case), case.gradients, *sorted(options.items()))
-        values = self._shared((*problem, "float64", "portable" if portable else "recurrent"), reference)
-        low = self._shared((*problem, formed_by), low_precision)
+        values = self._shared(
+            (*problem, "float64", "portable" if portable else "recurrent"),
+            lambda: evaluate(operation, partial(definition, **options), inputs, grad_out, exact=True),
+        )
+        low = self._shared(
+            (*problem, formed_by), lambda: evaluate(operation, partial(form, **options), inputs, grad_out)
+        )
         self._expected = Expected(
             values={name: value.to(kept) for name, value in values.items()},
             bounds={name: _bound(relative_error(low[name], value), value, dtype) for name, value in values.items()},

@@ -116,7 +116,7 @@ def run_sweep(
     check_folder(output)
     with hold_folder_and_gpus(output, devices if executor == "local" else 0, wait=wait), runs_cases:
         measured = None
-        if executor == "local" if calibrate is None else calibrate:
+        if calibrate or (calibrate is None and executor == "local"):
             ask = runs_cases.ask if isinstance(runs_cases, LocalExecutor) else ask_machine
             measured = calibration.calibrate(short=True, gpu_only=calibrate is None, ask=ask)
         environment = runs_cases.environment() if measured is None else measured.environment

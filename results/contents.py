@@ -171,11 +171,6 @@ def _span(rows: Iterable[Mapping[str, Any]]) -> str | None:
     return f"{days[0]} to {days[-1].removeprefix(days[0][:5])}"
 
 
-def _last_day(span: str) -> str:
-    first, _, last = span.partition(" to ")
-    return first[: len(first) - len(last)] + last
-
-
 def _values(values: Iterable[str | None]) -> str | None:
     return ", ".join(dict.fromkeys(value for value in values if value is not None)) or None
 

@@ -31,13 +31,14 @@ T = TypeVar("T")
 K = TypeVar("K", bound=Hashable)
 
 SELECTOR_COLUMNS = {
-    "run": "run_id",
-    "commit": "git_commit",
-    "case": "case_id",
-    "device": "device_accelerator",
-    **{name: name for name in ("kernel", "op", "impl", "provider", "mode", "dtype", "state_dtype", *SIZE_COLUMNS)},
+    "run": ("run_id",),
+    "commit": ("git_commit",),
+    "case": ("case_id",),
+    "device": ("device_accelerator",),
+    "kernel": ("kernel", "op"),
+    **{name: (name,) for name in ("op", "impl", "provider", "mode", "dtype", "state_dtype", *SIZE_COLUMNS)},
 }
-"""Key of a term -> column."""
+"""Key of a term -> columns, one of which must have its value: an operation's name does as well as a family's."""
 
 NAMED_SIZES = ("channels", "d_model", "d_ff", "layers")
 """Sizes that a description of a case calls by their column."""
@@ -47,13 +48,8 @@ LAST = chr(0x10FFFF)
 """The last of all characters."""
 
 COMPARED_COLUMNS = (
-    "device_name",
-    "driver_version",
-    "cuda_version",
-    "torch_version",
-    "triton_version",
-    "python_version",
-)
+    "device_name", "driver_version", "cuda_version", "torch_version", "triton_version", "python_version",
+)  # fmt: skip
 """What of an environment two sides of a comparison should have in common."""
 
 CLOCK_TOLERANCE = 0.02
@@ -69,7 +65,6 @@ PROBLEM_COLUMNS = tuple(name for name in CASE_COLUMNS if name != "chunk_size")
 def load_rows(
     paths: str | Path | Iterable[str | Path],
     columns: Sequence[str] = RECORD_COLUMNS,
-    where: Mapping[str, Any] | None = None,
     *,
     passing: Where = (),
     newest: bool = False,
@@ -77,19 +72,14 @@ def load_rows(
     """Load the rows of result files and folders as dicts.
 
     Args:
-        where: values that a row's columns must have; None is all rows.
         passing, newest: which other rows need not be loaded, see :func:`.store.read_results`.
 
     Raises:
         ValueError: as :func:`.store.read_results`.
     """
-    wanted = where or {}
-    stored = [[(name, "==", value)] for name, value in wanted.items() if value is not None]
-    table = read_results(paths, [*dict.fromkeys((*columns, *wanted))], [*passing, *stored], newest=newest)
-    # Compared in Python: pyarrow imports pandas to compare with a Python value.
-    found = {name: table[name].to_pylist() for name in table.column_names}
-    rows = [n for n in range(len(table)) if all(found[name][n] == value for name, value in wanted.items())]
-    return [{name: found[name][n] for name in columns} for n in rows]
+    table = read_results(paths, columns, passing, newest=newest)
+    values = zip(*(table[name].to_pylist() for name in columns), strict=True)
+    return [dict(zip(columns, row, strict=True)) for row in values]
 
 
 def parse_terms(text: str) -> dict[str, str]:
@@ -148,12 +138,12 @@ def _where(terms: Mapping[str, str]) -> Where:
     """Return terms as conditions on stored rows."""
     where: list[list[tuple[str, str, Any]]] = []
     for key, wanted in terms.items():
-        column = SELECTOR_COLUMNS[key]
+        columns = SELECTOR_COLUMNS[key]
         if key in PREFIXES:
-            where += [[(column, ">=", wanted)], [(column, "<=", f"{wanted}{LAST}")]]
+            where += [[(columns[0], ">=", wanted)], [(columns[0], "<=", f"{wanted}{LAST}")]]
         else:
-            value = parse_size(wanted) if column in SIZE_COLUMNS else wanted
-            where.append([(name, "==", value) for name in (("kernel", "op") if key == "kernel" else (column,))])
+            value = parse_size(wanted) if key in SIZE_COLUMNS else wanted
+            where.append([(name, "==", value) for name in columns])
     return where
 
 
@@ -164,19 +154,17 @@ def matching(rows: Sequence[dict[str, Any]], terms: Mapping[str, str]) -> list[d
         ValueError: no row is left, a size is no size, or the beginning of a run, commit or case fits several.
     """
     for key, wanted in terms.items():
-        column = SELECTOR_COLUMNS[key]
+        columns = SELECTOR_COLUMNS[key]
         if key in PREFIXES:
+            (column,) = columns
             found = sorted({row[column] for row in rows if (row[column] or "").startswith(wanted)})
             # A commit may stand in full in some rows and abbreviated in others.
             if any(not longer.startswith(found[0]) for longer in found):
                 raise ValueError(f"{key}:{wanted} must name one {key}, got {', '.join(found)}")
             kept = [row for row in rows if row[column] in found]
-        elif key == "kernel":
-            # As on the command line, an operation's name does as well as a family's.
-            kept = [row for row in rows if wanted in (row["kernel"], row["op"])]
         else:
-            value = parse_size(wanted) if column in SIZE_COLUMNS else wanted
-            kept = [row for row in rows if row[column] == value]
+            value = parse_size(wanted) if key in SIZE_COLUMNS else wanted
+            kept = [row for row in rows if any(row[name] == value for name in columns)]
         if not kept:
             raise ValueError(f"{key}:{wanted} selects no row; {_near(key, wanted, rows)}")
         rows = kept
@@ -185,7 +173,7 @@ def matching(rows: Sequence[dict[str, Any]], terms: Mapping[str, str]) -> list[d
 
 def _near(key: str, wanted: str, rows: Sequence[Row]) -> str:
     """Return what a term that fits no row could have meant: near values, and those that there are."""
-    columns = ("kernel", "op") if key == "kernel" else (SELECTOR_COLUMNS[key],)
+    columns = SELECTOR_COLUMNS[key]
     length = max(8, len(wanted)) if key in PREFIXES else None
     known = [value for name in columns for value in sorted({row[name] for row in rows if row[name] is not None})]
     names = list(dict.fromkeys(str(value)[:length] for value in known))

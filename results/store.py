@@ -95,7 +95,7 @@ def arrow_schema(row: type = Record) -> pa.Schema:
     return pa.schema([(field.name, types[hints[field.name]]) for field in dataclasses.fields(row)])
 
 
-class RunWriter:
+class RunWriter(contextlib.AbstractContextManager["RunWriter"]):
     """The rows of one run. Use as a context manager: leaving it, however that happens, writes the parquet file.
 
     Args:
@@ -126,9 +126,6 @@ class RunWriter:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         unlocked.rename(self.journal)
         return file
-
-    def __enter__(self) -> RunWriter:
-        return self
 
     def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
         self.failed = error is not None
