@@ -856,7 +856,7 @@ def reproduce(
 
     found, left = evaluated(verdicts.Store(pool(), device) if run else store), False
     if run:
-        from .bench.reproduce import run_missing
+        from .bench.complete import run_missing
 
         left = run_missing(
             found, output=output, time_limit_s=time_limit, gpu=device or None, timeout_s=timeout, calibrate=None
