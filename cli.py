@@ -367,13 +367,14 @@ class HeadsProblem:
     ) -> Question:
         """Return the question of commands that answer from results."""
         from .analysis.counts.formulations import MODES
+        from .analysis.counts.model import DTYPE_BYTES
         from .analysis.model.answers import ask
 
         op, dtype = self.operation(kernel), self.dtype or accelerator.usual_dtype
-        dtypes = {"dtype": _dtype(dtype, "dtype"), "state_dtype": _dtype(self.state_dtype, "state_dtype")}
-        one_of("mode", self.mode, MODES)
-        more |= {"mode": self.mode, "accelerator": accelerator, **dtypes}
-        question = ask(op, sizes=self.sizes(op), results=results or (), **more)
+        given = {"dtype": dtype, "state_dtype": self.state_dtype, "mode": self.mode}
+        for name, value in given.items():
+            one_of(name, value, MODES if name == "mode" else tuple(DTYPE_BYTES))
+        question = ask(op, sizes=self.sizes(op), results=results or (), accelerator=accelerator, **given, **more)
         if question.stands_in:
             note(f"no rows of {self.mode} {question.dtype}: times are estimated from rows of {question.stands_in}")
         return question
@@ -688,7 +689,7 @@ def count(
         mode=problem.mode,
         **sizes,
         dtype=dtype,
-        gate_dtype=None if gate_dtype is None else _dtype(gate_dtype, "gate_dtype"),
+        gate_dtype=gate_dtype,
         state_dtype=problem.state_dtype,
         causal=not non_causal,
         causal_factor=causal_factor,
@@ -747,16 +748,14 @@ def chunk_size(
     chosen = choice.implementation(question, impl, chunked=True)
     report = chunk_size_report(question, chosen, causal_factor)
     if format == "json":
-        report = {**report, "accelerator_part": accelerator.part, "roofs": answers.roofs_in_words(accelerator)}
-        display.show(report, format)
+        roofs = answers.roofs_in_words(accelerator)
+        display.show({**report, "accelerator_part": accelerator.part, "roofs": roofs}, format)
         return
     if format == "table":
         print(answers.chunk_size_answer(report, question.fit(chosen)[1]))
-        if not every:
-            display.show(answers.chunk_size_columns(report), format)
-            return
-    display.show(report["candidates"], format)
-    if format == "table":
+    brief = format == "table" and not every
+    display.show(answers.chunk_size_columns(report) if brief else report["candidates"], format)
+    if format == "table" and every:
         print(answers.chunk_size_in_words(report, accelerator))
 
 
@@ -916,13 +915,6 @@ def kv_savings(
         for model in models
     )
     display.show([dataclasses.asdict(saving) for savings in found for saving in savings], format)
-
-
-def _dtype(name: str, what: str) -> str:
-    from .analysis.counts.model import DTYPE_BYTES
-
-    one_of(what, name, tuple(DTYPE_BYTES))
-    return name
 
 
 def _accelerator(gpu: str | None, roofs: str) -> Accelerator:

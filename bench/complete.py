@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ..analysis.reproduce import entries, verdicts
+from ..analysis.reproduce.verdicts import Found
 from ..kernels import FAMILIES
 from ..kernels.baselines import baselines_for
 from ..results.folder import merge
@@ -55,7 +56,7 @@ def load_sweeps(path: Path = FILE) -> tuple[Request, ...]:
     return found.sweeps
 
 
-def missing_requests(found: Sequence[verdicts.Found]) -> Iterator[Request]:
+def missing_requests(found: Sequence[Found]) -> Iterator[Request]:
     """Yield requests for the cases that the claims have no row of."""
     cases = [
         {"kernel": _family(each.asked.document.kernel, terms["op"]), **terms}
@@ -98,19 +99,14 @@ def _request(cases: Sequence[dict[str, Any]], **sizes: Any) -> Request:
     return Request(kernel=first["kernel"], **alone, **fields, **own)
 
 
-def missing_errors(found: Sequence[verdicts.Found]) -> list[int]:
+def missing_errors(found: Sequence[Found]) -> list[int]:
     """Return the sizes that claims of the table of errors have no row of."""
     of_errors = (each for each in found if each.asked.claim.metric in entries.ERRORS)
     return sorted({int(point["seq_len"]) for each in of_errors for _, point, _ in each.missing})
 
 
 def run_missing(
-    found: Sequence[verdicts.Found],
-    *,
-    more: Sequence[Request] = (),
-    output: Path,
-    time_limit_s: float | None,
-    **sweep: Any,
+    found: Sequence[Found], *, more: Sequence[Request] = (), output: Path, time_limit_s: float | None, **sweep: Any
 ) -> bool:
     """Sweep what the claims have no row of, but for cases that ``output`` has from this code; errors take 10 draws.
 

@@ -90,11 +90,10 @@ def rows_of(folder: Path, environment: Environment, **wanted: Any) -> list[dict[
     Args:
         wanted: further columns and their values.
     """
-    wanted |= {name: getattr(environment, name) for name in ("device_name", "git_dirty")}
-    stored = [[(name, "==", value)] for name, value in wanted.items() if value is not None]
     files = files_in(folder)
-    rows = load_rows(files, passing=stored) if files else []
-    return [row for row in rows if wanted.items() <= row.items() and is_of(row, environment.git_commit)]
+    wanted |= {name: getattr(environment, name) for name in ("device_name", "git_dirty")}
+    rows = load_rows(files, where=wanted) if files else []
+    return [row for row in rows if is_of(row, environment.git_commit)]
 
 
 def finished_cases(folder: Path, environment: Environment, *, failed: bool = False) -> dict[str, Record]:

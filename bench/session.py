@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import itertools
 import os
+import shlex
 import shutil
 import tempfile
 import time
@@ -180,12 +181,11 @@ def planned_rows(
     environment = probe_environment()
     jobs = default_jobs(environment.device_kind, devices) if jobs is None else jobs
     _, planned, expected_s, _ = _begin([request], environment, gpu, output, jobs, devices, resume=resume)
-    versions = baselines.installed_versions()
     rows = []
     for item in planned:
         seconds = expected_s.get(item.case.case_id)
         if seconds is not None:
-            refused = run.refuse(item, environment, versions)
+            refused = run.refuse(item, environment)
             row = {name: getattr(item.case, name) for name in CASE_COLUMNS}
             rows.append(row | {"seconds": round(seconds, 2), "not run": "" if refused is None else refused["reason"]})
     return rows
@@ -227,9 +227,8 @@ def _begin(
         finished = finished_cases(output, environment, failed=not retry)
         if not retry and (files := store.files_in(output)):
             stored = {row["case_id"] for row in load_rows(files, ["case_id"])}
-            versions = baselines.installed_versions()
             untried = stored - finished.keys()
-            planned = [i for i in planned if i.case.case_id not in untried or not run.refuse(i, environment, versions)]
+            planned = [i for i in planned if i.case.case_id not in untried or not run.refuse(i, environment)]
             # What has no row at all comes before what has one of older code.
             planned.sort(key=lambda item: item.case.case_id in stored)
         left = [item for item in planned if item.case.case_id not in finished]
@@ -511,7 +510,8 @@ def profile_command(planned: Sequence[PlannedCase], ncu_path: str | None) -> str
     program = ncu_path or ncu.find_ncu()
     metrics = ncu.available_metrics(program) if program else ncu.METRICS
     folder = Path(tempfile.mkdtemp(prefix="lrbench-profile-"))
-    return profiling.prepare_session(planned, folder, program or "ncu", metrics).as_shell()
+    command, environ = profiling.prepare(planned, folder, program or "ncu", metrics)
+    return shlex.join(["env", *(f"{name}={value}" for name, value in environ.items()), *command])
 
 
 def run_profile(
@@ -532,10 +532,6 @@ def run_profile(
     note(f"profiling on {environment.device_name}: {len(planned)} cases")
     tried, refused = run.separate(planned, environment)
     started = Run.start(environment)
-    rows = [profiling.build_row(started, item, reply, None, None) for item, reply in refused]
-    if tried:
-        with tempfile.TemporaryDirectory(prefix="lrbench-profile-") as folder:
-            session = profiling.prepare_session(tried, Path(folder), program, ncu.available_metrics(program))
-            version = ncu.ncu_version(program)
-            rows = profiling.profile(tried, started, session, timeout_s=timeout_s, version=version) + rows
+    rows = profiling.profile(tried, started, program, timeout_s) if tried else []
+    rows += [profiling.build_row(started, item, reply) for item, reply in refused]
     return rows, profiling.write_profile(rows, output)

@@ -15,6 +15,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from operator import itemgetter
 from pathlib import Path
 from statistics import median_high
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -65,6 +66,7 @@ PROBLEM_COLUMNS = tuple(name for name in CASE_COLUMNS if name != "chunk_size")
 def load_rows(
     paths: str | Path | Iterable[str | Path],
     columns: Sequence[str] = RECORD_COLUMNS,
+    where: Mapping[str, Any] | None = None,
     *,
     passing: Where = (),
     newest: bool = False,
@@ -72,14 +74,19 @@ def load_rows(
     """Load the rows of result files and folders as dicts.
 
     Args:
+        where: values that a row's columns must have; None is all rows.
         passing, newest: which other rows need not be loaded, see :func:`.store.read_results`.
 
     Raises:
         ValueError: as :func:`.store.read_results`.
     """
-    table = read_results(paths, columns, passing, newest=newest)
-    values = zip(*(table[name].to_pylist() for name in columns), strict=True)
-    return [dict(zip(columns, row, strict=True)) for row in values]
+    wanted = where or {}
+    stored = [[(name, "==", value)] for name, value in wanted.items() if value is not None]
+    table = read_results(paths, [*dict.fromkeys((*columns, *wanted))], [*passing, *stored], newest=newest)
+    # Compared in Python: pyarrow imports pandas to compare with a Python value.
+    found = {name: table[name].to_pylist() for name in table.column_names}
+    rows = [n for n in range(len(table)) if all(found[name][n] == value for name, value in wanted.items())]
+    return [{name: found[name][n] for name in columns} for n in rows]
 
 
 def parse_terms(text: str) -> dict[str, str]:
@@ -212,16 +219,16 @@ def newest(rows: Iterable[Row]) -> dict[str, Row]:
 def with_slowness(*sides: Sequence[Row]) -> list[list[Row]]:
     """Return rows with ``noise`` set in those whose CPU was slower than for other rows of the same machine: where the
     yardstick took longer than :data:`MAX_SLOWDOWN` times its shortest time."""
+    machine = itemgetter(*COMPARED_COLUMNS)
     fastest: dict[tuple[Any, ...], float] = {}
     for row in itertools.chain(*sides):
         if row["yardstick_ms"] is not None:
-            machine = tuple(row[name] for name in COMPARED_COLUMNS)
-            fastest[machine] = min(row["yardstick_ms"], fastest.get(machine, math.inf))
+            fastest[machine(row)] = min(row["yardstick_ms"], fastest.get(machine(row), math.inf))
 
     def marked(row: Row) -> Row:
         if row["noise"] or row["yardstick_ms"] is None:
             return row
-        ratio = row["yardstick_ms"] / fastest[tuple(row[name] for name in COMPARED_COLUMNS)]
+        ratio = row["yardstick_ms"] / fastest[machine(row)]
         return {**row, "noise": f"slow CPU: {ratio:.2f}x slower than at other times"} if ratio > MAX_SLOWDOWN else row
 
     return [[marked(row) for row in side] for side in sides]
@@ -287,7 +294,12 @@ def environment_differences(pairs: Sequence[tuple[Row, Row]]) -> list[str]:
         first, second = (_values(pair[side][column] for pair in pairs) for side in (0, 1))
         if first != second:
             lines.append(f"{column}: {first} | {second}")
-    lines += _provider_differences(pairs)
+    # torch is named already, among the columns.
+    same = (pair for pair in pairs if pair[0]["provider"] == pair[1]["provider"] != "torch")
+    for provider, group in sorted(grouped(same, lambda pair: pair[0]["provider"]).items()):
+        old, new = (_values(str(pair[side]["provider_version"]) for pair in group) for side in (0, 1))
+        if old != new:
+            lines.append(f"{provider} version: {old} | {new}")
     known = ([clock for pair in pairs if (clock := pair[side]["sm_clock_mhz"])] for side in (0, 1))
     old_mhz, new_mhz = (median_high(clocks) if clocks else 0.0 for clocks in known)
     if old_mhz and new_mhz and abs(new_mhz / old_mhz - 1) > CLOCK_TOLERANCE:
@@ -300,21 +312,6 @@ def environment_differences(pairs: Sequence[tuple[Row, Row]]) -> list[str]:
     if any(dirty):
         lines.append(f"rows of a working tree with uncommitted changes: {dirty[0]} | {dirty[1]} of {len(pairs)}")
     return lines
-
-
-def _provider_differences(pairs: Sequence[tuple[Row, Row]]) -> list[str]:
-    versions: dict[str, tuple[set[str], set[str]]] = {}
-    for first, second in pairs:
-        # torch is named already, among the columns.
-        if first["provider"] == second["provider"] != "torch":
-            known = versions.setdefault(first["provider"], (set(), set()))
-            known[0].add(str(first["provider_version"]))
-            known[1].add(str(second["provider_version"]))
-    return [
-        f"{provider} version: {_values(old)} | {_values(new)}"
-        for provider, (old, new) in sorted(versions.items())
-        if old != new
-    ]
 
 
 def _values(values: Iterable[Any]) -> str:
