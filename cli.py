@@ -346,10 +346,8 @@ class HeadsProblem:
         from .kernels.baselines import get_operation
 
         operation = get_operation(op)
-        options = {"head_dim": "head_dim_v"} | {
-            n: n for n in ("num_heads", "head_dim_qk", "channels", "d_model", "d_ff")
-        }
-        for name, column in options.items():
+        for name in ("head_dim", "num_heads", "head_dim_qk", "channels", "d_model", "d_ff"):
+            column = "head_dim_v" if name == "head_dim" else name
             if getattr(self, name, None) is not None and column not in operation.sizes:
                 raise ValueError(f"--{name.replace('_', '-')} does not apply to {op}: {', '.join(operation.sizes)} do")
         head_dim = self.head_dim or 256

@@ -138,11 +138,7 @@ def profile(planned: Sequence[PlannedCase], run: Run, program: str, timeout_s: f
 
 
 def build_row(
-    run: Run,
-    item: PlannedCase,
-    reply: Mapping[str, Any],
-    kernels: Sequence[KernelCounts] | None = None,
-    version: str | None = None,
+    run: Run, item: PlannedCase, reply: Mapping[str, Any], kernels: Sequence[KernelCounts] | None, version: str | None
 ) -> ProfileRow:
     """Return the row of a case: what was counted, and where ``kernels`` are given what was measured and the ratios."""
     case = item.case

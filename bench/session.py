@@ -533,5 +533,5 @@ def run_profile(
     tried, refused = run.separate(planned, environment)
     started = Run.start(environment)
     rows = profiling.profile(tried, started, program, timeout_s) if tried else []
-    rows += [profiling.build_row(started, item, reply) for item, reply in refused]
+    rows += [profiling.build_row(started, item, reply, None, None) for item, reply in refused]
     return rows, profiling.write_profile(rows, output)
