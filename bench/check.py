@@ -238,7 +238,6 @@ class References:
 
         Args:
             portable: see :func:`checked_cases`.
-            options: further keywords of the operation's functions.
         """
         # The low-precision form that sets the bounds depends on who is checked.
         key = (*problem_key(operation, case), portable, _is_portable(case), *sorted(options.items()))
@@ -427,8 +426,6 @@ def _low_precision_form(operation: Operation, case: Case) -> tuple[Callable[...,
         "recurrent": resolve(operation.recurrent),
     }
     prefer_parallel = _is_portable(case) and square <= _MAX_SQUARE
-    for name in ("parallel", "portable", "recurrent") if prefer_parallel else ("portable", "parallel", "recurrent"):
-        form = forms[name]
-        if form is not None:
-            return form, name
-    raise AssertionError("every operation has a recurrent definition")
+    order = ("parallel", "portable", "recurrent") if prefer_parallel else ("portable", "parallel", "recurrent")
+    # Every operation has a recurrent definition.
+    return next((form, name) for name in order if (form := forms[name]) is not None)

@@ -39,7 +39,6 @@ from .plan import PlannedCase
 from .workers import Limits, ReplaceableWorker, Reply, Started, not_measured
 
 installed_versions = functools.cache(baselines.installed_versions)
-EXECUTORS = ("local", "ray")
 COMPILING, WRITING = "waiting for compilation", "writing"
 
 
@@ -71,7 +70,7 @@ class Outcome:
 
 def get_executor(name: str, *, devices: int = 1) -> Executor:
     """Return the executor called ``name`` over ``devices`` GPUs; ValueError lists the known ones."""
-    one_of("executor", name, EXECUTORS)
+    one_of("executor", name, ("local", "ray"))
     if name == "local":
         return LocalExecutor(devices=devices)
     from .ray import RayExecutor
@@ -97,7 +96,6 @@ def sweep(
 
     Args:
         executor: runs them; its processes end with the sweep, also where that is interrupted.
-        output: folder of the parquet file.
         accelerator: key that the analysis is about (``--gpu``), or None.
         jobs: processes that compile ahead, on this machine's GPUs; 0 compiles as cases come.
         time_limit_s: no case starts after this many seconds; the rest is left for ``--resume``.

@@ -105,7 +105,6 @@ def run_sweep(
         retry: whether those that failed are run again all the same. If not, cases that cannot be tried here are left
             out as well where the folder has any row of them.
         profile_harness: also say what the time went into and how many kernels were compiled.
-        timeout_s: time limit of a case.
         time_limit_s: as of :func:`.run.sweep`.
 
     Raises:
@@ -259,8 +258,7 @@ def _running_s() -> float:
 def _planned(requests: Sequence[Request], environment: Environment) -> list[PlannedCase]:
     """Return the cases for this device; ValueError says why there are none, of the first request."""
     each = (plan.plan(request, device_kind=environment.device_kind) for request in requests)
-    planned = plan.in_run_order(itertools.chain.from_iterable(each))
-    if planned:
+    if planned := plan.in_run_order(itertools.chain.from_iterable(each)):
         return planned
     request = requests[0]
     if request.shard != (1, 1):
@@ -477,8 +475,7 @@ def _why_unmatched(planned: Sequence[PlannedCase], ignore: Sequence[str], enviro
 def measure_again(rows: Sequence[Mapping[str, Any]], *, timeout_s: float, budget_s: float) -> Mapping[str, Row]:
     """Measure cases again and return their new rows by case id; where that cannot be, say why."""
     environment = probe_environment()
-    reason = run.why_not_again(rows, environment)
-    if reason is not None:
+    if reason := run.why_not_again(rows, environment):
         note(f"not measured again: {reason}")
         return {}
     try:

@@ -424,8 +424,7 @@ def read_results(
     """
     import pyarrow as pa
 
-    unknown = sorted(set(columns or ()) - set(RECORD_COLUMNS))
-    if unknown:
+    if unknown := sorted(set(columns or ()) - set(RECORD_COLUMNS)):
         raise ValueError(f"columns must be columns of a record, got {', '.join(unknown)}")
     files = result_files(paths)
     if not (where or newest) or sum(path.stat().st_size for path in files) < LARGE_BYTES:
