@@ -1250,10 +1250,9 @@ def history(
 def _committed() -> list[Path]:
     from .results.store import committed_results
 
-    folders = committed_results()
-    if not folders:
-        raise ValueError("there are no committed results here: name some with --results")
-    return folders
+    if folders := committed_results():
+        return folders
+    raise ValueError("there are no committed results here: name some with --results")
 
 
 def _selected(text: str, results: Sequence[Path] | None, **more: Any) -> list[dict[str, Any]]:

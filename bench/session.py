@@ -182,8 +182,7 @@ def planned_rows(
     _, planned, expected_s, _ = _begin([request], environment, gpu, output, jobs, devices, resume=resume)
     rows = []
     for item in planned:
-        seconds = expected_s.get(item.case.case_id)
-        if seconds is not None:
+        if (seconds := expected_s.get(item.case.case_id)) is not None:
             refused = run.refuse(item, environment)
             row = {name: getattr(item.case, name) for name in CASE_COLUMNS}
             rows.append(row | {"seconds": round(seconds, 2), "not run": "" if refused is None else refused["reason"]})

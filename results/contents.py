@@ -112,8 +112,7 @@ def cases_left(path: Path) -> int:
         rows = load_rows(file, ("measured_at",))
         sizes[max((row["measured_at"] for row in rows), default="")] = file, len(rows)
     newest_file, size = sizes[max(sizes)]
-    planned = planned_rows(newest_file)
-    if planned is None:
+    if (planned := planned_rows(newest_file)) is None:
         return int(is_complete(newest_file) is False)
     return max(0, planned - size)
 
