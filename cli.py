@@ -668,6 +668,7 @@ def count(
     lightning, rglru (rglru, linear_scan), wkv (wkv4), gated-mlp (gated_mlp); and attention, gla, selective_scan.
     """
     from .analysis import counts
+    from .analysis.counts.model import DTYPE_BYTES
     from .bench import display
     from .bench.shown import count_in_words, count_rows
 
@@ -681,6 +682,8 @@ def count(
     if not (problem.num_heads or problem.embedding):
         sizes["num_heads"] = 1
     dtype = problem.dtype or "bf16"
+    if gate_dtype is not None:
+        one_of("gate_dtype", gate_dtype, tuple(DTYPE_BYTES))
     result = counts.count(
         operation,
         formulation=chosen,
