@@ -346,10 +346,8 @@ class HeadsProblem:
         from .kernels.baselines import get_operation
 
         operation = get_operation(op)
-        options = {"head_dim": "head_dim_v"} | {
-            n: n for n in ("num_heads", "head_dim_qk", "channels", "d_model", "d_ff")
-        }
-        for name, column in options.items():
+        for name in ("head_dim", "num_heads", "head_dim_qk", "channels", "d_model", "d_ff"):
+            column = "head_dim_v" if name == "head_dim" else name
             if getattr(self, name, None) is not None and column not in operation.sizes:
                 raise ValueError(f"--{name.replace('_', '-')} does not apply to {op}: {', '.join(operation.sizes)} do")
         head_dim = self.head_dim or 256
@@ -367,13 +365,14 @@ class HeadsProblem:
     ) -> Question:
         """Return the question of commands that answer from results."""
         from .analysis.counts.formulations import MODES
+        from .analysis.counts.model import DTYPE_BYTES
         from .analysis.model.answers import ask
 
         op, dtype = self.operation(kernel), self.dtype or accelerator.usual_dtype
-        dtypes = {"dtype": _dtype(dtype, "dtype"), "state_dtype": _dtype(self.state_dtype, "state_dtype")}
-        one_of("mode", self.mode, MODES)
-        more |= {"mode": self.mode, "accelerator": accelerator, **dtypes}
-        question = ask(op, sizes=self.sizes(op), results=results or (), **more)
+        given = {"dtype": dtype, "state_dtype": self.state_dtype, "mode": self.mode}
+        for name, value in given.items():
+            one_of(name, value, MODES if name == "mode" else tuple(DTYPE_BYTES))
+        question = ask(op, sizes=self.sizes(op), results=results or (), accelerator=accelerator, **given, **more)
         if question.stands_in:
             note(f"no rows of {self.mode} {question.dtype}: times are estimated from rows of {question.stands_in}")
         return question
@@ -669,6 +668,7 @@ def count(
     lightning, rglru (rglru, linear_scan), wkv (wkv4), gated-mlp (gated_mlp); and attention, gla, selective_scan.
     """
     from .analysis import counts
+    from .analysis.counts.model import DTYPE_BYTES
     from .bench import display
     from .bench.shown import count_in_words, count_rows
 
@@ -682,13 +682,15 @@ def count(
     if not (problem.num_heads or problem.embedding):
         sizes["num_heads"] = 1
     dtype = problem.dtype or "bf16"
+    if gate_dtype is not None:
+        one_of("gate_dtype", gate_dtype, tuple(DTYPE_BYTES))
     result = counts.count(
         operation,
         formulation=chosen,
         mode=problem.mode,
         **sizes,
         dtype=dtype,
-        gate_dtype=None if gate_dtype is None else _dtype(gate_dtype, "gate_dtype"),
+        gate_dtype=gate_dtype,
         state_dtype=problem.state_dtype,
         causal=not non_causal,
         causal_factor=causal_factor,
@@ -747,16 +749,14 @@ def chunk_size(
     chosen = choice.implementation(question, impl, chunked=True)
     report = chunk_size_report(question, chosen, causal_factor)
     if format == "json":
-        report = {**report, "accelerator_part": accelerator.part, "roofs": answers.roofs_in_words(accelerator)}
-        display.show(report, format)
+        roofs = answers.roofs_in_words(accelerator)
+        display.show({**report, "accelerator_part": accelerator.part, "roofs": roofs}, format)
         return
     if format == "table":
         print(answers.chunk_size_answer(report, question.fit(chosen)[1]))
-        if not every:
-            display.show(answers.chunk_size_columns(report), format)
-            return
-    display.show(report["candidates"], format)
-    if format == "table":
+    brief = format == "table" and not every
+    display.show(answers.chunk_size_columns(report) if brief else report["candidates"], format)
+    if format == "table" and every:
         print(answers.chunk_size_in_words(report, accelerator))
 
 
@@ -856,7 +856,7 @@ def reproduce(
 
     found, left = evaluated(verdicts.Store(pool(), device) if run else store), False
     if run:
-        from .bench.reproduce import run_missing
+        from .bench.complete import run_missing
 
         left = run_missing(
             found, output=output, time_limit_s=time_limit, gpu=device or None, timeout_s=timeout, calibrate=None
@@ -916,13 +916,6 @@ def kv_savings(
         for model in models
     )
     display.show([dataclasses.asdict(saving) for savings in found for saving in savings], format)
-
-
-def _dtype(name: str, what: str) -> str:
-    from .analysis.counts.model import DTYPE_BYTES
-
-    one_of(what, name, tuple(DTYPE_BYTES))
-    return name
 
 
 def _accelerator(gpu: str | None, roofs: str) -> Accelerator:
@@ -1260,10 +1253,9 @@ def history(
 def _committed() -> list[Path]:
     from .results.store import committed_results
 
-    folders = committed_results()
-    if not folders:
-        raise ValueError("there are no committed results here: name some with --results")
-    return folders
+    if folders := committed_results():
+        return folders
+    raise ValueError("there are no committed results here: name some with --results")
 
 
 def _selected(text: str, results: Sequence[Path] | None, **more: Any) -> list[dict[str, Any]]:

@@ -27,8 +27,7 @@
 | `bars` | the project's speed bars |
 | `profiling`, `ncu` | hardware counters by Nsight Compute |
 | `mlp_errors` | the command errors: numerical errors of the gated MLP |
-| `reproduce` | `reproduce --run`: sweeps what claims of documents lack rows of |
-| `complete` | `results --run`: measures what a complete set of results lacks |
+| `complete` | `reproduce --run`, `results --run`: measures what claims of documents or a complete set of results lack |
 | *answers and output* | |
 | `choice` | the command best: which implementation to use |
 | `inventory` | the commands kernels, presets, gpus and doctor |

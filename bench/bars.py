@@ -572,8 +572,7 @@ def _fastest(entries: Sequence[Entry], impl: str | None, mode: str, chunk_size: 
         and record.mode == mode
         and chunk_size in (None, record.chunk_size)
     ]
-    timed = [record for record, _ in found if record.time_samples_ms]
-    if timed:
+    if timed := [record for record, _ in found if record.time_samples_ms]:
         return min(timed, key=lambda record: median(record.time_samples_ms or ()))
     return f"{impl or BEST}: {'; '.join(dict.fromkeys(remark for _, remark in found)) or 'was not measured'}"
 

@@ -164,19 +164,9 @@ def measure_roofs(environment: Environment, form: Form, *, short: bool) -> list[
         (timing,) = clock.measure(the_clock, [clock.Call(call=item.call)], sampling)
         if timing.failure is not None:
             raise timing.failure
-        rows.append(
-            roof_row(
-                run_id,
-                environment,
-                timing.columns(),
-                work=item.work,
-                quantity=item.quantity,
-                dtype=item.dtype,
-                size=item.size,
-                spec_rate=_spec_rate(spec, item),
-                short=short,
-            )
-        )
+        what: dict[str, Any] = {name: getattr(item, name) for name in ("work", "quantity", "dtype", "size")}
+        what |= {"spec_rate": _spec_rate(spec, item), "short": short}
+        rows.append(roof_row(run_id, environment, timing.columns(), **what))
     return rows
 
 
@@ -319,11 +309,7 @@ def measure_here(worker: object, *, short: bool, gpu_only: bool) -> dict[str, An
         finally:
             # The same process goes on with a sweep's cases.
             torch.set_float32_matmul_precision("highest")
-    return {
-        "environment": dataclasses.asdict(environment),
-        "rows": [dataclasses.asdict(row) for row in rows],
-        "failure": failure,
-    }
+    return dataclasses.asdict(Calibration(environment=environment, rows=rows, failure=failure))
 
 
 def copy_here(worker: Worker, *, moved_bytes: int) -> dict[str, Any]:

@@ -238,7 +238,6 @@ class References:
 
         Args:
             portable: see :func:`checked_cases`.
-            options: further keywords of the operation's functions.
         """
         # The low-precision form that sets the bounds depends on who is checked.
         key = (*problem_key(operation, case), portable, _is_portable(case), *sorted(options.items()))
@@ -254,15 +253,14 @@ class References:
         assert definition is not None, "checked_cases asks for the portable form only where there is one"
         form, formed_by = _low_precision_form(operation, case)
 
-        def reference() -> dict[str, Tensor]:
-            return evaluate(operation, partial(definition, **options), inputs, grad_out, exact=True)
-
-        def low_precision() -> dict[str, Tensor]:
-            return evaluate(operation, partial(form, **options), inputs, grad_out)
-
         problem = (*problem_key(operation, case), case.gradients, *sorted(options.items()))
-        values = self._shared((*problem, "float64", "portable" if portable else "recurrent"), reference)
-        low = self._shared((*problem, formed_by), low_precision)
+        values = self._shared(
+            (*problem, "float64", "portable" if portable else "recurrent"),
+            lambda: evaluate(operation, partial(definition, **options), inputs, grad_out, exact=True),
+        )
+        low = self._shared(
+            (*problem, formed_by), lambda: evaluate(operation, partial(form, **options), inputs, grad_out)
+        )
         self._expected = Expected(
             values={name: value.to(kept) for name, value in values.items()},
             bounds={name: _bound(relative_error(low[name], value), value, dtype) for name, value in values.items()},
@@ -428,8 +426,6 @@ def _low_precision_form(operation: Operation, case: Case) -> tuple[Callable[...,
         "recurrent": resolve(operation.recurrent),
     }
     prefer_parallel = _is_portable(case) and square <= _MAX_SQUARE
-    for name in ("parallel", "portable", "recurrent") if prefer_parallel else ("portable", "parallel", "recurrent"):
-        form = forms[name]
-        if form is not None:
-            return form, name
-    raise AssertionError("every operation has a recurrent definition")
+    order = ("parallel", "portable", "recurrent") if prefer_parallel else ("portable", "parallel", "recurrent")
+    # Every operation has a recurrent definition.
+    return next((form, name) for name in order if (form := forms[name]) is not None)

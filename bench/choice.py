@@ -42,9 +42,11 @@ def not_there(questions: Iterable[Question]) -> list[str]:
 def _known(question: Question) -> list[Known]:
     """Return the implementations with the mode, dtype and device kind asked for, in the order of :func:`runnable`."""
     one_of("mode", question.mode, MODES)
-    known = sorted(
-        _implementations(question.op), key=lambda each: isinstance(each, Baseline) or (not each.architectures and 0.5)
-    )
+
+    def place(each: Known) -> int:
+        return 2 if isinstance(each, Baseline) else 0 if each.architectures else 1
+
+    known = sorted(_implementations(question.op), key=place)
     device, mode, dtype = _device(question), question.mode, question.dtype
     return [each for each in known if device in each.devices and mode in each.modes and dtype in each.dtypes]
 

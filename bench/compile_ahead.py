@@ -187,7 +187,7 @@ def compile_ahead(
         cases = too_large if len(too_large) < len(cases) else []
 
 
-class Compiler:
+class Compiler(contextlib.AbstractContextManager["Compiler"]):
     """Compiles what a sweep is about to measure in batches, while nothing is timed.
 
     The first case is compiled by the worker that measures it. The processes here start after it, since importing torch
@@ -214,9 +214,6 @@ class Compiler:
         self._done, self._batch, self._first = 0, BATCH * jobs, True
         processes = min(jobs // devices, -(-len(self._cases) // devices))
         self._executor = LocalExecutor(devices=devices, workers_per_device=max(1, processes))
-
-    def __enter__(self) -> Compiler:
-        return self
 
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
         self._executor.__exit__(kind, *rest)

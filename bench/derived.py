@@ -66,11 +66,7 @@ def common_columns(run: Run, planned: PlannedCase, reply: Mapping[str, Any]) -> 
 
 
 def build_record(run: Run, planned: PlannedCase, reply: Mapping[str, Any]) -> Record:
-    """Return the row of a case.
-
-    Args:
-        reply: "status", "reason" and "columns" as the worker gave them.
-    """
+    """Return the row of a case, given its worker's reply."""
     case, target = planned.case, planned.target
     columns = {
         **common_columns(run, planned, reply),

@@ -299,8 +299,7 @@ def show_planned(rows: Sequence[Row]) -> None:
         for cases in grouped(left, itemgetter("op", "impl", "mode")).values()
     ]
     _print_table(table, None)
-    refused = Counter((row["impl"], row["not run"]) for row in rows if row["not run"])
-    if refused:
+    if refused := Counter((row["impl"], row["not run"]) for row in rows if row["not run"]):
         print()
         _print_table([{"impl": i, "cases": n, "reason": why} for (i, why), n in refused.items()], "not run")
 
@@ -409,8 +408,7 @@ def print_summary(records: Sequence[Record]) -> None:
         return
     statuses = Counter(record.status for record in records)
     print("cases: " + ", ".join(f"{n} {status}" for status, n in statuses.most_common()))
-    failures = reasons(records)
-    if failures:
+    if failures := reasons(records):
         _print_table(failures[:MAX_REASONS], None)
         if len(failures) > MAX_REASONS:
             print(f"and {len(failures) - MAX_REASONS} more reasons in the file")

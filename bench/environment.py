@@ -50,8 +50,7 @@ def git_state() -> tuple[str | None, bool | None]:
     repository (a container image, a copy on a cluster) the variables LRBENCH_GIT_COMMIT and LRBENCH_GIT_DIRTY (0 or 1)
     say what it was; without them both are None.
     """
-    commit = os.environ.get("LRBENCH_GIT_COMMIT")
-    if commit:
+    if commit := os.environ.get("LRBENCH_GIT_COMMIT"):
         return commit, os.environ.get("LRBENCH_GIT_DIRTY", "0") not in ("", "0")
     if not (ROOT / ".git").exists():
         return None, None

@@ -9,7 +9,6 @@ from ..analysis import counts
 from ..analysis.accelerators import known as accelerators
 from ..analysis.accelerators.known import Accelerator
 from ..analysis.model.runtime_model import model_time_ms
-from ..kernels import baselines
 from ..results.schema import Case
 from ..results.select import grouped
 from .compile_ahead import uncompiled, unit_of
@@ -59,14 +58,13 @@ COMPILE_ANY_S = 15.0
 
 def cases_s(planned: Sequence[PlannedCase], environment: Environment) -> list[float]:
     """Return the seconds that each of the cases will take one after the other; what is refused takes none."""
-    versions = baselines.installed_versions()
     kind = environment.device_kind
     device = accelerators.get_accelerator(environment.device_accelerator) if environment.device_accelerator else None
     seen: set[Hashable] = set()
     seconds = []
     for item in planned:
         case = item.case
-        if refuse(item, environment, versions) is not None:
+        if refuse(item, environment) is not None:
             seconds.append(0.0)
             continue
         took = CASE_S

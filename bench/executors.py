@@ -122,7 +122,7 @@ def in_turn(planned: Sequence[PlannedCase]) -> Iterator[PlannedCase]:
         yield item
 
 
-class Executor(Protocol):
+class Executor(contextlib.AbstractContextManager["Executor"], Protocol):
     """Runs cases in worker processes and yields outcomes as they come; a context manager that ends these.
 
     Attributes:
@@ -130,10 +130,6 @@ class Executor(Protocol):
     """
 
     devices: int
-
-    def __enter__(self) -> Executor: ...
-
-    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None: ...
 
     def environment(self) -> Environment:
         """Return where cases are run, as a worker sees it; raises as :func:`.workers.ask_machine`."""
@@ -164,7 +160,7 @@ def run_cases(
             before = item
 
 
-class LocalExecutor:
+class LocalExecutor(contextlib.AbstractContextManager["LocalExecutor"]):
     """Runs cases on this machine's devices: one worker at a time per device, so that nothing disturbs what is timed.
 
     Workers stay until it is closed: it is a context manager.
@@ -183,9 +179,6 @@ class LocalExecutor:
         self._sessions = [ReplaceableWorker(each, self._stop) for each in environs for _ in range(workers_per_device)]
         # A worker dies with the thread that started it, so threads stay, too.
         self._threads = ThreadPoolExecutor(max(1, len(self._sessions)))
-
-    def __enter__(self) -> LocalExecutor:
-        return self
 
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
         for session in self._sessions:

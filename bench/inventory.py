@@ -321,7 +321,6 @@ def known_bad_rows(environment: Environment) -> list[Row]:
 
 def _condition(known: baselines.KnownBad) -> str:
     parts = [f"{name} {spec}" for name, spec in known.versions.items()]
-    parts += [f"compute capability {' or '.join(known.architectures)}"] if known.architectures else []
-    parts += [f"mode {' or '.join(known.modes)}"] if known.modes else []
-    parts += [f"dtype {' or '.join(known.dtypes)}"] if known.dtypes else []
+    lists = {"compute capability": known.architectures, "mode": known.modes, "dtype": known.dtypes}
+    parts += [f"{what} {' or '.join(values)}" for what, values in lists.items() if values]
     return ", ".join(parts) or "always"

@@ -37,6 +37,7 @@ DEFINITION = "definition"
 
 AGAINST = ("eager", "exact")
 DTYPES = ("bf16", "fp16", "fp32")
+Figures = tuple[float, float, float]
 MAX_EXACT = 16384
 """Largest N whose float64 result is affordable: at 16384, 13 GB and a third of a second on an H200."""
 
@@ -44,37 +45,26 @@ MAX_EXACT = 16384
 def error_rows(
     *, sizes: Sequence[int], draws: int, impls: Sequence[str], against: Sequence[str], dtype: str, device: str
 ) -> Iterator[dict[str, Any]]:
-    """Yield a row per size, implementation and reference.
-
-    Args:
-        sizes: N.
-        draws: of all three matrices.
-        impls: of our implementations and :data:`DEFINITION`.
-        against: of :data:`AGAINST`.
-        dtype: of :data:`DTYPES`.
-        device: the kind of device to compute on.
+    """Yield a row per size N, implementation (of ours and :data:`DEFINITION`) and reference.
 
     Raises:
         ValueError: an unknown name, or an implementation that does not run on the device or at a size.
     """
     computed = [*(each.name for each in get_operation("gated_mlp").implementations), DEFINITION]
-    for what, names, known in (
-        ("impl", impls, computed),
-        ("against", against, AGAINST),
-        ("dtype", (dtype,), DTYPES),
-    ):
+    for what, names, known in (("impl", impls, computed), ("against", against, AGAINST), ("dtype", (dtype,), DTYPES)):
         for name in names:
             one_of(what, name, known)
     for size in sizes:
         functions = {name: _function(name, size, dtype, device) for name in impls}
         wanted = [name for name in against if name != "exact" or size <= MAX_EXACT]
-        found: dict[tuple[str, str], list[tuple[float, float, float]]] = {
-            (name, ref): [] for name in impls for ref in wanted
-        }
+        found: dict[tuple[str, str], list[Figures]] = {(name, ref): [] for name in impls for ref in wanted}
         for seed in range(draws):
             _draw_once(size, seed, dtype, device, functions, found)
         for (name, ref), figures in found.items():
-            yield _row(name, ref, size, dtype, draws, figures)
+            row: dict[str, Any] = {"size": size, "impl": name, "against": ref, "dtype": dtype, "draws": draws}
+            for what, values in zip(("max_abs", "mean_abs", "relative"), zip(*figures, strict=True), strict=True):
+                row |= {f"{what}_mean": statistics.fmean(values), f"{what}_std": statistics.pstdev(values)}
+            yield row
 
 
 def _function(name: str, size: int, dtype: str, device: str) -> Callable[[Mapping[str, Tensor]], Tensor]:
@@ -100,7 +90,7 @@ def _draw_once(
     dtype: str,
     device: str,
     functions: Mapping[str, Callable[[Mapping[str, Tensor]], Tensor]],
-    found: Mapping[tuple[str, str], list[tuple[float, float, float]]],
+    found: Mapping[tuple[str, str], list[Figures]],
 ) -> None:
     import torch
 
@@ -122,7 +112,7 @@ def _draw_once(
                 found[name, ref].append(difference(result, expected))
 
 
-def difference(result: Tensor, expected: Tensor) -> tuple[float, float, float]:
+def difference(result: Tensor, expected: Tensor) -> Figures:
     """Return the largest and the mean absolute difference, and ||result - expected|| / ||expected||."""
     wide = expected.double() if expected.dtype.itemsize > 4 else expected.float()
     gap = (result.to(wide.dtype) - wide).abs_()
@@ -145,14 +135,3 @@ def write_rows(rows: Sequence[Mapping[str, Any]], folder: Path) -> Path:
     path = folder / f"{file_name('errors', run_id)}.errors.parquet"
     store.write_parquet(map(dataclasses.asdict, stored), path, ErrorsRow)
     return path
-
-
-def _row(
-    impl: str, ref: str, size: int, dtype: str, draws: int, figures: Sequence[tuple[float, float, float]]
-) -> dict[str, Any]:
-    row: dict[str, Any] = {"size": size, "impl": impl, "against": ref, "dtype": dtype, "draws": draws}
-    for index, name in enumerate(("max_abs", "mean_abs", "relative")):
-        values = [figure[index] for figure in figures]
-        row[f"{name}_mean"] = statistics.fmean(values)
-        row[f"{name}_std"] = statistics.pstdev(values)
-    return row

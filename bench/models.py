@@ -246,7 +246,6 @@ class Model(nn.Module):
         case: operation, dtype, sizes and layers.
         inputs: the operation's arguments for one token: initial values of its parameters, and its constants.
         mix: the operation; it is called without autocast.
-        vocabulary: number of different tokens.
     """
 
     def __init__(self, case: Case, inputs: Mapping[str, Tensor], mix: Mix, vocabulary: int) -> None:

@@ -48,8 +48,7 @@ class KernelCounts:
 
 def find_ncu() -> str | None:
     """Return the path of ncu: on PATH, else the newest where its installers put it; None where there is none."""
-    found = shutil.which("ncu")
-    if found:
+    if found := shutil.which("ncu"):
         return found
     candidates = [path for place in PLACES for path in Path("/").glob(place.lstrip("/")) if os.access(path, os.X_OK)]
     return str(max(candidates, key=lambda path: path.stat().st_mtime)) if candidates else None

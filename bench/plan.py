@@ -127,7 +127,6 @@ def plan(request: Request, *, device_kind: str) -> list[PlannedCase]:
     """Return the cases of a sweep, one implementation after the other, without duplicates.
 
     Args:
-        request: the axes; what it leaves open comes from the preset.
         device_kind: "cuda" or "cpu", where it will be measured. Implementations that cannot run there are left out
             unless ``request.impls`` names them, in which case the sweep gives each of their cases a row saying so.
 
@@ -181,8 +180,7 @@ def remarks(request: Request, planned: Sequence[PlannedCase]) -> list[str]:
     lines = []
     for name in ("op", "mode", "dtype", "state_dtype"):
         here = {getattr(item.case, name) for item in planned}
-        missing = [value for value in getattr(request, f"{name}s") or () if value not in here]
-        if missing:
+        if missing := [value for value in getattr(request, f"{name}s") or () if value not in here]:
             lines.append(f"no case has {name} {', '.join(missing)}: nothing that is measured here does")
     sequences = (item.case for item in planned if item.case.mode != "step")
     for seq_len, batch in sorted({(case.seq_len or 0, case.batch or 0) for case in sequences}):

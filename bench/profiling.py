@@ -11,12 +11,11 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import shlex
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -39,50 +38,36 @@ COUNTED = ("tensor_flops", "bytes", "compulsory_bytes", "executed_tensor_flops",
 """Columns that a count fills."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Session:
-    """The files and the command of one run of ncu.
-
-    Attributes:
-        environ: variables that the command needs, whatever this process or a shell has.
-    """
-
-    replies: Path
-    log: Path
-    command: list[str]
-    environ: dict[str, str]
-
-    def as_shell(self) -> str:
-        """Return the command as a line for a shell."""
-        return shlex.join(["env", *(f"{name}={value}" for name, value in self.environ.items()), *self.command])
+REPLIES, LOG = "replies.jsonl", "ncu.csv"
+"""Files that the worker and ncu write."""
 
 
-def prepare_session(planned: Sequence[PlannedCase], folder: Path, program: str, metrics: Sequence[str]) -> Session:
-    """Write the requests into ``folder`` and return the command that profiles them with the ncu ``program``."""
-    requests, replies, log = folder / "requests.jsonl", folder / "replies.jsonl", folder / "ncu.csv"
+def prepare(
+    planned: Sequence[PlannedCase], folder: Path, program: str, metrics: Sequence[str]
+) -> tuple[list[str], dict[str, str]]:
+    """Write the requests into ``folder`` and return the command that profiles them with the ncu ``program``, and the
+    variables that it needs, whatever this process or a shell has."""
+    requests = folder / "requests.jsonl"
     limits = Limits(timeout_s=0.0, action="profile")
     lines = [json.dumps(encode_request([item], limits)) for item in planned]
     requests.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-    worker = (sys.executable, "-m", f"{__package__}.serve", "files", str(requests), str(replies))
-    return Session(
-        replies=replies,
-        log=log,
-        command=ncu.command(program, metrics, log, worker),
-        # LC_ALL: ncu writes numbers as the locale does.
-        environ=worker_settings({"LC_ALL": "C"}),
-    )
+    worker = (sys.executable, "-m", f"{__package__}.serve", "files", str(requests), str(folder / REPLIES))
+    # LC_ALL: ncu writes numbers as the locale does.
+    return ncu.command(program, metrics, folder / LOG, worker), worker_settings({"LC_ALL": "C"})
 
 
-def run_session(session: Session, timeout_s: float) -> tuple[list[dict[str, Any]], list[KernelCounts]]:
+def run_prepared(
+    folder: Path, command: Sequence[str], environ: Mapping[str, str], timeout_s: float
+) -> tuple[list[dict[str, Any]], list[KernelCounts]]:
     """Run ncu and return the worker's replies, one per case that it came to, and the kernels, markers included.
 
     Raises:
         RuntimeError: ncu failed, or was not done in time; the message carries what it said.
     """
     process = subprocess.Popen(
-        session.command,
-        env={**os.environ, **session.environ},
-        cwd=session.log.parent,
+        command,
+        env={**os.environ, **environ},
+        cwd=folder,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -97,8 +82,10 @@ def run_session(session: Session, timeout_s: float) -> tuple[list[dict[str, Any]
         if isinstance(error, subprocess.TimeoutExpired):
             raise RuntimeError(f"ncu was not done within {timeout_s:g} s; --timeout gives it more") from None
         raise
-    log = session.log.read_text(encoding="utf-8", errors="replace") if session.log.exists() else ""
-    text = session.replies.read_text(encoding="utf-8") if session.replies.exists() else ""
+    log, text = (
+        path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+        for path in (folder / LOG, folder / REPLIES)
+    )
     replies = [reply for line in text.splitlines() for reply in json.loads(line).get("outcomes", ())]
     told = ncu.error_in(f"{log}\n{output}")
     if not any(reply["status"] == "ok" for reply in replies):
@@ -134,15 +121,12 @@ def split_cases(kernels: Sequence[KernelCounts], number: int, *, died: bool = Fa
     return cases[:number]
 
 
-def profile(
-    planned: Sequence[PlannedCase], run: Run, session: Session, *, timeout_s: float, version: str | None
-) -> list[ProfileRow]:
-    """Run ncu of a ``version`` over the planned cases and return a row for each, in order.
-
-    Raises:
-        RuntimeError: ncu failed.
-    """
-    replies, kernels = run_session(session, timeout_s)
+def profile(planned: Sequence[PlannedCase], run: Run, program: str, timeout_s: float) -> list[ProfileRow]:
+    """Run the ncu ``program`` over cases and return a row for each, in order; RuntimeError where it fails."""
+    with tempfile.TemporaryDirectory(prefix="lrbench-profile-") as folder:
+        command, environ = prepare(planned, Path(folder), program, ncu.available_metrics(program))
+        version = ncu.ncu_version(program)
+        replies, kernels = run_prepared(Path(folder), command, environ, timeout_s)
     died = len(replies) < len(planned)
     done = [n for n, reply in enumerate(replies) if reply["status"] == "ok"]
     measured = dict(zip(done, split_cases(kernels, len(done), died=died), strict=True))

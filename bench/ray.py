@@ -32,7 +32,7 @@ MAX_LOSSES = 3
 """Lost workers after which a case is not tried again and gets a row."""
 
 
-class RayExecutor:
+class RayExecutor(contextlib.AbstractContextManager["RayExecutor"]):
     """Runs cases on the cluster of RAY_ADDRESS, else on the one that runs on this machine, else on one that it starts.
 
     Each case runs on one GPU, or where no node has one, on the nodes' CPUs. A case whose worker or node is lost runs
@@ -54,9 +54,6 @@ class RayExecutor:
         self.devices = devices
         self._idle: list[Any] = []
         self._connected = False
-
-    def __enter__(self) -> RayExecutor:
-        return self
 
     def __exit__(self, *_: object) -> None:
         for node in self._idle:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import math
 import signal
 import tempfile
@@ -25,7 +26,7 @@ from ..analysis.accelerators.roofs import RoofRow, write_roofs
 from ..kernels import baselines
 from ..kernels.baselines.spec import Baseline
 from ..results import store
-from ..results.arguments import unknown
+from ..results.arguments import one_of
 from ..results.lock import temporary_folder
 from ..results.schema import CASE_COLUMNS, Case, Record
 from ..results.select import Row, case_key, grouped
@@ -37,7 +38,7 @@ from .executors import Executor, LocalExecutor, Queue, autotunes, provider_of
 from .plan import PlannedCase
 from .workers import Limits, ReplaceableWorker, Reply, Started, not_measured
 
-EXECUTORS = ("local", "ray")
+installed_versions = functools.cache(baselines.installed_versions)
 COMPILING, WRITING = "waiting for compilation", "writing"
 
 
@@ -69,13 +70,12 @@ class Outcome:
 
 def get_executor(name: str, *, devices: int = 1) -> Executor:
     """Return the executor called ``name`` over ``devices`` GPUs; ValueError lists the known ones."""
+    one_of("executor", name, ("local", "ray"))
     if name == "local":
         return LocalExecutor(devices=devices)
-    if name == "ray":
-        from .ray import RayExecutor
+    from .ray import RayExecutor
 
-        return RayExecutor(devices=devices)
-    raise unknown("executor", name, EXECUTORS)
+    return RayExecutor(devices=devices)
 
 
 def sweep(
@@ -96,7 +96,6 @@ def sweep(
 
     Args:
         executor: runs them; its processes end with the sweep, also where that is interrupted.
-        output: folder of the parquet file.
         accelerator: key that the analysis is about (``--gpu``), or None.
         jobs: processes that compile ahead, on this machine's GPUs; 0 compiles as cases come.
         time_limit_s: no case starts after this many seconds; the rest is left for ``--resume``.
@@ -219,13 +218,12 @@ def separate(
     planned: Sequence[PlannedCase], environment: Environment
 ) -> tuple[list[PlannedCase], list[tuple[PlannedCase, Reply]]]:
     """Return the cases to try here, and those that cannot run here, each with its outcome."""
-    versions = baselines.installed_versions()
-    outcomes = [(item, refuse(item, environment, versions)) for item in planned]
+    outcomes = [(item, refuse(item, environment)) for item in planned]
     refused = [(item, reply) for item, reply in outcomes if reply is not None]
     return [item for item, reply in outcomes if reply is None], refused
 
 
-def refuse(item: PlannedCase, environment: Environment, versions: Mapping[str, str]) -> Reply | None:
+def refuse(item: PlannedCase, environment: Environment) -> Reply | None:
     """Return the outcome of a case that cannot run here, with the reason, or None."""
     target, case = item.target, item.case.of_operation
     reason: str | None
@@ -235,7 +233,7 @@ def refuse(item: PlannedCase, environment: Environment, versions: Mapping[str, s
     if isinstance(target, Baseline):
         if reason := baselines.availability(target):
             return not_measured("unavailable", reason)
-        reason = baselines.known_bad_here(target, case, versions, environment.capability)
+        reason = baselines.known_bad_here(target, case, installed_versions(), environment.capability)
     else:
         for distribution in target.requires:
             if version_of(distribution) is None:

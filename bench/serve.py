@@ -6,6 +6,7 @@ under a profiler requests and replies are lines of two files.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import faulthandler
 import json
@@ -27,9 +28,10 @@ def main(arguments: Sequence[str]) -> None:
     how, source, other = arguments
     if how == "socket":
         _die_with(int(other))
-        from .worker import serve
-        from .workers import STACK_FILE, STACK_SIGNAL
+    from .worker import serve
+    from .workers import STACK_FILE, STACK_SIGNAL
 
+    if how == "socket":
         # On STACK_SIGNAL the stack is written there, so that the parent can say where a case hung.
         stack = open(STACK_FILE, "w")  # noqa: SIM115, open for as long as the process runs
         faulthandler.register(STACK_SIGNAL, file=stack, all_threads=False)
@@ -37,8 +39,6 @@ def main(arguments: Sequence[str]) -> None:
         connection = Connection(int(source))
         serve(_received(connection), lambda reply: connection.send_bytes(json.dumps(reply).encode()))
         return
-    from .worker import serve
-
     with open(source, encoding="utf-8") as lines, open(other, "w", encoding="utf-8") as replies:
         serve(map(json.loads, lines), lambda reply: print(json.dumps(reply), file=replies, flush=True))
 
@@ -54,11 +54,9 @@ def _die_with(parent: int) -> None:
 
 def _received(connection: Connection) -> Iterator[dict[str, Any]]:
     """Yield requests until the parent closes the connection."""
-    while True:
-        try:
+    with contextlib.suppress(EOFError, OSError):
+        while True:
             yield json.loads(connection.recv_bytes())
-        except (EOFError, OSError):
-            return
 
 
 if __name__ == "__main__":

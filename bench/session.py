@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import itertools
 import os
+import shlex
 import shutil
 import tempfile
 import time
@@ -104,7 +105,6 @@ def run_sweep(
         retry: whether those that failed are run again all the same. If not, cases that cannot be tried here are left
             out as well where the folder has any row of them.
         profile_harness: also say what the time went into and how many kernels were compiled.
-        timeout_s: time limit of a case.
         time_limit_s: as of :func:`.run.sweep`.
 
     Raises:
@@ -116,7 +116,7 @@ def run_sweep(
     check_folder(output)
     with hold_folder_and_gpus(output, devices if executor == "local" else 0, wait=wait), runs_cases:
         measured = None
-        if executor == "local" if calibrate is None else calibrate:
+        if calibrate or (calibrate is None and executor == "local"):
             ask = runs_cases.ask if isinstance(runs_cases, LocalExecutor) else ask_machine
             measured = calibration.calibrate(short=True, gpu_only=calibrate is None, ask=ask)
         environment = runs_cases.environment() if measured is None else measured.environment
@@ -180,12 +180,10 @@ def planned_rows(
     environment = probe_environment()
     jobs = default_jobs(environment.device_kind, devices) if jobs is None else jobs
     _, planned, expected_s, _ = _begin([request], environment, gpu, output, jobs, devices, resume=resume)
-    versions = baselines.installed_versions()
     rows = []
     for item in planned:
-        seconds = expected_s.get(item.case.case_id)
-        if seconds is not None:
-            refused = run.refuse(item, environment, versions)
+        if (seconds := expected_s.get(item.case.case_id)) is not None:
+            refused = run.refuse(item, environment)
             row = {name: getattr(item.case, name) for name in CASE_COLUMNS}
             rows.append(row | {"seconds": round(seconds, 2), "not run": "" if refused is None else refused["reason"]})
     return rows
@@ -227,9 +225,8 @@ def _begin(
         finished = finished_cases(output, environment, failed=not retry)
         if not retry and (files := store.files_in(output)):
             stored = {row["case_id"] for row in load_rows(files, ["case_id"])}
-            versions = baselines.installed_versions()
             untried = stored - finished.keys()
-            planned = [i for i in planned if i.case.case_id not in untried or not run.refuse(i, environment, versions)]
+            planned = [i for i in planned if i.case.case_id not in untried or not run.refuse(i, environment)]
             # What has no row at all comes before what has one of older code.
             planned.sort(key=lambda item: item.case.case_id in stored)
         left = [item for item in planned if item.case.case_id not in finished]
@@ -260,8 +257,7 @@ def _running_s() -> float:
 def _planned(requests: Sequence[Request], environment: Environment) -> list[PlannedCase]:
     """Return the cases for this device; ValueError says why there are none, of the first request."""
     each = (plan.plan(request, device_kind=environment.device_kind) for request in requests)
-    planned = plan.in_run_order(itertools.chain.from_iterable(each))
-    if planned:
+    if planned := plan.in_run_order(itertools.chain.from_iterable(each)):
         return planned
     request = requests[0]
     if request.shard != (1, 1):
@@ -478,8 +474,7 @@ def _why_unmatched(planned: Sequence[PlannedCase], ignore: Sequence[str], enviro
 def measure_again(rows: Sequence[Mapping[str, Any]], *, timeout_s: float, budget_s: float) -> Mapping[str, Row]:
     """Measure cases again and return their new rows by case id; where that cannot be, say why."""
     environment = probe_environment()
-    reason = run.why_not_again(rows, environment)
-    if reason is not None:
+    if reason := run.why_not_again(rows, environment):
         note(f"not measured again: {reason}")
         return {}
     try:
@@ -511,7 +506,8 @@ def profile_command(planned: Sequence[PlannedCase], ncu_path: str | None) -> str
     program = ncu_path or ncu.find_ncu()
     metrics = ncu.available_metrics(program) if program else ncu.METRICS
     folder = Path(tempfile.mkdtemp(prefix="lrbench-profile-"))
-    return profiling.prepare_session(planned, folder, program or "ncu", metrics).as_shell()
+    command, environ = profiling.prepare(planned, folder, program or "ncu", metrics)
+    return shlex.join(["env", *(f"{name}={value}" for name, value in environ.items()), *command])
 
 
 def run_profile(
@@ -532,10 +528,6 @@ def run_profile(
     note(f"profiling on {environment.device_name}: {len(planned)} cases")
     tried, refused = run.separate(planned, environment)
     started = Run.start(environment)
-    rows = [profiling.build_row(started, item, reply, None, None) for item, reply in refused]
-    if tried:
-        with tempfile.TemporaryDirectory(prefix="lrbench-profile-") as folder:
-            session = profiling.prepare_session(tried, Path(folder), program, ncu.available_metrics(program))
-            version = ncu.ncu_version(program)
-            rows = profiling.profile(tried, started, session, timeout_s=timeout_s, version=version) + rows
+    rows = profiling.profile(tried, started, program, timeout_s) if tried else []
+    rows += [profiling.build_row(started, item, reply, None, None) for item, reply in refused]
     return rows, profiling.write_profile(rows, output)

@@ -272,7 +272,7 @@ class WorkerProcess:
         self._folder.cleanup()
 
 
-class ReplaceableWorker:
+class ReplaceableWorker(contextlib.AbstractContextManager["ReplaceableWorker"]):
     """A worker process that starts when it is first asked and is replaced after a crash, a hang or a lost device.
 
     Use as a context manager: an exception inside kills the worker, and whatever it is busy with.
@@ -287,9 +287,6 @@ class ReplaceableWorker:
         self._environ, self._stop = environ, stop
         self._worker: WorkerProcess | None = None
         self._spare: WorkerProcess | None = None
-
-    def __enter__(self) -> ReplaceableWorker:
-        return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None and self._worker is not None:

@@ -76,18 +76,13 @@ def run_rows(paths: Sequence[Path]) -> list[dict[str, Any]]:
     Raises:
         ValueError: as :func:`.store.read_results`.
     """
-    runs: dict[str, list[Mapping[str, Any]]] = {}
-    completeness: dict[str, bool | None] = {}
-    for path in result_files(paths):
-        rows, complete = load_rows(path, (*COLUMNS, "run_id", "git_dirty")), is_complete(path)
-        for row in rows:
-            runs.setdefault(row["run_id"], []).append(row)
-            completeness[row["run_id"]] = complete
+    columns = (*COLUMNS, "run_id", "git_dirty")
+    found = [(load_rows(path, columns), is_complete(path)) for path in result_files(paths)]
     for path in itertools.chain.from_iterable(p.rglob(f"*{JOURNAL_SUFFIX}") for p in paths if p.is_dir()):
         with open(path, "rb") as journal:
-            for row in filter(None, read_journal(journal)):
-                runs.setdefault(row["run_id"], []).append(row)
-                completeness[row["run_id"]] = False
+            found.append(([row for row in read_journal(journal) if row is not None], False))
+    completeness = {row["run_id"]: complete for rows, complete in found for row in rows}
+    runs = grouped((row for rows, _ in found for row in rows), itemgetter("run_id"))
     newest_first = sorted(runs.items(), key=lambda run: max(row["measured_at"] for row in run[1]), reverse=True)
     return [
         {
@@ -117,8 +112,7 @@ def cases_left(path: Path) -> int:
         rows = load_rows(file, ("measured_at",))
         sizes[max((row["measured_at"] for row in rows), default="")] = file, len(rows)
     newest_file, size = sizes[max(sizes)]
-    planned = planned_rows(newest_file)
-    if planned is None:
+    if (planned := planned_rows(newest_file)) is None:
         return int(is_complete(newest_file) is False)
     return max(0, planned - size)
 
@@ -169,11 +163,6 @@ def _span(rows: Iterable[Mapping[str, Any]]) -> str | None:
     if not days or days[0] == days[-1]:
         return days[0] if days else None
     return f"{days[0]} to {days[-1].removeprefix(days[0][:5])}"
-
-
-def _last_day(span: str) -> str:
-    first, _, last = span.partition(" to ")
-    return first[: len(first) - len(last)] + last
 
 
 def _values(values: Iterable[str | None]) -> str | None:

@@ -42,15 +42,13 @@ def hold(path: Path, what: str, wait: Callable[[str], None] | None = None) -> It
     Raises:
         HeldError: another process holds the lock.
     """
-    waiting = False
-    while (file := _try(path)) is None:
+    if (file := _try(path)) is None:
         message = f"{what} is in use by another lrbench: {_holder(path)}"
         if wait is None:
             raise HeldError(message)
-        if not waiting:
-            wait(message)
-        waiting = True
-        time.sleep(POLL_S)
+        wait(message)
+        while (file := _try(path)) is None:
+            time.sleep(POLL_S)
     with file:
         try:
             yield

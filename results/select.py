@@ -15,6 +15,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from operator import itemgetter
 from pathlib import Path
 from statistics import median_high
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -31,13 +32,14 @@ T = TypeVar("T")
 K = TypeVar("K", bound=Hashable)
 
 SELECTOR_COLUMNS = {
-    "run": "run_id",
-    "commit": "git_commit",
-    "case": "case_id",
-    "device": "device_accelerator",
-    **{name: name for name in ("kernel", "op", "impl", "provider", "mode", "dtype", "state_dtype", *SIZE_COLUMNS)},
+    "run": ("run_id",),
+    "commit": ("git_commit",),
+    "case": ("case_id",),
+    "device": ("device_accelerator",),
+    "kernel": ("kernel", "op"),
+    **{name: (name,) for name in ("op", "impl", "provider", "mode", "dtype", "state_dtype", *SIZE_COLUMNS)},
 }
-"""Key of a term -> column."""
+"""Key of a term -> columns, one of which must have its value: an operation's name does as well as a family's."""
 
 NAMED_SIZES = ("channels", "d_model", "d_ff", "layers")
 """Sizes that a description of a case calls by their column."""
@@ -47,13 +49,8 @@ LAST = chr(0x10FFFF)
 """The last of all characters."""
 
 COMPARED_COLUMNS = (
-    "device_name",
-    "driver_version",
-    "cuda_version",
-    "torch_version",
-    "triton_version",
-    "python_version",
-)
+    "device_name", "driver_version", "cuda_version", "torch_version", "triton_version", "python_version",
+)  # fmt: skip
 """What of an environment two sides of a comparison should have in common."""
 
 CLOCK_TOLERANCE = 0.02
@@ -148,12 +145,12 @@ def _where(terms: Mapping[str, str]) -> Where:
     """Return terms as conditions on stored rows."""
     where: list[list[tuple[str, str, Any]]] = []
     for key, wanted in terms.items():
-        column = SELECTOR_COLUMNS[key]
+        columns = SELECTOR_COLUMNS[key]
         if key in PREFIXES:
-            where += [[(column, ">=", wanted)], [(column, "<=", f"{wanted}{LAST}")]]
+            where += [[(columns[0], ">=", wanted)], [(columns[0], "<=", f"{wanted}{LAST}")]]
         else:
-            value = parse_size(wanted) if column in SIZE_COLUMNS else wanted
-            where.append([(name, "==", value) for name in (("kernel", "op") if key == "kernel" else (column,))])
+            value = parse_size(wanted) if key in SIZE_COLUMNS else wanted
+            where.append([(name, "==", value) for name in columns])
     return where
 
 
@@ -164,19 +161,17 @@ def matching(rows: Sequence[dict[str, Any]], terms: Mapping[str, str]) -> list[d
         ValueError: no row is left, a size is no size, or the beginning of a run, commit or case fits several.
     """
     for key, wanted in terms.items():
-        column = SELECTOR_COLUMNS[key]
+        columns = SELECTOR_COLUMNS[key]
         if key in PREFIXES:
+            (column,) = columns
             found = sorted({row[column] for row in rows if (row[column] or "").startswith(wanted)})
             # A commit may stand in full in some rows and abbreviated in others.
             if any(not longer.startswith(found[0]) for longer in found):
                 raise ValueError(f"{key}:{wanted} must name one {key}, got {', '.join(found)}")
             kept = [row for row in rows if row[column] in found]
-        elif key == "kernel":
-            # As on the command line, an operation's name does as well as a family's.
-            kept = [row for row in rows if wanted in (row["kernel"], row["op"])]
         else:
-            value = parse_size(wanted) if column in SIZE_COLUMNS else wanted
-            kept = [row for row in rows if row[column] == value]
+            value = parse_size(wanted) if key in SIZE_COLUMNS else wanted
+            kept = [row for row in rows if any(row[name] == value for name in columns)]
         if not kept:
             raise ValueError(f"{key}:{wanted} selects no row; {_near(key, wanted, rows)}")
         rows = kept
@@ -185,7 +180,7 @@ def matching(rows: Sequence[dict[str, Any]], terms: Mapping[str, str]) -> list[d
 
 def _near(key: str, wanted: str, rows: Sequence[Row]) -> str:
     """Return what a term that fits no row could have meant: near values, and those that there are."""
-    columns = ("kernel", "op") if key == "kernel" else (SELECTOR_COLUMNS[key],)
+    columns = SELECTOR_COLUMNS[key]
     length = max(8, len(wanted)) if key in PREFIXES else None
     known = [value for name in columns for value in sorted({row[name] for row in rows if row[name] is not None})]
     names = list(dict.fromkeys(str(value)[:length] for value in known))
@@ -224,16 +219,16 @@ def newest(rows: Iterable[Row]) -> dict[str, Row]:
 def with_slowness(*sides: Sequence[Row]) -> list[list[Row]]:
     """Return rows with ``noise`` set in those whose CPU was slower than for other rows of the same machine: where the
     yardstick took longer than :data:`MAX_SLOWDOWN` times its shortest time."""
+    machine = itemgetter(*COMPARED_COLUMNS)
     fastest: dict[tuple[Any, ...], float] = {}
     for row in itertools.chain(*sides):
         if row["yardstick_ms"] is not None:
-            machine = tuple(row[name] for name in COMPARED_COLUMNS)
-            fastest[machine] = min(row["yardstick_ms"], fastest.get(machine, math.inf))
+            fastest[machine(row)] = min(row["yardstick_ms"], fastest.get(machine(row), math.inf))
 
     def marked(row: Row) -> Row:
         if row["noise"] or row["yardstick_ms"] is None:
             return row
-        ratio = row["yardstick_ms"] / fastest[tuple(row[name] for name in COMPARED_COLUMNS)]
+        ratio = row["yardstick_ms"] / fastest[machine(row)]
         return {**row, "noise": f"slow CPU: {ratio:.2f}x slower than at other times"} if ratio > MAX_SLOWDOWN else row
 
     return [[marked(row) for row in side] for side in sides]
@@ -299,7 +294,12 @@ def environment_differences(pairs: Sequence[tuple[Row, Row]]) -> list[str]:
         first, second = (_values(pair[side][column] for pair in pairs) for side in (0, 1))
         if first != second:
             lines.append(f"{column}: {first} | {second}")
-    lines += _provider_differences(pairs)
+    # torch is named already, among the columns.
+    same = (pair for pair in pairs if pair[0]["provider"] == pair[1]["provider"] != "torch")
+    for provider, group in sorted(grouped(same, lambda pair: pair[0]["provider"]).items()):
+        old, new = (_values(str(pair[side]["provider_version"]) for pair in group) for side in (0, 1))
+        if old != new:
+            lines.append(f"{provider} version: {old} | {new}")
     known = ([clock for pair in pairs if (clock := pair[side]["sm_clock_mhz"])] for side in (0, 1))
     old_mhz, new_mhz = (median_high(clocks) if clocks else 0.0 for clocks in known)
     if old_mhz and new_mhz and abs(new_mhz / old_mhz - 1) > CLOCK_TOLERANCE:
@@ -312,21 +312,6 @@ def environment_differences(pairs: Sequence[tuple[Row, Row]]) -> list[str]:
     if any(dirty):
         lines.append(f"rows of a working tree with uncommitted changes: {dirty[0]} | {dirty[1]} of {len(pairs)}")
     return lines
-
-
-def _provider_differences(pairs: Sequence[tuple[Row, Row]]) -> list[str]:
-    versions: dict[str, tuple[set[str], set[str]]] = {}
-    for first, second in pairs:
-        # torch is named already, among the columns.
-        if first["provider"] == second["provider"] != "torch":
-            known = versions.setdefault(first["provider"], (set(), set()))
-            known[0].add(str(first["provider_version"]))
-            known[1].add(str(second["provider_version"]))
-    return [
-        f"{provider} version: {_values(old)} | {_values(new)}"
-        for provider, (old, new) in sorted(versions.items())
-        if old != new
-    ]
 
 
 def _values(values: Iterable[Any]) -> str:

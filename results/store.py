@@ -95,7 +95,7 @@ def arrow_schema(row: type = Record) -> pa.Schema:
     return pa.schema([(field.name, types[hints[field.name]]) for field in dataclasses.fields(row)])
 
 
-class RunWriter:
+class RunWriter(contextlib.AbstractContextManager["RunWriter"]):
     """The rows of one run. Use as a context manager: leaving it, however that happens, writes the parquet file.
 
     Args:
@@ -126,9 +126,6 @@ class RunWriter:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         unlocked.rename(self.journal)
         return file
-
-    def __enter__(self) -> RunWriter:
-        return self
 
     def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
         self.failed = error is not None
@@ -234,30 +231,33 @@ def read_journal(lines: Iterable[bytes]) -> list[dict[str, Any] | None]:
 
     The line that says how many rows were planned is left out, and a last line that a kill cut short.
     """
-    import pyarrow as pa
-
-    schema = arrow_schema()
     rows: list[dict[str, Any] | None] = []
     for line in lines:
         if _planned(line) is not None:
             continue
         row = _parse(line)
-        try:
-            stored = pa.Table.from_pylist([row or {}], schema=schema).to_pylist()[0]
-            # The conversion drops fractions of integer columns; infinities are not written by lrbench.
-            json.dumps(stored, allow_nan=False)
-            if row is not None and any(stored[name] != value for name, value in row.items()):
-                row = None
-            # What :func:`read_file` refuses would make the rows beside it unreadable too.
-            if None in map(stored.get, NAMING) or not _is_timed(stored["status"], stored["time_ms"]):
-                row = None
-        except (pa.ArrowException, ValueError, OverflowError):
-            row = None
-        if row is not None and row["schema_version"] in range(1, SCHEMA_VERSION + 1):
+        if row is not None and _is_valid(row):
             rows.append(row)
         elif line.endswith(b"\n"):
             rows.append(None)
     return rows
+
+
+def _is_valid(row: Mapping[str, Any]) -> bool:
+    """Whether parquet keeps a row as it is, and :func:`read_file` takes it."""
+    import pyarrow as pa
+
+    try:
+        (stored,) = pa.Table.from_pylist([row], schema=arrow_schema()).to_pylist()
+        # Infinities are not written by lrbench.
+        json.dumps(stored, allow_nan=False)
+    except (pa.ArrowException, ValueError, OverflowError):
+        return False
+    # The conversion drops fractions of integer columns.
+    kept = all(stored[name] == value for name, value in row.items())
+    named = all(stored[name] is not None for name in NAMING)
+    versions = range(1, SCHEMA_VERSION + 1)
+    return kept and named and _is_timed(stored["status"], stored["time_ms"]) and stored["schema_version"] in versions
 
 
 def _parse(line: bytes) -> dict[str, Any] | None:
@@ -424,8 +424,7 @@ def read_results(
     """
     import pyarrow as pa
 
-    unknown = sorted(set(columns or ()) - set(RECORD_COLUMNS))
-    if unknown:
+    if unknown := sorted(set(columns or ()) - set(RECORD_COLUMNS)):
         raise ValueError(f"columns must be columns of a record, got {', '.join(unknown)}")
     files = result_files(paths)
     if not (where or newest) or sum(path.stat().st_size for path in files) < LARGE_BYTES:

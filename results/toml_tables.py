@@ -70,11 +70,11 @@ def _convert(form: Any, value: Any, where: str, expected: str | None = None) -> 
     if isinstance(form, dict):
         return _convert_table(form, value, where, (), expected)
     if isinstance(form, type) and dataclasses.is_dataclass(form):
-        fields = {each.name: each for each in dataclasses.fields(form)}
-        missing = dataclasses.MISSING
-        required = [name for name, each in fields.items() if each.default is each.default_factory is missing]
+        fields = dataclasses.fields(form)
+        required = [each.name for each in fields if each.default is each.default_factory is dataclasses.MISSING]
         hints = typing.get_type_hints(form, include_extras=True)
-        return form(**_convert_table({name: hints[name] for name in fields}, value, where, required, expected))
+        forms = {each.name: hints[each.name] for each in fields}
+        return form(**_convert_table(forms, value, where, required, expected))
     if origin is Annotated:
         converted = _convert(arguments[0], value, where, expected)
         if arguments[1].holds(converted):

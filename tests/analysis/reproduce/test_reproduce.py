@@ -14,7 +14,7 @@ import pytest
 
 from lrbench.analysis.reproduce import entries, published, verdicts, written
 from lrbench.analysis.reproduce.entries import Asked
-from lrbench.bench import mlp_errors, plan, reproduce, session
+from lrbench.bench import complete, mlp_errors, plan, session
 from lrbench.bench.run import Outcome
 from lrbench.results.store import committed_results
 from lrbench.tests import ROOT
@@ -144,9 +144,9 @@ def test_errors_are_those_that_were_kept(tmp_path: Path) -> None:
     for sizes, verdict, missing in (("64", "holds", []), ("64, 128", "holds in part", [128])):
         (asked,) = claims(tmp_path, kind.format(sizes) + side, HEAD.replace("rows = { tokens = 65536 }\n", ""))
         found = verdicts.evaluate(asked, verdicts.Store([tmp_path / "rows"], "cpu"))
-        assert (found.verdict, reproduce.missing_errors([found])) == (verdict, missing)
+        assert (found.verdict, complete.missing_errors([found])) == (verdict, missing)
         assert verdicts.Store([tmp_path / "rows"]).device == "cpu"
-        assert not list(reproduce.missing_requests([found]))
+        assert not list(complete.missing_requests([found]))
 
 
 def test_times_of_another_device_are_translated(tmp_path: Path) -> None:
@@ -222,7 +222,7 @@ def test_every_committed_entry_is_evaluated() -> None:
     assert all(each.reason for each in EVALUATED)
     assert all(len({*each.reason.split("; ")}) == 1 + each.reason.count("; ") for each in EVALUATED)
     # What has no row can be planned.
-    assert all(plan.plan(request, device_kind="cuda") for request in reproduce.missing_requests(EVALUATED))
+    assert all(plan.plan(request, device_kind="cuda") for request in complete.missing_requests(EVALUATED))
 
 
 @pytest.mark.parametrize(
@@ -234,7 +234,7 @@ def test_training_steps_that_lack_are_what_is_planned(entry: str, layers: set[in
     found = [verdicts.evaluate(each, verdicts.Store([], "h200_sxm")) for each in asked]
     wanted = [each.asked.terms(side, point) for each in found for side, point, _ in each.missing]
     assert {terms["layers"] for terms in wanted} == layers
-    requests = reproduce.missing_requests(found)
+    requests = complete.missing_requests(found)
     cases = [dataclasses.asdict(item.case) for each in requests for item in plan.plan(each, device_kind="cuda")]
     assert all(any(terms.items() <= each.items() for each in cases) for terms in wanted)
     assert len(cases) == len({frozenset(terms.items()) for terms in wanted})
@@ -329,6 +329,6 @@ def test_every_claim_can_be_measured(results: Path) -> None:
     """Where no row is of a commit, all that the claims compare is asked for, each from a family that has it."""
     store = verdicts.Store([results], "h200_sxm", lambda row: row["git_commit"] == "c" * 40)
     found = [verdicts.evaluate(each, store) for each in entries.load()]
-    asked = list(reproduce.missing_requests(found))
+    asked = list(complete.missing_requests(found))
     assert len(asked) > 50 and all(plan.plan(each, device_kind="cuda") for each in asked)
-    assert reproduce.missing_errors(found) == [1024 * 2**n for n in range(7)]
+    assert complete.missing_errors(found) == [1024 * 2**n for n in range(7)]
