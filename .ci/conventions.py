@@ -173,9 +173,9 @@ def _unguarded_launches(tree: ast.AST) -> Iterator[Violation]:
 
 def _unrecorded_launches(tree: ast.Module) -> Iterator[Violation]:
     for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef) and node.name.endswith("_kernel"):
-            if "remember_launches" not in map(ast.unparse, node.decorator_list):
-                yield node.lineno, f"repeated calls would leave out {node.name}: decorate it, @remember_launches"
+        kernel = isinstance(node, ast.FunctionDef) and node.name.endswith("_kernel")
+        if kernel and "remember_launches" not in map(ast.unparse, node.decorator_list):
+            yield node.lineno, f"repeated calls would leave out {node.name}: decorate it, @remember_launches"
 
 
 def _sets_device(decorator: ast.expr) -> bool:
