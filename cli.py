@@ -364,15 +364,11 @@ class HeadsProblem:
         self, kernel: str | None, accelerator: Accelerator, results: Sequence[Path] | None, **more: Any
     ) -> Question:
         """Return the question of commands that answer from results."""
-        from .analysis.counts.formulations import MODES
-        from .analysis.counts.model import DTYPE_BYTES
         from .analysis.model.answers import ask
 
-        op, dtype = self.operation(kernel), self.dtype or accelerator.usual_dtype
-        given = {"dtype": dtype, "state_dtype": self.state_dtype, "mode": self.mode}
-        for name, value in given.items():
-            one_of(name, value, MODES if name == "mode" else tuple(DTYPE_BYTES))
-        question = ask(op, sizes=self.sizes(op), results=results or (), accelerator=accelerator, **given, **more)
+        op, state_dtype = self.operation(kernel), self.state_dtype
+        more |= {"mode": self.mode, "dtype": self.dtype or accelerator.usual_dtype, "accelerator": accelerator}
+        question = ask(op, sizes=self.sizes(op), results=results or (), state_dtype=state_dtype, **more)
         if question.stands_in:
             note(f"no rows of {self.mode} {question.dtype}: times are estimated from rows of {question.stands_in}")
         return question
@@ -668,7 +664,6 @@ def count(
     lightning, rglru (rglru, linear_scan), wkv (wkv4), gated-mlp (gated_mlp); and attention, gla, selective_scan.
     """
     from .analysis import counts
-    from .analysis.counts.model import DTYPE_BYTES
     from .bench import display
     from .bench.shown import count_in_words, count_rows
 
@@ -682,8 +677,6 @@ def count(
     if not (problem.num_heads or problem.embedding):
         sizes["num_heads"] = 1
     dtype = problem.dtype or "bf16"
-    if gate_dtype is not None:
-        one_of("gate_dtype", gate_dtype, tuple(DTYPE_BYTES))
     result = counts.count(
         operation,
         formulation=chosen,

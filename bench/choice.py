@@ -14,7 +14,7 @@ from ..analysis.model.runtime_model import roofline_fraction
 from ..kernels import baselines
 from ..kernels.baselines import get_implementation, get_operation
 from ..kernels.baselines.spec import Baseline
-from ..kernels.spec import MODES, Implementation
+from ..kernels.spec import Implementation
 from ..results.arguments import one_of
 from ..results.schema import Case
 from ..results.select import short_size
@@ -41,7 +41,6 @@ def not_there(questions: Iterable[Question]) -> list[str]:
 
 def _known(question: Question) -> list[Known]:
     """Return the implementations with the mode, dtype and device kind asked for, in the order of :func:`runnable`."""
-    one_of("mode", question.mode, MODES)
 
     def place(each: Known) -> int:
         return 2 if isinstance(each, Baseline) else 0 if each.architectures else 1

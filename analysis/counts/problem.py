@@ -91,7 +91,7 @@ def count(
         op,
         formulation,
         sizes={"batch": 1, "num_heads": 1, **sizes},
-        dtypes=(dtype, gate_dtype or dtype, state_dtype),
+        dtypes=(dtype, dtype if gate_dtype is None else gate_dtype, state_dtype),
         causal=causal,
         causal_factor=causal_factor,
         published=counting == "published",

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...kernels.baselines import get_implementation, get_operation, why_unsupported
-from ...results.arguments import parse_size
+from ...results.arguments import one_of, parse_size
 from ...results.store import committed_results
 from ..counts import formulation_of, is_chunked
-from ..counts.formulations import has_heads, sizes_of, state_dtype_of
+from ..counts.formulations import MODES, has_heads, sizes_of, state_dtype_of
+from ..counts.model import DTYPE_BYTES
 from .chunk_size import chunks_taken, too_short
 from .fit import Fit, Row, fit_rows
 from .prediction import MEASURED_COLUMNS, Answer, answer, best_of, measured_on, rows_by_status, stored_sizes
@@ -144,7 +145,13 @@ def ask(
             ``op`` are taken.
         results: result files and folders; none: the committed ones.
         more: accelerator and other fields of :class:`Question`.
+
+    Raises:
+        ValueError: a mode or dtype that no operation has.
     """
+    one_of("mode", mode, MODES)
+    for name, value in (("dtype", dtype), ("state_dtype", state_dtype)):
+        one_of(name, value, tuple(DTYPE_BYTES))
     names = ("batch", "seq_len", *(("num_heads",) if has_heads(op) else ()), *sizes_of(op))
     context = sizes["seq_len"] if mode == "step" else None
     own = at_context(op, {name: sizes[name] for name in names}, context)
