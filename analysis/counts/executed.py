@@ -156,7 +156,7 @@ def as_cut(shape: Shape, formulation: str, direction: str, chunk: int) -> tuple[
     """Return the chunk length that a pass takes and how many heads it does not cut; 0 where a chunk is a whole head."""
     backward = direction == "backward"
     if backward:
-        chunk = min(chunk, backward_chunk(shape, formulation))
+        chunk = min(chunk, backward_chunk(shape, formulation, chunk))
     return chunk, shape.whole_heads(formulation, chunk, backward=backward) if chunk < shape.seq_len else 0
 
 

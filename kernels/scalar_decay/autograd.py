@@ -47,7 +47,7 @@ def backward_problem(problem: Problem, chunk_size: int | None, q: Tensor, v: Ten
         chunk_size: as a call names it, or None. If it is named, chunks are no longer than the forward pass's.
     """
     shape = choice.shape_of_tensors(q, v, normalised=problem.stabilised)
-    chunk = choice.backward_chunk(shape, problem.scheme)
+    chunk = choice.backward_chunk(shape, problem.scheme, problem.chunk)
     chunk = chunk if chunk_size is None else min(problem.chunk, chunk)
     return replace(problem, chunk=chunk, whole_heads=shape.whole_heads(problem.scheme, chunk, backward=True))
 

@@ -21,6 +21,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ..common.sizes import MIN_PROGRAMS, REMEMBERED, next_power_of_two
@@ -102,11 +103,15 @@ class Shape:
             return [longest]
         return [1 << n for n in reversed(range(WHOLE_STATE_BLOCK_T.bit_length() - 1, longest.bit_length()))]
 
-    def best_chunk(self, scheme: str, costs: Costs = COSTS, *, backward: bool = False) -> int:
-        """Return the chunk length that takes least time or, where cutting gains too little, a longer one."""
-        time_us = self.backward_us if backward else self.forward_us
+    def best_chunk(self, scheme: str, costs: Costs = COSTS, *, forward: int | None = None) -> int:
+        """Return the chunk length that takes least time or, where cutting gains too little, a longer one.
+
+        Args:
+            forward: the chunk length of the forward pass whose backward pass this is for; None: for a forward pass.
+        """
+        time_us = self.forward_us if forward is None else partial(self.backward_us, forward=forward)
         times = {chunk: time_us(scheme, chunk, costs) for chunk in self.chunks()}
-        enough = min(times.values()) * (1 + WORTH_CUTTING if scheme == "whole_state" and not backward else 1)
+        enough = min(times.values()) * (1 + WORTH_CUTTING if scheme == "whole_state" and forward is None else 1)
         return next(chunk for chunk, time in times.items() if time <= enough)
 
     def forward_us(self, scheme: str, chunk: int, costs: Costs = COSTS) -> float:
@@ -122,13 +127,19 @@ class Shape:
                 total += self._programs_us(programs, RESIDENT_WARPS // 4, length, costs.normaliser, columns, costs)
         return total
 
-    def backward_us(self, scheme: str, chunk: int, costs: Costs = COSTS) -> float:
-        """Return the time in microseconds of dq and dk, dv, the states' gradients, and states that are not kept."""
+    def backward_us(self, scheme: str, chunk: int, costs: Costs = COSTS, *, forward: int) -> float:
+        """Return the time in microseconds of dq and dk, dv, the states' gradients, and states that are not kept.
+
+        Args:
+            forward: the chunk length of the forward pass, whose states are kept if they take little memory and the
+                backward pass cuts the same heads into the same chunks.
+        """
         whole = self.whole_heads(scheme, chunk, backward=True)
         dq = self._walk_us(scheme, chunk, whole, self.head_dim_v, self.head_dim_qk, costs, gates=True)
         dv = self._walk_us(scheme, chunk, whole, self.head_dim_qk, self.head_dim_v, costs)
         stored = self.head_dim_qk * self.head_dim_v * 4 * -(-self.seq_len // chunk)
-        kept = KEPT_STATES * stored <= self.seq_len * (2 * self.head_dim_qk + self.head_dim_v) * 2
+        same = forward == chunk and self.whole_heads(scheme, chunk) == whole
+        kept = same and KEPT_STATES * stored <= self.seq_len * (2 * self.head_dim_qk + self.head_dim_v) * 2
         return 2 * dq + dv + (1 if kept else 2) * self._states_us(scheme, chunk, self.batch_heads - whole, costs)
 
     def whole_heads(self, scheme: str, chunk: int, *, backward: bool = False) -> int:
@@ -225,9 +236,9 @@ def forward_chunk(shape: Shape, scheme: str) -> int:
 
 
 @functools.lru_cache(REMEMBERED)
-def backward_chunk(shape: Shape, scheme: str) -> int:
-    """Return the chunk length that a backward pass takes, where that of the forward pass is no shorter."""
-    return shape.best_chunk(scheme, backward=True)
+def backward_chunk(shape: Shape, scheme: str, forward: int) -> int:
+    """Return the chunk length that the backward pass takes after a forward pass with chunks of ``forward`` steps."""
+    return shape.best_chunk(scheme, forward=forward)
 
 
 def preferred_chunk(sizes: Mapping[str, int], scheme: str, *, impl: str = "") -> int:

@@ -24,12 +24,16 @@ def shape(seq_len: int, rows: int, dims: tuple[int, int] = (128, 256), multiproc
     )  # fmt: skip
 
 
+def default_backward_chunk(made: Shape, scheme: str) -> int:
+    return backward_chunk(made, scheme, forward_chunk(made, scheme))
+
+
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("dims", [(16, 16), (80, 160), (128, 256), (512, 512)])
 def test_few_sequences_are_cut_and_many_are_not(scheme: str, dims: tuple[int, int]) -> None:
     """Several chunks where one row would leave the device idle, fewer of them for more rows, and of many rows at most
     those are cut that are left over."""
-    for choose in (forward_chunk, backward_chunk):
+    for choose in (forward_chunk, default_backward_chunk):
         chosen = [choose(shape(32768, rows, dims), scheme) for rows in (1, 4, 16, 64)]
         assert chosen[0] < 8192
         assert chosen == sorted(chosen)
@@ -86,6 +90,14 @@ def test_a_backward_pass_chooses_for_itself() -> None:
     assert (bound.chunk, bound.whole_heads) == (512, 0)
 
 
+def test_a_backward_pass_prefers_chunks_whose_states_are_kept() -> None:
+    """One head of 16/16: chunks of 512 would be faster if their states were there, but the forward pass keeps those of
+    1024."""
+    made = shape(131072, 1, (16, 16))
+    assert default_backward_chunk(made, "walk") == forward_chunk(made, "walk") == 1024
+    assert backward_chunk(made, "walk", 512) == 512
+
+
 def test_choices_lose_little() -> None:
     """Against the fastest chunk length of the same implementation, as `lrbench bars default-choice` measured them."""
     problems = list(fit_choice.read_times([Path(__file__).parent / "default_choice_h200.parquet"]).values())
@@ -104,7 +116,7 @@ def test_the_fit_recovers_planted_costs() -> None:
     for made in (shape(65536, 16), shape(16384, 64), shape(2000, 3, (64, 64)), shape(8192, 1), shape(30000, 24)):
         cells = [(scheme, chunk) for scheme in SCHEMES for chunk in made.chunks()]
         forward, backward = (
-            {cell: 50.0 + getattr(made, direction)(*cell, planted) for cell in cells}
+            {cell: 50.0 + fit_choice.model_us(made, direction, cell, planted) for cell in cells}
             for direction in (fit_choice.FORWARD, fit_choice.BACKWARD)
         )
         problems.append((made, {fit_choice.FORWARD: forward, fit_choice.BACKWARD: backward}))

@@ -50,10 +50,15 @@ def read_times(paths: Sequence[Path]) -> dict[tuple[Any, ...], tuple[Shape, Time
         backward = {
             (scheme, chunk): both - times["fw"][scheme, chunk]
             for (scheme, chunk), both in times["fwbw"].items()
-            if (scheme, chunk) in times["fw"] and chunk <= backward_chunk(shape, scheme)
+            if (scheme, chunk) in times["fw"] and chunk <= backward_chunk(shape, scheme, chunk)
         }
         problems[key] = shape, {FORWARD: times["fw"], BACKWARD: backward}
     return problems
+
+
+def model_us(shape: Shape, direction: str, cell: Cell, costs: Costs) -> float:
+    """Return the modelled time of a pass; a backward pass follows a forward pass with the same chunks."""
+    return shape.forward_us(*cell, costs) if direction == FORWARD else shape.backward_us(*cell, costs, forward=cell[1])
 
 
 def loss(problems: Sequence[tuple[Shape, Times]], costs: Costs) -> float:
@@ -64,7 +69,7 @@ def loss(problems: Sequence[tuple[Shape, Times]], costs: Costs) -> float:
     total = weight = 0.0
     for shape, times in problems:
         for direction, cells in times.items():
-            modelled = {cell: getattr(shape, direction)(*cell, costs) for cell in cells}
+            modelled = {cell: model_us(shape, direction, cell, costs) for cell in cells}
             best = min(cells, key=cells.__getitem__, default=None)
             for cell, measured in cells.items() if best is not None else ():
                 error = (modelled[cell] - modelled[best] + cells[best] - measured) / measured
@@ -100,12 +105,21 @@ def descend(problems: Sequence[tuple[Shape, Times]], costs: Costs, goal: Callabl
 
 
 def regrets(problems: Sequence[tuple[Shape, Times]], costs: Costs, direction: str) -> Iterator[float]:
-    """Yield what the choice of a chunk length by costs loses against the best measured, where it was measured."""
+    """Yield what the choice of a chunk length by costs loses against the best measured, where it was measured.
+
+    Measured are passes with the same chunks. After a forward pass with others, a backward pass must compute the states
+    that it would have been given; what that takes is added by the model.
+    """
     for shape, times in problems:
         cells = times[direction]
         for scheme in {scheme for scheme, _ in cells}:
             measured = {chunk: time for (other, chunk), time in cells.items() if other == scheme}
-            chosen = shape.best_chunk(scheme, costs, backward=direction == BACKWARD)
+            chosen = shape.best_chunk(scheme, costs)
+            if direction == BACKWARD:
+                forward, chosen = chosen, shape.best_chunk(scheme, costs, forward=chosen)
+                for chunk in measured:
+                    measured[chunk] += shape.backward_us(scheme, chunk, costs, forward=forward)
+                    measured[chunk] -= shape.backward_us(scheme, chunk, costs, forward=chunk)
             if shape.seq_len > ONE_CHUNK and chosen in measured and len(measured) > 1:
                 yield measured[chosen] / min(measured.values()) - 1
 
