@@ -13,8 +13,8 @@ from torch import Tensor
 from ..common.device import capability, on_device_of, scratch
 from ..common.sizes import cdiv, next_power_of_two, padded
 from ..spec import matches_version
-from .chunk_h import chunk_h_kernel, chunk_h_merge_kernel
 from .chunk_o import chunk_o_kernel
+from .chunk_states import chunk_states_kernel, merge_chunk_states_kernel
 from .config import (
     GATES_BLOCK_T,
     GATES_TILE,
@@ -40,14 +40,14 @@ from .gates import (
     sum_kernel,
 )
 from .normaliser import denominator_kernel, normaliser_kernel
-from .roles import Denominators, GateVectors, Role, Shape
+from .roles import Anchors, Denominators, GateVectors, Role, Shape
 from .step import step_kernel
 
 HAS_WHOLE_STATE = matches_version(triton.__version__, GLUON_TRITON) and not triton.knobs.runtime.interpret
 """Whether whole_state.py can be imported: Gluon's names change between Tritons, and it has no interpreter."""
 if HAS_WHOLE_STATE:
+    from .chunk_states_hopper import chunk_states_hopper_kernel
     from .whole_state import whole_state_kernel
-    from .whole_state_h import whole_state_h_kernel
 
 STEP_BLOCK_K, STEP_BLOCK_V = 32, 64
 
@@ -94,6 +94,10 @@ def _empty(*shape: int, like: Tensor, dtype: torch.dtype = torch.float32) -> Ten
 
 def _precision(x: Tensor) -> str:
     return "ieee" if x.dtype == torch.float32 else "tf32"
+
+
+def _shape(x: Tensor, z: Tensor, heads: int) -> Shape:
+    return Shape(heads, x.shape[3], z.shape[3], group_x=heads // x.shape[2], group_z=heads // z.shape[2])
 
 
 def _gates_tile(heads: int, stretch: int) -> dict[str, Any]:
@@ -183,7 +187,7 @@ class ChunkStates:
 
 
 @on_device_of("z")
-def run_chunk_h(
+def run_chunk_states(
     problem: Problem,
     config: StatesConfig,
     y: Tensor,
@@ -215,7 +219,7 @@ def run_chunk_h(
     if want_n:
         result.n_states = _empty(heads, N, DX, like=z)
     ends = (initial, n_initial, result.states, result.n_states, last, n_last)
-    shape = Shape(H, DX, DZ, H // y.shape[2], 1)
+    shape = _shape(y, z, H)
     tiles = cdiv(DX, config.block_x) * cdiv(DZ, config.block_z)
     local = config.parallel and N > 1 and forward_states is None
     # The pass's last chunk is not computed unless the last state is wanted: no chunk follows it.
@@ -223,14 +227,14 @@ def run_chunk_h(
     grid = (tiles * heads * chunks,)
     if local and config.whole_state:
         triton.set_allocator(scratch)
-        whole_state_h_kernel[grid](
+        chunk_states_hopper_kernel[grid](
             y, z, gates, result.states, result.n_states, math.log2(problem.scale), T, problem.chunk, N, heads,
             problem.whole_heads, SHAPE=shape, FUTURE=future, TILE=config, num_warps=config.num_warps,
         )  # fmt: skip
     else:
         if forward_states is not None:
             result.anchors = _empty(tiles, B, H, N, like=z)
-        chunk_h_kernel[grid](
+        chunk_states_kernel[grid](
             y, z, gates, *((None, None, *ends[2:4], None, None) if local else ends),
             forward_states, result.anchors, problem.scale, T, problem.chunk, N, stretch, B * H,
             SHAPE=shape, FUTURE=future, LOCAL=local, TILE=config,
@@ -240,7 +244,7 @@ def run_chunk_h(
         # The number of stretches in a chunk is rounded up, so that chunks of several lengths share a binary.
         per_chunk = problem.chunk // stretch
         block_g = next(size for size in (32, 256, next_power_of_two(per_chunk)) if per_chunk <= size)
-        chunk_h_merge_kernel[(cdiv(DX * DZ, MERGE_BLOCK_E) * heads,)](
+        merge_chunk_states_kernel[(cdiv(DX * DZ, MERGE_BLOCK_E) * heads,)](
             gates.g, gates.edge, *ends, T, problem.chunk, N, stretch, problem.whole_heads, DX=DX, DZ=DZ, FUTURE=future,
             BLOCK_E=MERGE_BLOCK_E, BLOCK_G=block_g, BLOCK_X=next_power_of_two(DX), num_warps=4,
         )  # fmt: skip
@@ -318,8 +322,8 @@ def run_chunk_o(
     chunk_o_kernel[(tiles_z * cdiv(problem.chunk, config.block_t) * N * B * H,)](
         x, y, z, states, result.out, gates, n_states, pair, result.row_sums,
         problem.scale, T, problem.chunk, N, B * H,
-        SHAPE=Shape(H, x.shape[3], DZ, H // x.shape[2], H // z.shape[2]), ROLE=role, NORMALISE=normalise,
-        TILE=config, PRECISION=_precision(z), num_warps=config.num_warps, num_stages=config.num_stages,
+        SHAPE=_shape(x, z, H), ROLE=role, NORMALISE=normalise, TILE=config, PRECISION=_precision(z),
+        num_warps=config.num_warps, num_stages=config.num_stages,
     )  # fmt: skip
     return result
 
@@ -382,19 +386,16 @@ def run_fused_chunk(
     if denominators is not None:
         gates = gates._replace(log_denom=None)
     triton.set_allocator(scratch)
-    shape = Shape(H, DX, DZ, H // x.shape[2], H // z.shape[2])
+    shape = _shape(x, z, H)
     for block in range(blocks):
         last_block = block == blocks - 1
-        at_block = (
-            None if result.anchor_states is None else result.anchor_states[block],
-            None if result.anchors is None else result.anchors[block],
-        )
+        anchors = Anchors(*(None if x is None else x[block] for x in (result.anchor_states, result.anchors)))
         if isinstance(config, WholeStateConfig):
             column = block * config.block_x
             tile = config.narrowed(DX - column)
             whole_state_kernel[(tiles_z * (problem.whole_heads + N * (B * H - problem.whole_heads)),)](
                 x, y, z, states, initial, partial if block else None, result.out if last_block else partial, gates,
-                pair if last_block else None, result.row_sums if last_block else None, last, *at_block,
+                pair if last_block else None, result.row_sums if last_block else None, last, anchors,
                 denominators or Denominators(), math.log2(problem.scale), T, problem.chunk, N, B * H,
                 problem.whole_heads, every, column,
                 SHAPE=shape, ROLE=role, TILE=tile, num_warps=4, maxnreg=tile.max_registers,
@@ -402,7 +403,7 @@ def run_fused_chunk(
         else:
             fused_chunk_kernel[(tiles_z * N * B * H,)](
                 x, y, z, states if N > 1 else initial, partial, result.out, gates, pair, result.row_sums, last,
-                *at_block, problem.scale, T, problem.chunk, N, B * H, every, block,
+                anchors, problem.scale, T, problem.chunk, N, B * H, every, block,
                 SHAPE=shape, ROLE=role, FIRST=block == 0, LAST=last_block, TILE=config,
                 num_warps=config.num_warps, num_stages=config.num_stages,
             )  # fmt: skip

@@ -2,11 +2,11 @@
 
     out = rows(W_in) (X S) + ((X Y^T) * W) Z                                      (TFLA paper, appendix C.3)
 
-    role  X    Y    Z    S                                   row t sums over
-    h     q    k    v    C entering the chunk                positions up to t ("past"; paper, equation 20)
-    dq    dh   v    k    C entering the chunk, transposed    past
-    dk    v    dh   q    dC leaving the chunk, transposed    positions from t on ("future")
-    dv    k    q    dh   dC leaving the chunk                future
+    role         X    Y    Z    S                                   row t sums over
+    OUTPUT: h    q    k    v    C entering the chunk                positions up to t ("past"; paper, equation 20)
+    DQ: dq       dh   v    k    C entering the chunk, transposed    past
+    DK: dk       v    dh   q    dC leaving the chunk, transposed    positions from t on ("future")
+    DV: dv       k    q    dh   dC leaving the chunk                future
 
 The first term is what the state contributes, the second what the chunk's own positions contribute. rows(w) M scales row
 t of M by w_t, and * multiplies elementwise. The gates make W_in[t], the factor of the state in row t, and W[t, s], that
@@ -36,7 +36,7 @@ class Role(NamedTuple):
     transposed: bool
 
 
-H = Role(future=False, transposed=False)
+OUTPUT = Role(future=False, transposed=False)
 DQ = Role(future=False, transposed=True)
 DK = Role(future=True, transposed=True)
 DV = Role(future=True, transposed=False)
@@ -56,6 +56,21 @@ class Shape(NamedTuple):
     dim_z: int
     group_x: int
     group_z: int
+
+    @property
+    def row_x(self) -> int:
+        """Elements from a position of X and Y to the next."""
+        return self.heads // self.group_x * self.dim_x
+
+    @property
+    def row_z(self) -> int:
+        """Elements from a position of Z to the next."""
+        return self.heads // self.group_z * self.dim_z
+
+    @property
+    def row_out(self) -> int:
+        """Elements from a position of the output to the next."""
+        return self.heads * self.dim_z
 
 
 class GateVectors(NamedTuple):
@@ -78,6 +93,18 @@ class GateVectors(NamedTuple):
     edge: Tensor | None
     m: Tensor | None
     log_denom: Tensor | None
+
+
+class Anchors(NamedTuple):
+    """Where dq and dk leave and find what the decay's gradient starts from; both None where it is not wanted.
+
+    Attributes:
+        states: the state at each anchor, which dq writes and dk reads.
+        products: takes <C, dC> at each anchor, which dk makes; None for dq.
+    """
+
+    states: Tensor | None = None
+    products: Tensor | None = None
 
 
 class Denominators(NamedTuple):

@@ -281,7 +281,7 @@ def _walk(
     STAGES: gl.constexpr = TILE.num_stages
     FUTURE: gl.constexpr = ROLE.future
     SUMS: gl.constexpr = pointers.sums is not None
-    ANCHORS: gl.constexpr = pointers.anchor_states is not None
+    ANCHORS: gl.constexpr = pointers.anchors.states is not None
     PARTIAL: gl.constexpr = tensors.partial is not None
     DTYPE: gl.constexpr = buffers.x[0].dtype
     start, end, pid_bh = chunk.start, chunk.end, chunk.pid_bh
@@ -313,7 +313,7 @@ def _walk(
         count = gl.where(is_last, tiles - (stretches - 1) * per_stretch, per_stretch)
         if ANCHORS:
             index = pid_bh * num_anchors + start // every + (stretches - 1 - stretch if FUTURE else stretch)
-            anchor = pointers.anchor_states + (index * SHARES + share) * (BZ * TILE.block_x)
+            anchor = pointers.anchors.states + (index * SHARES + share) * (BZ * TILE.block_x)
             if not FUTURE:
                 for part in gl.static_range(NX):
                     gl.store(flat_elements(anchor, part, TILE), flatten(state[part].to(DTYPE)))
@@ -381,7 +381,7 @@ def _walk(
             for part in gl.static_range(NX):
                 kept = gl.load(flat_elements(anchor, part, TILE)).to(gl.float32)
                 dot += gl.sum(kept * flatten(state[part]), axis=0)
-            gl.store(pointers.anchors + share * BH.to(gl.int64) * num_anchors + index, dot)
+            gl.store(pointers.anchors.products + share * BH.to(gl.int64) * num_anchors + index, dot)
     tma.store_wait(0)
 
     if pointers.last is not None:
@@ -408,8 +408,7 @@ def whole_state_kernel(
     pair_ptr,
     sums_ptr,
     last_ptr,
-    anchor_states_ptr,
-    anchor_ptr,
+    anchors,
     denominators,
     log_scale,
     T,
@@ -443,9 +442,6 @@ def whole_state_kernel(
     WALKERS: gl.constexpr = TILE.walkers
     DIVIDED: gl.constexpr = denominators.log_denom is not None
     DTYPE: gl.constexpr = x_ptr.dtype.element_ty
-    X_ROW: gl.constexpr = (H // SHAPE.group_x) * DX
-    Z_ROW: gl.constexpr = (H // SHAPE.group_z) * DZ
-    OUT_ROW: gl.constexpr = H * DZ
     COLUMNS: gl.constexpr = (DZ + TILE.block_z - 1) // TILE.block_z
 
     pid = gl.program_id(0)
@@ -457,9 +453,9 @@ def whole_state_kernel(
     batch = pid_bh // H
     head = pid_bh % H
     start = gl.where(is_whole, 0, number % N * L)
-    x_offset = batch * T * X_ROW + (head // SHAPE.group_x) * DX
-    z_offset = batch * T * Z_ROW + (head // SHAPE.group_z) * DZ
-    out_offset = batch * T * OUT_ROW + head * DZ
+    x_offset = batch * T * SHAPE.row_x + (head // SHAPE.group_x) * DX
+    z_offset = batch * T * SHAPE.row_z + (head // SHAPE.group_z) * DZ
+    out_offset = batch * T * SHAPE.row_out + head * DZ
 
     layout: gl.constexpr = gl.NVMMASharedLayout(128, 16, rank=2)
     x_desc, y_desc, x_s, y_s = (), (), (), ()
@@ -470,17 +466,17 @@ def whole_state_kernel(
         else:
             x_desc += (
                 tma.make_tensor_descriptor(
-                    x_ptr + x_offset, [T, DX], [X_ROW, 1], [BT, TILE.copied_widths[part]], layout
+                    x_ptr + x_offset, [T, DX], [SHAPE.row_x, 1], [BT, TILE.copied_widths[part]], layout
                 ),
             )
             y_desc += (
                 tma.make_tensor_descriptor(
-                    y_ptr + x_offset, [T, DX], [X_ROW, 1], [BT, TILE.copied_widths[part]], layout
+                    y_ptr + x_offset, [T, DX], [SHAPE.row_x, 1], [BT, TILE.copied_widths[part]], layout
                 ),
             )
         x_s += (gl.allocate_shared_memory(DTYPE, [STAGES, BT, TILE.copied_widths[part]], layout),)
         y_s += (gl.allocate_shared_memory(DTYPE, [STAGES, BT, TILE.copied_widths[part]], layout),)
-    z_desc = tma.make_tensor_descriptor(z_ptr + z_offset, [T, DZ], [Z_ROW, 1], [BT, TILE.block_z], layout)
+    z_desc = tma.make_tensor_descriptor(z_ptr + z_offset, [T, DZ], [SHAPE.row_z, 1], [BT, TILE.block_z], layout)
     out_s = gl.allocate_shared_memory(DTYPE, [TILE.block_z // BZ, BT, BZ], layout)
     pair_s = out_s
     if pair_ptr is not None and partial_ptr is not None:
@@ -523,16 +519,18 @@ def whole_state_kernel(
     tensors = Tensors(x=x_desc, y=y_desc, z=z_desc)
     load_first_tiles(tensors, buffers, start, gl.cdiv(end - start, BT), x_col, z_col, ROLE.future, TILE)
     # The other descriptors are made meanwhile.
-    out_desc = tma.make_tensor_descriptor(out_ptr + out_offset, [T, DZ], [OUT_ROW, 1], [BT, BZ], layout)
+    out_desc = tma.make_tensor_descriptor(out_ptr + out_offset, [T, DZ], [SHAPE.row_out, 1], [BT, BZ], layout)
     partial_desc = None
     if partial_ptr is not None:
-        partial_desc = tma.make_tensor_descriptor(partial_ptr + out_offset, [T, DZ], [OUT_ROW, 1], [BT, BZ], layout)
+        partial_desc = tma.make_tensor_descriptor(
+            partial_ptr + out_offset, [T, DZ], [SHAPE.row_out, 1], [BT, BZ], layout
+        )
     pair_desc = None
     if pair_ptr is not None:
-        pair_desc = tma.make_tensor_descriptor(pair_ptr + z_offset, [T, DZ], [Z_ROW, 1], [BT, BZ], layout)
+        pair_desc = tma.make_tensor_descriptor(pair_ptr + z_offset, [T, DZ], [SHAPE.row_z, 1], [BT, BZ], layout)
     tensors = Tensors(x=x_desc, y=y_desc, z=z_desc, out=out_desc, partial=partial_desc, pair=pair_desc)
 
-    pointers = Pointers(gates, states_ptr, initial_ptr, sums_ptr, last_ptr, anchor_states_ptr, anchor_ptr)
+    pointers = Pointers(gates, states_ptr, initial_ptr, sums_ptr, last_ptr, anchors)
     chunk = Chunk(
         start=start, end=end, pid_bh=pid_bh, is_whole=is_whole, number=number.to(gl.int64), x_col=x_col, z_col=z_col,
         two_walkers=z_col + TILE.block_z // WALKERS < DZ,

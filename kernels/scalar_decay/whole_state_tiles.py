@@ -1,4 +1,4 @@
-"""What whole_state.py and whole_state_h.py share: tiles in shared memory, their copies, and the gates."""
+"""What whole_state.py and chunk_states_hopper.py share: tiles in shared memory, their copies, and the gates."""
 
 from typing import Any, NamedTuple
 
@@ -76,7 +76,6 @@ class Pointers(NamedTuple):
     initial: Any
     sums: Any
     last: Any
-    anchor_states: Any
     anchors: Any
 
 
@@ -105,7 +104,7 @@ def allocate_barriers(count: gl.constexpr):
 def load_tiles(tensors, buffers, stage, t0, x_col, z_col, pred):
     """Start the copies of the tiles at position ``t0`` into a stage; the stage's barriers complete when they are there.
 
-    Where there is no X (whole_state_h.py), all tiles share one barrier.
+    Where there is no X (chunk_states_hopper.py), all tiles share one barrier.
     """
     loaded = buffers.loaded.index(stage)
     loaded_z = loaded
