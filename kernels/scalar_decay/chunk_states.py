@@ -29,8 +29,7 @@ def chunk_states_kernel(
     n_states_ptr,
     last_ptr,
     n_last_ptr,
-    forward_states_ptr,
-    anchor_ptr,
+    anchors,
     scale,
     T,
     L,
@@ -157,13 +156,13 @@ def chunk_states_kernel(
         state = tl.dot(y_t, weighted, state, input_precision=PRECISION)
         if WITH_N and pid_z == 0:
             n_state += tl.sum(y_t.to(tl.float32) * weight[None, :], axis=1)
-        if anchor_ptr is not None:
+        if anchors.products is not None:
             if t0 % L == 0:
                 before = tl.load(
-                    forward_states_ptr + (pid_bh * N + chunk) * DX * DZ + state_offs, mask=state_mask, other=0.0
+                    anchors.states + (pid_bh * N + chunk) * DX * DZ + state_offs, mask=state_mask, other=0.0
                 ).to(tl.float32)
                 dot = tl.sum(before * state)
-                tl.store(anchor_ptr + ((pid_x * NZ + pid_z) * BH.to(tl.int64) + pid_bh) * N + chunk, dot)
+                tl.store(anchors.products + ((pid_x * NZ + pid_z) * BH.to(tl.int64) + pid_bh) * N + chunk, dot)
 
     if LOCAL:
         out = (pid_bh * N + pid_n) * DX * DZ + state_offs

@@ -113,6 +113,7 @@ def chunk_states_hopper_kernel(
     second = gl.zeros([BZ, BX], gl.float32, state_layout)
     n = gl.zeros([BT // RUN, BX], gl.float32, n_layout)
 
+    STEP: gl.constexpr = -BT if FUTURE else BT
     t0 = start + (tiles - 1) * BT if FUTURE else start
     _, _, _, weight, decay, _ = load_gates(gates, pid_bh, t0, T, log_scale, FUTURE, BT)
     weights_s.index(0).store(gl.exp2(weight))
@@ -120,9 +121,8 @@ def chunk_states_hopper_kernel(
     for tile in range(tiles):
         stage = tile % STAGES
         ahead = tile + STAGES - 1
-        ahead_t = t0 - (STAGES - 1) * BT if FUTURE else t0 + (STAGES - 1) * BT
-        load_tiles(tensors, buffers, ahead % STAGES, ahead_t, x_col, z_col, ahead < tiles)
-        next_t = t0 - BT if FUTURE else t0 + BT
+        load_tiles(tensors, buffers, ahead % STAGES, t0 + (STAGES - 1) * STEP, x_col, z_col, ahead < tiles)
+        next_t = t0 + STEP
         next_t = gl.where(tile + 1 < tiles, next_t, t0)
         _, _, _, weight, next_decay, _ = load_gates(gates, pid_bh, next_t, T, log_scale, FUTURE, BT)
         factor = gl.exp2(decay)

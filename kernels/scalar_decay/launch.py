@@ -63,7 +63,7 @@ class Problem:
     whole_heads: int
     state_dtype: torch.dtype
     scheme: str
-    inv_tau: float = 1.0
+    inv_tau: float
 
     @property
     def stabilised(self) -> bool:
@@ -162,9 +162,7 @@ def run_gates(
         decay, input_gate, head, b, u, w, g, m, g_max, problem.inv_tau, T, stretch, N, H=H, GATE=problem.gate, **tile
     )
     if problem.stabilised:
-        stabiliser_scan_kernel[(B * H,)](
-            g, g_max, m_initial, edge, m_last, N, HAS_INITIAL=m_initial is not None, BLOCK_N=SCAN_BLOCK_N
-        )
+        stabiliser_scan_kernel[(B * H,)](g, g_max, m_initial, edge, m_last, N, BLOCK_N=SCAN_BLOCK_N)
         grid = (cdiv(T, SCAN_BLOCK_N) * B * H,)
         stabiliser_finish_kernel[grid](b, edge, m, T, stretch, N, BLOCK_T=SCAN_BLOCK_N)
     return gates, m_last
@@ -234,11 +232,12 @@ def run_chunk_states(
     else:
         if forward_states is not None:
             result.anchors = _empty(tiles, B, H, N, like=z)
+        # What a chunk adds is computed from zero; the merge writes the last state.
+        own = (None, None, result.states, result.n_states, None, None) if local else ends
         chunk_states_kernel[grid](
-            y, z, gates, *((None, None, *ends[2:4], None, None) if local else ends),
-            forward_states, result.anchors, problem.scale, T, problem.chunk, N, stretch, B * H,
-            SHAPE=shape, FUTURE=future, LOCAL=local, TILE=config,
-            PRECISION=_precision(z), num_warps=config.num_warps, num_stages=config.num_stages,
+            y, z, gates, *own, Anchors(forward_states, result.anchors), problem.scale, T, problem.chunk, N, stretch,
+            B * H, SHAPE=shape, FUTURE=future, LOCAL=local, TILE=config, PRECISION=_precision(z),
+            num_warps=config.num_warps, num_stages=config.num_stages,
         )  # fmt: skip
     if local:
         # The number of stretches in a chunk is rounded up, so that chunks of several lengths share a binary.
@@ -364,24 +363,27 @@ def run_fused_chunk(
     num_anchors = cdiv(T, every)
     blocks = cdiv(DX, config.block_x)
     tiles_z = cdiv(DZ, config.block_z)
-    whole_state = isinstance(config, WholeStateConfig)
-    # Columns of Z are spread over programs, which each write row sums and anchors of their own; in whole_state each
-    # walker writes its own anchors, and each of its four warps its own row sums.
-    shares = cdiv(DZ, config.block_z // config.walkers) if isinstance(config, WholeStateConfig) else tiles_z
+    if isinstance(config, WholeStateConfig):
+        # Each walker writes its own anchors, and each of its four warps its own row sums.
+        shares = cdiv(DZ, config.block_z // config.walkers)
+        num_sums, columns, partial_dtype = 4 * shares, tiles_z * config.block_z, z.dtype
+    else:
+        # Each program writes its own anchors and row sums.
+        shares = num_sums = tiles_z
+        columns = DZ
+        # With two blocks, a partial result in bfloat16 is rounded once more than one in float32. That costs little
+        # accuracy and saves memory traffic. With more blocks the rounding errors would add up.
+        partial_dtype = z.dtype if z.dtype == torch.bfloat16 and blocks == 2 else torch.float32
+        if B * H * num_anchors * config.block_x >= 2**31:
+            expected = f"below 2^31 / {config.block_x} at anchors every {every} positions"
+            raise ValueError(f"batch * num_heads * seq_len / {every} must be {expected}, got {B * H * num_anchors}")
     result = Product(out=_empty(B, T, H, DZ, like=z, dtype=z.dtype), anchor_states=anchor_states)
     if pair is not None:
-        result.row_sums = _empty(shares * 4 if whole_state else shares, B, H, T, like=z)
+        result.row_sums = _empty(num_sums, B, H, T, like=z)
         if role.future:
             result.anchors = _empty(blocks, shares, B, H, num_anchors, like=z)
         else:
-            columns = tiles_z * config.block_z if whole_state else DZ
             result.anchor_states = _empty(blocks, B, H, num_anchors, config.block_x, columns, like=z, dtype=z.dtype)
-    if not whole_state and B * H * num_anchors * config.block_x >= 2**31:
-        expected = f"below 2^31 / {config.block_x} at anchors every {every} positions"
-        raise ValueError(f"batch * num_heads * seq_len / {every} must be {expected}, got {B * H * num_anchors}")
-    # With two blocks, a partial result of the inputs' dtype is rounded once more than a float32 one. That costs little
-    # accuracy and saves memory traffic. With more blocks the rounding errors would add up.
-    partial_dtype = z.dtype if whole_state or (z.dtype == torch.bfloat16 and blocks == 2) else torch.float32
     partial = _empty(B, T, H, DZ, like=z, dtype=partial_dtype) if blocks > 1 else None
     if denominators is not None:
         gates = gates._replace(log_denom=None)

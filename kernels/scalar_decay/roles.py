@@ -96,11 +96,11 @@ class GateVectors(NamedTuple):
 
 
 class Anchors(NamedTuple):
-    """Where dq and dk leave and find what the decay's gradient starts from; both None where it is not wanted.
+    """What the decay's gradient starts from; both None where it is not wanted.
 
     Attributes:
-        states: the state at each anchor, which dq writes and dk reads.
-        products: takes <C, dC> at each anchor, which dk makes; None for dq.
+        states: C at each anchor, which a kernel that runs forward in time writes and one that runs backward reads.
+        products: takes <C, dC> at each anchor from the latter; else None.
     """
 
     states: Tensor | None = None

@@ -180,13 +180,14 @@ def _prepare(
     offs_x = gl.arange(0, BX, n_layout)
     n = _first_n(denominators, chunk, offs_x, DX)
     tiles = gl.cdiv(end - start, BT)
+    STEP: gl.constexpr = -BT if FUTURE else BT
     t0 = start + (tiles - 1) * BT if FUTURE else start
     gates = load_gates(pointers.gates, pid_bh, t0, T, log_scale, FUTURE, BT)
     decay = _store_gates(buffers, 0, gates, n, DIVIDED)
     for tile in range(tiles):
         stage = tile % STAGES
         vectors = buffers.gates.index(stage)
-        next_t = t0 - BT if FUTURE else t0 + BT
+        next_t = t0 + STEP
         next_t = gl.where(tile + 1 < tiles, next_t, t0)
         if not LATE:
             gates = load_gates(pointers.gates, pid_bh, next_t, T, log_scale, FUTURE, BT)
@@ -220,7 +221,7 @@ def _prepare(
         barrier()
         mbarrier.arrive(buffers.ready.index(stage), count=1)
         ahead = tile + STAGES - 1
-        ahead_t = t0 - (STAGES - 1) * BT if FUTURE else t0 + (STAGES - 1) * BT
+        ahead_t = t0 + (STAGES - 1) * STEP
         mbarrier.wait(buffers.freed.index(ahead % STAGES), (ahead // STAGES + 1) & 1, pred=tile > 0)
         load_tiles(tensors, buffers, ahead % STAGES, ahead_t, chunk.x_col, chunk.z_col, ahead < tiles)
         if LATE:
@@ -374,7 +375,7 @@ def _walk(
             mbarrier.arrive(buffers.freed.index(stage), count=1)
             if walker == 0 and TILE.walkers == 2:
                 mbarrier.arrive(buffers.freed.index(stage), count=1, pred=chunk.two_walkers == 0)
-            t0 = t0 - BT if FUTURE else t0 + BT
+            t0 += -BT if FUTURE else BT
             tile += 1
         if ANCHORS and FUTURE:
             dot = 0.0

@@ -80,9 +80,16 @@ class Pointers(NamedTuple):
 
 
 class Chunk(NamedTuple):
-    """Where a program works: start and end of its chunk, batch times head, whether this head is whole, the number of
-    the chunk's state among those of heads that are cut, first columns of X and Y and of Z, and whether both walkers
-    have columns."""
+    """Where a program works.
+
+    Attributes:
+        start, end: positions of its chunk.
+        pid_bh: which of the B * H heads.
+        is_whole: whether this head is whole; if so, its state comes from Pointers.initial, else from Pointers.states.
+        number: of the chunk's state among those of the heads that are cut.
+        x_col, z_col: first columns of X and Y, and of Z.
+        two_walkers: whether both walkers have columns.
+    """
 
     start: Any
     end: Any
