@@ -139,7 +139,7 @@ def _forward(
             denominators=denominators,
         )  # fmt: skip
     else:
-        output = run_chunk_o(problem, config.output, OUTPUT, q, k, v, states, gates, n_states=n_states, normalise=exp)
+        output = run_chunk_o(problem, config.output, OUTPUT, q, k, v, states, gates, n_states=n_states)
     kept = keep_states(problem, request.chunk_size, q, v, states) if fused and over_chunks else None
     return (output.out, last, n_last, m_last if want_last else None), (*gates, kept)
 

@@ -40,7 +40,7 @@ from .gates import (
     sum_kernel,
 )
 from .normaliser import denominator_kernel, normaliser_kernel
-from .roles import Anchors, Denominators, GateVectors, Role, Shape
+from .roles import OUTPUT, Anchors, Denominators, GateVectors, Role, Shape
 from .step import step_kernel
 
 HAS_WHOLE_STATE = matches_version(triton.__version__, GLUON_TRITON) and not triton.knobs.runtime.interpret
@@ -307,7 +307,6 @@ def run_chunk_o(
     gates: GateVectors,
     *,
     n_states: Tensor | None = None,
-    normalise: bool = False,
     pair: Tensor | None = None,
 ) -> Product:
     """Launch the kernel that takes a chunk's tiles in parallel; see roles.py for x, y, z, the states and the pair."""
@@ -321,8 +320,8 @@ def run_chunk_o(
     chunk_o_kernel[(tiles_z * cdiv(problem.chunk, config.block_t) * N * B * H,)](
         x, y, z, states, result.out, gates, n_states, pair, result.row_sums,
         problem.scale, T, problem.chunk, N, B * H,
-        SHAPE=_shape(x, z, H), ROLE=role, NORMALISE=normalise, TILE=config, PRECISION=_precision(z),
-        num_warps=config.num_warps, num_stages=config.num_stages,
+        SHAPE=_shape(x, z, H), ROLE=role, NORMALISE=problem.stabilised and role == OUTPUT, TILE=config,
+        PRECISION=_precision(z), num_warps=config.num_warps, num_stages=config.num_stages,
     )  # fmt: skip
     return result
 

@@ -101,10 +101,12 @@ def _pieces(tile, role, divided):
 
 @gluon.constexpr_function
 def _registers(tile, divided):
-    """Return a thread's registers in the second walker and in the preparing group; the first walker gets the rest.
+    """Return a thread's registers in the second walker, if any, and in the preparing group; the first gets the rest.
 
     Measured: a large state gets as many as the preparing group can spare without spilling.
     """
+    if tile.walkers == 1:
+        return [112 if tile.block_x == 64 else 88]
     if tile.state_registers <= 64:
         return [176, 152]
     return [208, 88] if divided else [216, 72]
@@ -543,7 +545,7 @@ def whole_state_kernel(
                 (_prepare, (tensors, buffers, pointers, denominators, chunk, log_scale, T, SHAPE, ROLE, TILE)),
             ],
             [WARPS],
-            [112 if TILE.block_x == 64 else 88],
+            _registers(TILE, DIVIDED),
         )
     else:
         gl.warp_specialize(
