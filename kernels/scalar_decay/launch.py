@@ -63,7 +63,7 @@ class Problem:
     whole_heads: int
     state_dtype: torch.dtype
     scheme: str
-    inv_tau: float
+    inv_tau: float = 1.0
 
     @property
     def stabilised(self) -> bool:
