@@ -49,6 +49,7 @@ class Shape(NamedTuple):
         heads: H.
         dim_x, dim_z: DX and DZ.
         group_x, group_z: how many consecutive heads share one head of X and Y, or one of Z (Mamba-2's B and C).
+        row_x, row_z, row_out: elements from a position of X and Y, of Z or of the output to the next.
     """
 
     heads: int
@@ -59,17 +60,14 @@ class Shape(NamedTuple):
 
     @property
     def row_x(self) -> int:
-        """Elements from a position of X and Y to the next."""
         return self.heads // self.group_x * self.dim_x
 
     @property
     def row_z(self) -> int:
-        """Elements from a position of Z to the next."""
         return self.heads // self.group_z * self.dim_z
 
     @property
     def row_out(self) -> int:
-        """Elements from a position of the output to the next."""
         return self.heads * self.dim_z
 
 
