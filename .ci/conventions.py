@@ -72,7 +72,7 @@ def _block_pointers(tree: ast.Module) -> Iterator[Violation]:
 
 def _is_jit(decorator: ast.expr) -> bool:
     target = decorator.func if isinstance(decorator, ast.Call) else decorator
-    return ast.unparse(target) in ("triton.jit", "jit")
+    return ast.unparse(target) in ("triton.jit", "gluon.jit", "jit")
 
 
 def _jit_docstrings(tree: ast.Module) -> Iterator[Violation]:

@@ -38,7 +38,7 @@ def quadratic_kernel(
     x_src, y_src, z_src, slope_ptr, out_dst, scale, T,
     H: tl.constexpr, DX: tl.constexpr, DZ: tl.constexpr, FUTURE: tl.constexpr, USE_TMA: tl.constexpr,
     BLOCK_T: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_X: tl.constexpr, BLOCK_Z: tl.constexpr,
-    STAGES: tl.constexpr, PRECISION: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Compute BLOCK_T rows and BLOCK_Z columns of out for one head; FUTURE sums over s >= t.
 
@@ -62,7 +62,7 @@ def quadratic_kernel(
     out = tl.zeros((BLOCK_T, BLOCK_Z), dtype=tl.float32)
     first = t0 if FUTURE else 0
     last = T if FUTURE else tl.minimum(t0 + BLOCK_T, T)
-    for s0 in tl.range(first, last, BLOCK_S, num_stages=STAGES):
+    for s0 in range(first, last, BLOCK_S):
         y = load_tile(y_src, batch, head, s0, 0, T, H, DX, BLOCK_S, BLOCK_X, USE_TMA)
         z = load_tile(z_src, batch, head, s0, col, T, H, DZ, BLOCK_S, BLOCK_Z, USE_TMA)
         offs_s = s0 + tl.arange(0, BLOCK_S)
@@ -92,7 +92,7 @@ def run_quadratic(
     quadratic_kernel[(cdiv(DZ, config.block_z) * cdiv(T, config.block_t) * B * H,)](
         x_tiles, y_tiles, z_tiles, slope, out_tiles, scale, T,
         H=H, DX=DX, DZ=DZ, FUTURE=future, USE_TMA=use_tma, BLOCK_T=config.block_t, BLOCK_S=config.block_s,
-        BLOCK_X=padded(DX), BLOCK_Z=config.block_z, STAGES=config.num_stages,
+        BLOCK_X=padded(DX), BLOCK_Z=config.block_z,
         PRECISION="ieee" if z.dtype == torch.float32 else "tf32",
         num_warps=config.num_warps, num_stages=config.num_stages,
     )  # fmt: skip

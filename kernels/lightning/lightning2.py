@@ -51,7 +51,7 @@ def loop_kernel(
     x_src, y_src, z_src, slope_ptr, start_ptr, out_dst, end_ptr, scale, T,
     H: tl.constexpr, DX: tl.constexpr, DZ: tl.constexpr, FUTURE: tl.constexpr, TRANSPOSED: tl.constexpr,
     USE_TMA: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_X: tl.constexpr, BLOCK_Z: tl.constexpr,
-    STAGES: tl.constexpr, PRECISION: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Run algorithm 1 or a loop of algorithm 2 for BLOCK_Z columns of one head's output.
 
@@ -81,7 +81,7 @@ def loop_kernel(
     if start_ptr is not None:
         kv += tl.load(start_ptr + kv_offs, mask=kv_mask, other=0.0)
     blocks = tl.cdiv(T, BLOCK_T)
-    for i in tl.range(0, blocks, num_stages=STAGES):
+    for i in range(0, blocks):
         t0 = (blocks - 1 - i if FUTURE else i) * BLOCK_T
         x = load_tile(x_src, batch, head, t0, 0, T, H, DX, BLOCK_T, BLOCK_X, USE_TMA)
         y = load_tile(y_src, batch, head, t0, 0, T, H, DX, BLOCK_T, BLOCK_X, USE_TMA)
@@ -135,7 +135,7 @@ def run_loop(
     loop_kernel[(cdiv(DZ, config.block_z) * B * H,)](
         x_tiles, y_tiles, z_tiles, slope, state, out_tiles, end, scale, T,
         H=H, DX=DX, DZ=DZ, FUTURE=future, TRANSPOSED=transposed, USE_TMA=use_tma,
-        BLOCK_T=config.block_t, BLOCK_X=padded(DX), BLOCK_Z=config.block_z, STAGES=config.num_stages,
+        BLOCK_T=config.block_t, BLOCK_X=padded(DX), BLOCK_Z=config.block_z,
         PRECISION="ieee" if z.dtype == torch.float32 else "tf32",
         num_warps=config.num_warps, num_stages=config.num_stages,
     )  # fmt: skip

@@ -8,7 +8,7 @@ Where to begin:
     gates.py                 an operation's gates become the log gates that every kernel takes, and gradients come back
     fused_chunk.py           the product, a chunk's tiles in order; whole_state*.py: the same for Hopper, in Gluon
     chunk_o.py               the product, a chunk's tiles in parallel, as the TFLA paper has it
-    chunk_h.py               the states between chunks (elsewhere h is the output); whole_state_h.py: those on Hopper
+    chunk_states.py          the states between chunks; chunk_states_hopper.py: the same for Hopper, in Gluon
     normaliser.py, step.py   mLSTMexp's denominators; one decoding step
     autograd.py, launch.py   in which order a pass launches these kernels; their grids and outputs
     choice.py, config.py     chunk lengths; tile sizes and warps

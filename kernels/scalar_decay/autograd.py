@@ -26,8 +26,8 @@ from .launch import (
     choose_config,
     empty_gates,
     empty_state,
-    run_chunk_h,
     run_chunk_o,
+    run_chunk_states,
     run_fused_chunk,
     run_gates,
     run_gates_backward,
@@ -35,7 +35,7 @@ from .launch import (
     run_step,
     run_sum,
 )
-from .roles import DK, DQ, DV, Denominators, GateVectors, H
+from .roles import DK, DQ, DV, OUTPUT, Denominators, GateVectors
 
 
 def backward_problem(problem: Problem, chunk_size: int | None, q: Tensor, v: Tensor) -> Problem:
@@ -122,7 +122,7 @@ def _forward(
     last, n_last, _ = empty_state(q, v, normalised=exp) if want_last else (None, None, None)
     over_chunks = needs_states(problem, v) or (want_last and not fused)
     if over_chunks:
-        chunks = run_chunk_h(
+        chunks = run_chunk_states(
             problem, config.states, k, v, gates, stretch, c_initial, n_initial=n_initial, last=last, n_last=n_last,
             want_n=exp,
         )  # fmt: skip
@@ -135,11 +135,11 @@ def _forward(
             run_normaliser(problem, config.normaliser, q, k, gates, denominators, stretch)
             denominators = None
         output = run_fused_chunk(
-            problem, config.output, H, q, k, v, states, gates, initial=c_initial, last=whole_last,
+            problem, config.output, OUTPUT, q, k, v, states, gates, initial=c_initial, last=whole_last,
             denominators=denominators,
         )  # fmt: skip
     else:
-        output = run_chunk_o(problem, config.output, H, q, k, v, states, gates, n_states=n_states, normalise=exp)
+        output = run_chunk_o(problem, config.output, OUTPUT, q, k, v, states, gates, n_states=n_states)
     kept = keep_states(problem, request.chunk_size, q, v, states) if fused and over_chunks else None
     return (output.out, last, n_last, m_last if want_last else None), (*gates, kept)
 
@@ -187,14 +187,14 @@ def _backward(
     states = kept[0] if kept else None
     over_chunks = needs_states(problem, v) or (not fused and (c_initial is not None or d_last is not None))
     if over_chunks and states is None:
-        states = run_chunk_h(problem, config.states, k, v, gates, stretch, c_initial).states
+        states = run_chunk_states(problem, config.states, k, v, gates, stretch, c_initial).states
     if fused:
         dq = run_fused_chunk(problem, config.dq, DQ, dh, v, k, states, gates, initial=c_initial, pair=q_pair)
     else:
         dq = run_chunk_o(problem, config.dq, DQ, dh, v, k, states, gates, pair=q_pair)
     d_states = anchors = None
     if over_chunks:
-        chunks = run_chunk_h(
+        chunks = run_chunk_states(
             problem, config.states, q, dh, gates, stretch, d_last, last=d_initial, future=True,
             forward_states=states if want_gates and not fused else None,
         )  # fmt: skip

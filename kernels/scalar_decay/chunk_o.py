@@ -149,9 +149,8 @@ def chunk_o_kernel(
     MASK_X: tl.constexpr = DX % BLOCK_X != 0
     MASK_Z: tl.constexpr = DZ % BLOCK_Z != 0
     DENOM: tl.constexpr = STABILISED and not NORMALISE
-    X_ROW: tl.constexpr = (H // SHAPE.group_x) * DX
-    Z_ROW: tl.constexpr = (H // SHAPE.group_z) * DZ
-    OUT_ROW: tl.constexpr = H * DZ
+    X_ROW: tl.constexpr = SHAPE.row_x
+    Z_ROW: tl.constexpr = SHAPE.row_z
     pid = tl.program_id(0)
     pid_z = pid % NZ
     tiles = tl.cdiv(L, BLOCK_T)
@@ -286,7 +285,7 @@ def chunk_o_kernel(
         pair = _load_tile(pair_base, offs_t, offs_z, mask_t, Z_ROW, DZ, MASK_Z).to(tl.float32)
         sums = tl.sum(acc * pair, axis=1)
         tl.store(sums_ptr + pid_z * BH.to(tl.int64) * T + gate + row0 + offs_t, sums, mask=mask_t)
-    out_rows = out_ptr + (batch * T + row0) * OUT_ROW + head * DZ
+    out_rows = out_ptr + (batch * T + row0) * SHAPE.row_out + head * DZ
     mask_out = mask_t[:, None] & (offs_z < DZ)[None, :]
-    out_offs = offs_t[:, None] * OUT_ROW + offs_z[None, :]
+    out_offs = offs_t[:, None] * SHAPE.row_out + offs_z[None, :]
     tl.store(out_rows + out_offs, acc.to(out_ptr.dtype.element_ty), mask=mask_out)

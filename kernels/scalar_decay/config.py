@@ -48,7 +48,7 @@ class StatesConfig:
     """Launch of the pass over the chunks, with a [block_x, block_z] tile of the state in each program.
 
     ``parallel`` computes every chunk's own contribution at once and merges them, where too few programs would run
-    otherwise; ``whole_state`` does so by the kernel of whole_state_h.py.
+    otherwise; ``whole_state`` does so by the kernel of chunk_states_hopper.py.
     """
 
     block_t: int

@@ -43,8 +43,7 @@ def fused_chunk_kernel(
     pair_ptr,
     sums_ptr,
     last_ptr,
-    anchor_states_ptr,
-    anchor_ptr,
+    anchors,
     scale,
     T,
     L,
@@ -82,9 +81,6 @@ def fused_chunk_kernel(
     STABILISED: tl.constexpr = gates.m is not None
     ANCHORS: tl.constexpr = pair_ptr is not None
     NZ: tl.constexpr = (DZ + BLOCK_Z - 1) // BLOCK_Z
-    X_ROW: tl.constexpr = (H // SHAPE.group_x) * DX
-    Z_ROW: tl.constexpr = (H // SHAPE.group_z) * DZ
-    OUT_ROW: tl.constexpr = H * DZ
     pid = tl.program_id(0)
     pid_z = pid % NZ
     pid_n = (pid // NZ) % N
@@ -105,24 +101,26 @@ def fused_chunk_kernel(
     CLAMP: tl.constexpr = FUTURE and (FIRST or LAST)
     num_anchors = tl.cdiv(T, every)
     # One descriptor a head: loads are zero-filled and stores clipped beyond T and beyond the head dim.
-    x_offset = batch * T * X_ROW + (head // SHAPE.group_x) * DX
-    z_offset = batch * T * Z_ROW + (head // SHAPE.group_z) * DZ
-    x_desc = tl.make_tensor_descriptor(x_ptr + x_offset, [T, DX], [X_ROW, 1], [BLOCK_T, BLOCK_X])
-    y_desc = tl.make_tensor_descriptor(y_ptr + x_offset, [T, DX], [X_ROW, 1], [BLOCK_T, BLOCK_X])
-    z_desc = tl.make_tensor_descriptor(z_ptr + z_offset, [T, DZ], [Z_ROW, 1], [BLOCK_T, BLOCK_Z])
-    out_stride = tl.full((), OUT_ROW, tl.int64)
-    z_stride = tl.full((), Z_ROW, tl.int64)
-    out_offs = offs_t[:, None] * OUT_ROW + offs_z[None, :]
-    pair_offs = offs_t[:, None] * Z_ROW + offs_z[None, :]
-    out_offset = batch * T * OUT_ROW + head * DZ
+    x_offset = batch * T * SHAPE.row_x + (head // SHAPE.group_x) * DX
+    z_offset = batch * T * SHAPE.row_z + (head // SHAPE.group_z) * DZ
+    x_desc = tl.make_tensor_descriptor(x_ptr + x_offset, [T, DX], [SHAPE.row_x, 1], [BLOCK_T, BLOCK_X])
+    y_desc = tl.make_tensor_descriptor(y_ptr + x_offset, [T, DX], [SHAPE.row_x, 1], [BLOCK_T, BLOCK_X])
+    z_desc = tl.make_tensor_descriptor(z_ptr + z_offset, [T, DZ], [SHAPE.row_z, 1], [BLOCK_T, BLOCK_Z])
+    out_stride = tl.full((), SHAPE.row_out, tl.int64)
+    z_stride = tl.full((), SHAPE.row_z, tl.int64)
+    out_offs = offs_t[:, None] * SHAPE.row_out + offs_z[None, :]
+    pair_offs = offs_t[:, None] * SHAPE.row_z + offs_z[None, :]
+    out_offset = batch * T * SHAPE.row_out + head * DZ
     if LAST:
-        out_desc = tl.make_tensor_descriptor(out_ptr + out_offset, [T, DZ], [OUT_ROW, 1], [BLOCK_T, BLOCK_Z])
+        out_desc = tl.make_tensor_descriptor(out_ptr + out_offset, [T, DZ], [SHAPE.row_out, 1], [BLOCK_T, BLOCK_Z])
     PIPELINE_PARTIAL: tl.constexpr = not FIRST and partial_ptr.dtype.element_ty.primitive_bitwidth == 16
     if PIPELINE_PARTIAL or not LAST:
-        partial_desc = tl.make_tensor_descriptor(partial_ptr + out_offset, [T, DZ], [OUT_ROW, 1], [BLOCK_T, BLOCK_Z])
+        partial_desc = tl.make_tensor_descriptor(
+            partial_ptr + out_offset, [T, DZ], [SHAPE.row_out, 1], [BLOCK_T, BLOCK_Z]
+        )
     if ANCHORS and FUTURE:
         anchor_desc = tl.make_tensor_descriptor(
-            anchor_states_ptr, [(BH * num_anchors * BLOCK_X).to(tl.int32), DZ], [DZ, 1], [BLOCK_X, BLOCK_Z]
+            anchors.states, [(BH * num_anchors * BLOCK_X).to(tl.int32), DZ], [DZ, 1], [BLOCK_X, BLOCK_Z]
         )
     rows = pid_bh * T
     tiles_in_sequence = tl.cdiv(T, BLOCK_T)
@@ -188,10 +186,10 @@ def fused_chunk_kernel(
             if t0 % every == 0:
                 anchor_row = ((pid_bh * num_anchors + t0 // every) * BLOCK_X).to(tl.int32)
                 anchor_tile = (
-                    anchor_states_ptr + anchor_row.to(tl.int64) * DZ
+                    anchors.states + anchor_row.to(tl.int64) * DZ
                     + tl.arange(0, BLOCK_X)[:, None] * DZ + offs_z[None, :]
                 )  # fmt: skip
-                kept = state.to(anchor_states_ptr.dtype.element_ty)
+                kept = state.to(anchors.states.dtype.element_ty)
                 if DZ % BLOCK_Z == 0:
                     tl.store(anchor_tile, kept)
                 else:
@@ -207,7 +205,7 @@ def fused_chunk_kernel(
                 anchor_row = ((pid_bh * num_anchors + t0 // every) * BLOCK_X).to(tl.int32)
                 before = anchor_desc.load([anchor_row, z_col]).to(tl.float32)
                 dot = tl.sum(before * state)
-                tl.store(anchor_ptr + (pid_z * BH.to(tl.int64) + pid_bh) * num_anchors + t0 // every, dot)
+                tl.store(anchors.products + (pid_z * BH.to(tl.int64) + pid_bh) * num_anchors + t0 // every, dot)
         out_mask = mask_t[:, None]
         if DZ % BLOCK_Z != 0:
             out_mask = out_mask & mask_z[None, :]

@@ -34,6 +34,8 @@ MIN_LOG_DECAY_STABILISED = tl.constexpr(-1000.0)
 all bits of the cumulative sums. The decay at the bound is zero in float32, for mLSTMexp even when multiplied by the
 exponential of an input gate of a few hundred."""
 
+UNKNOWN_GATE = tl.constexpr("GATE must be sig, exp, log, slope, tau or ssd")
+
 
 @triton.jit
 def log_sigmoid(x):
@@ -62,6 +64,7 @@ def log_decay(x, head_value, inv_tau, GATE: tl.constexpr, DTYPE: tl.constexpr):
     elif GATE == "tau":
         a = log_sigmoid(x).to(DTYPE) * inv_tau
     else:
+        tl.static_assert(GATE == "sig" or GATE == "exp", UNKNOWN_GATE)
         a = log_sigmoid(x).to(DTYPE)
     return a
 
@@ -74,6 +77,7 @@ def log_input(x, GATE: tl.constexpr):
     elif GATE == "ssd":
         u = tl.log(x)
     else:
+        tl.static_assert(GATE == "exp", "GATE must be sig, exp or ssd to have a log input")
         u = x
     return u
 
@@ -143,7 +147,7 @@ def gates_forward_kernel(
     rows = (batch * H + head) * T
     at_chunk = (batch * H + head) * N + chunk
     head_value = 0.0
-    if GATE == "slope" or GATE == "ssd":
+    if head_ptr is not None:
         head_value = tl.load(head_ptr + head, mask=mask_h, other=0.0).to(tl.float64)
     g = tl.zeros((BLOCK_H, 1), dtype=tl.float64)
     if not ONCE:
@@ -166,7 +170,7 @@ def gates_forward_kernel(
             g = carry
         tl.store(b_ptr + rows + offs_t, b.to(b_ptr.dtype.element_ty), mask=mask)
         w = g - b
-        if GATE == "sig" or GATE == "exp" or GATE == "ssd":
+        if u_ptr is not None:
             if GATE == "ssd":
                 x = tl.load(decay_ptr + offs_gate, mask=mask, other=1.0)
             else:
@@ -187,9 +191,7 @@ def gates_forward_kernel(
 
 @remember_launches
 @triton.jit(do_not_specialize=["N"])
-def stabiliser_scan_kernel(
-    g_ptr, g_max_ptr, m_initial_ptr, edge_ptr, m_last_ptr, N, HAS_INITIAL: tl.constexpr, BLOCK_N: tl.constexpr
-):
+def stabiliser_scan_kernel(g_ptr, g_max_ptr, m_initial_ptr, edge_ptr, m_last_ptr, N, BLOCK_N: tl.constexpr):
     """Scan m_k = max(g_k + m_{k-1}, max_s w_{k,s}) over the stretches k (paper, appendix B.2; base 2).
 
     Grid: (B * H,).
@@ -200,7 +202,7 @@ def stabiliser_scan_kernel(
     pid_bh = tl.program_id(0).to(tl.int64)
     dtype = edge_ptr.dtype.element_ty
     carry = tl.full((), NEG, dtype=dtype)
-    if HAS_INITIAL:
+    if m_initial_ptr is not None:
         carry = tl.maximum(tl.load(m_initial_ptr + pid_bh).to(tl.float64) * LOG2E, NEG).to(dtype)
     edge = edge_ptr + pid_bh * (N + 1)
     tl.store(edge, carry)
@@ -355,6 +357,7 @@ def gates_backward_kernel(
             elif GATE == "tau":
                 da = tl.where(x * inv_tau < -40.0, 0.0, da)
             else:
+                tl.static_assert(GATE == "sig" or GATE == "log", UNKNOWN_GATE)
                 da = tl.where(x < -40.0, 0.0, da)
             if GATE == "log":
                 dx = da
@@ -373,7 +376,7 @@ def gates_backward_kernel(
                 x = tl.load(input_ptr + offs_gate, mask=mask, other=0.0).to(tl.float32)
                 du = c.to(tl.float32) / (1.0 + tl.exp(x))
                 tl.store(d_input_ptr + offs_gate, du.to(d_input_ptr.dtype.element_ty), mask=mask)
-    if GATE == "slope" or GATE == "ssd":
+    if d_head_ptr is not None:
         tl.store(d_head_ptr + (batch * N + pid_n) * H + head, d_head.to(tl.float32), mask=mask_h)
 
 

@@ -13,8 +13,8 @@ from torch import Tensor
 from ..common.device import capability, on_device_of, scratch
 from ..common.sizes import cdiv, next_power_of_two, padded
 from ..spec import matches_version
-from .chunk_h import chunk_h_kernel, chunk_h_merge_kernel
 from .chunk_o import chunk_o_kernel
+from .chunk_states import chunk_states_kernel, merge_chunk_states_kernel
 from .config import (
     GATES_BLOCK_T,
     GATES_TILE,
@@ -40,14 +40,14 @@ from .gates import (
     sum_kernel,
 )
 from .normaliser import denominator_kernel, normaliser_kernel
-from .roles import Denominators, GateVectors, Role, Shape
+from .roles import OUTPUT, Anchors, Denominators, GateVectors, Role, Shape
 from .step import step_kernel
 
 HAS_WHOLE_STATE = matches_version(triton.__version__, GLUON_TRITON) and not triton.knobs.runtime.interpret
 """Whether whole_state.py can be imported: Gluon's names change between Tritons, and it has no interpreter."""
 if HAS_WHOLE_STATE:
+    from .chunk_states_hopper import chunk_states_hopper_kernel
     from .whole_state import whole_state_kernel
-    from .whole_state_h import whole_state_h_kernel
 
 STEP_BLOCK_K, STEP_BLOCK_V = 32, 64
 
@@ -94,6 +94,10 @@ def _empty(*shape: int, like: Tensor, dtype: torch.dtype = torch.float32) -> Ten
 
 def _precision(x: Tensor) -> str:
     return "ieee" if x.dtype == torch.float32 else "tf32"
+
+
+def _shape(x: Tensor, z: Tensor, heads: int) -> Shape:
+    return Shape(heads, x.shape[3], z.shape[3], group_x=heads // x.shape[2], group_z=heads // z.shape[2])
 
 
 def _gates_tile(heads: int, stretch: int) -> dict[str, Any]:
@@ -158,9 +162,7 @@ def run_gates(
         decay, input_gate, head, b, u, w, g, m, g_max, problem.inv_tau, T, stretch, N, H=H, GATE=problem.gate, **tile
     )
     if problem.stabilised:
-        stabiliser_scan_kernel[(B * H,)](
-            g, g_max, m_initial, edge, m_last, N, HAS_INITIAL=m_initial is not None, BLOCK_N=SCAN_BLOCK_N
-        )
+        stabiliser_scan_kernel[(B * H,)](g, g_max, m_initial, edge, m_last, N, BLOCK_N=SCAN_BLOCK_N)
         grid = (cdiv(T, SCAN_BLOCK_N) * B * H,)
         stabiliser_finish_kernel[grid](b, edge, m, T, stretch, N, BLOCK_T=SCAN_BLOCK_N)
     return gates, m_last
@@ -183,7 +185,7 @@ class ChunkStates:
 
 
 @on_device_of("z")
-def run_chunk_h(
+def run_chunk_states(
     problem: Problem,
     config: StatesConfig,
     y: Tensor,
@@ -215,7 +217,7 @@ def run_chunk_h(
     if want_n:
         result.n_states = _empty(heads, N, DX, like=z)
     ends = (initial, n_initial, result.states, result.n_states, last, n_last)
-    shape = Shape(H, DX, DZ, H // y.shape[2], 1)
+    shape = _shape(y, z, H)
     tiles = cdiv(DX, config.block_x) * cdiv(DZ, config.block_z)
     local = config.parallel and N > 1 and forward_states is None
     # The pass's last chunk is not computed unless the last state is wanted: no chunk follows it.
@@ -223,24 +225,25 @@ def run_chunk_h(
     grid = (tiles * heads * chunks,)
     if local and config.whole_state:
         triton.set_allocator(scratch)
-        whole_state_h_kernel[grid](
+        chunk_states_hopper_kernel[grid](
             y, z, gates, result.states, result.n_states, math.log2(problem.scale), T, problem.chunk, N, heads,
             problem.whole_heads, SHAPE=shape, FUTURE=future, TILE=config, num_warps=config.num_warps,
         )  # fmt: skip
     else:
         if forward_states is not None:
             result.anchors = _empty(tiles, B, H, N, like=z)
-        chunk_h_kernel[grid](
-            y, z, gates, *((None, None, *ends[2:4], None, None) if local else ends),
-            forward_states, result.anchors, problem.scale, T, problem.chunk, N, stretch, B * H,
-            SHAPE=shape, FUTURE=future, LOCAL=local, TILE=config,
-            PRECISION=_precision(z), num_warps=config.num_warps, num_stages=config.num_stages,
+        # What a chunk adds is computed from zero; the merge writes the last state.
+        own = (None, None, result.states, result.n_states, None, None) if local else ends
+        chunk_states_kernel[grid](
+            y, z, gates, *own, Anchors(forward_states, result.anchors), problem.scale, T, problem.chunk, N, stretch,
+            B * H, SHAPE=shape, FUTURE=future, LOCAL=local, TILE=config, PRECISION=_precision(z),
+            num_warps=config.num_warps, num_stages=config.num_stages,
         )  # fmt: skip
     if local:
         # The number of stretches in a chunk is rounded up, so that chunks of several lengths share a binary.
         per_chunk = problem.chunk // stretch
         block_g = next(size for size in (32, 256, next_power_of_two(per_chunk)) if per_chunk <= size)
-        chunk_h_merge_kernel[(cdiv(DX * DZ, MERGE_BLOCK_E) * heads,)](
+        merge_chunk_states_kernel[(cdiv(DX * DZ, MERGE_BLOCK_E) * heads,)](
             gates.g, gates.edge, *ends, T, problem.chunk, N, stretch, problem.whole_heads, DX=DX, DZ=DZ, FUTURE=future,
             BLOCK_E=MERGE_BLOCK_E, BLOCK_G=block_g, BLOCK_X=next_power_of_two(DX), num_warps=4,
         )  # fmt: skip
@@ -304,7 +307,6 @@ def run_chunk_o(
     gates: GateVectors,
     *,
     n_states: Tensor | None = None,
-    normalise: bool = False,
     pair: Tensor | None = None,
 ) -> Product:
     """Launch the kernel that takes a chunk's tiles in parallel; see roles.py for x, y, z, the states and the pair."""
@@ -318,8 +320,8 @@ def run_chunk_o(
     chunk_o_kernel[(tiles_z * cdiv(problem.chunk, config.block_t) * N * B * H,)](
         x, y, z, states, result.out, gates, n_states, pair, result.row_sums,
         problem.scale, T, problem.chunk, N, B * H,
-        SHAPE=Shape(H, x.shape[3], DZ, H // x.shape[2], H // z.shape[2]), ROLE=role, NORMALISE=normalise,
-        TILE=config, PRECISION=_precision(z), num_warps=config.num_warps, num_stages=config.num_stages,
+        SHAPE=_shape(x, z, H), ROLE=role, NORMALISE=problem.stabilised and role == OUTPUT, TILE=config,
+        PRECISION=_precision(z), num_warps=config.num_warps, num_stages=config.num_stages,
     )  # fmt: skip
     return result
 
@@ -360,41 +362,41 @@ def run_fused_chunk(
     num_anchors = cdiv(T, every)
     blocks = cdiv(DX, config.block_x)
     tiles_z = cdiv(DZ, config.block_z)
-    whole_state = isinstance(config, WholeStateConfig)
-    # Columns of Z are spread over programs, which each write row sums and anchors of their own; in whole_state each
-    # walker writes its own anchors, and each of its four warps its own row sums.
-    shares = cdiv(DZ, config.block_z // config.walkers) if isinstance(config, WholeStateConfig) else tiles_z
+    if isinstance(config, WholeStateConfig):
+        # Each walker writes its own anchors, and each of its four warps its own row sums.
+        shares = cdiv(DZ, config.block_z // config.walkers)
+        num_sums, columns, partial_dtype = 4 * shares, tiles_z * config.block_z, z.dtype
+    else:
+        # Each program writes its own anchors and row sums.
+        shares = num_sums = tiles_z
+        columns = DZ
+        # With two blocks, a partial result in bfloat16 is rounded once more than one in float32. That costs little
+        # accuracy and saves memory traffic. With more blocks the rounding errors would add up.
+        partial_dtype = z.dtype if z.dtype == torch.bfloat16 and blocks == 2 else torch.float32
+        if B * H * num_anchors * config.block_x >= 2**31:
+            expected = f"below 2^31 / {config.block_x} at anchors every {every} positions"
+            raise ValueError(f"batch * num_heads * seq_len / {every} must be {expected}, got {B * H * num_anchors}")
     result = Product(out=_empty(B, T, H, DZ, like=z, dtype=z.dtype), anchor_states=anchor_states)
     if pair is not None:
-        result.row_sums = _empty(shares * 4 if whole_state else shares, B, H, T, like=z)
+        result.row_sums = _empty(num_sums, B, H, T, like=z)
         if role.future:
             result.anchors = _empty(blocks, shares, B, H, num_anchors, like=z)
         else:
-            columns = tiles_z * config.block_z if whole_state else DZ
             result.anchor_states = _empty(blocks, B, H, num_anchors, config.block_x, columns, like=z, dtype=z.dtype)
-    if not whole_state and B * H * num_anchors * config.block_x >= 2**31:
-        expected = f"below 2^31 / {config.block_x} at anchors every {every} positions"
-        raise ValueError(f"batch * num_heads * seq_len / {every} must be {expected}, got {B * H * num_anchors}")
-    # With two blocks, a partial result of the inputs' dtype is rounded once more than a float32 one. That costs little
-    # accuracy and saves memory traffic. With more blocks the rounding errors would add up.
-    partial_dtype = z.dtype if whole_state or (z.dtype == torch.bfloat16 and blocks == 2) else torch.float32
     partial = _empty(B, T, H, DZ, like=z, dtype=partial_dtype) if blocks > 1 else None
     if denominators is not None:
         gates = gates._replace(log_denom=None)
     triton.set_allocator(scratch)
-    shape = Shape(H, DX, DZ, H // x.shape[2], H // z.shape[2])
+    shape = _shape(x, z, H)
     for block in range(blocks):
         last_block = block == blocks - 1
-        at_block = (
-            None if result.anchor_states is None else result.anchor_states[block],
-            None if result.anchors is None else result.anchors[block],
-        )
+        anchors = Anchors(*(None if x is None else x[block] for x in (result.anchor_states, result.anchors)))
         if isinstance(config, WholeStateConfig):
             column = block * config.block_x
             tile = config.narrowed(DX - column)
             whole_state_kernel[(tiles_z * (problem.whole_heads + N * (B * H - problem.whole_heads)),)](
                 x, y, z, states, initial, partial if block else None, result.out if last_block else partial, gates,
-                pair if last_block else None, result.row_sums if last_block else None, last, *at_block,
+                pair if last_block else None, result.row_sums if last_block else None, last, anchors,
                 denominators or Denominators(), math.log2(problem.scale), T, problem.chunk, N, B * H,
                 problem.whole_heads, every, column,
                 SHAPE=shape, ROLE=role, TILE=tile, num_warps=4, maxnreg=tile.max_registers,
@@ -402,7 +404,7 @@ def run_fused_chunk(
         else:
             fused_chunk_kernel[(tiles_z * N * B * H,)](
                 x, y, z, states if N > 1 else initial, partial, result.out, gates, pair, result.row_sums, last,
-                *at_block, problem.scale, T, problem.chunk, N, B * H, every, block,
+                anchors, problem.scale, T, problem.chunk, N, B * H, every, block,
                 SHAPE=shape, ROLE=role, FIRST=block == 0, LAST=last_block, TILE=config,
                 num_warps=config.num_warps, num_stages=config.num_stages,
             )  # fmt: skip

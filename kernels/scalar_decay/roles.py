@@ -2,11 +2,11 @@
 
     out = rows(W_in) (X S) + ((X Y^T) * W) Z                                      (TFLA paper, appendix C.3)
 
-    role  X    Y    Z    S                                   row t sums over
-    h     q    k    v    C entering the chunk                positions up to t ("past"; paper, equation 20)
-    dq    dh   v    k    C entering the chunk, transposed    past
-    dk    v    dh   q    dC leaving the chunk, transposed    positions from t on ("future")
-    dv    k    q    dh   dC leaving the chunk                future
+    role         X    Y    Z    S                                   row t sums over
+    OUTPUT: h    q    k    v    C entering the chunk                positions up to t ("past"; paper, equation 20)
+    DQ: dq       dh   v    k    C entering the chunk, transposed    past
+    DK: dk       v    dh   q    dC leaving the chunk, transposed    positions from t on ("future")
+    DV: dv       k    q    dh   dC leaving the chunk                future
 
 The first term is what the state contributes, the second what the chunk's own positions contribute. rows(w) M scales row
 t of M by w_t, and * multiplies elementwise. The gates make W_in[t], the factor of the state in row t, and W[t, s], that
@@ -36,7 +36,7 @@ class Role(NamedTuple):
     transposed: bool
 
 
-H = Role(future=False, transposed=False)
+OUTPUT = Role(future=False, transposed=False)
 DQ = Role(future=False, transposed=True)
 DK = Role(future=True, transposed=True)
 DV = Role(future=True, transposed=False)
@@ -49,6 +49,7 @@ class Shape(NamedTuple):
         heads: H.
         dim_x, dim_z: DX and DZ.
         group_x, group_z: how many consecutive heads share one head of X and Y, or one of Z (Mamba-2's B and C).
+        row_x, row_z, row_out: elements from a position of X and Y, of Z or of the output to the next.
     """
 
     heads: int
@@ -56,6 +57,18 @@ class Shape(NamedTuple):
     dim_z: int
     group_x: int
     group_z: int
+
+    @property
+    def row_x(self) -> int:
+        return self.heads // self.group_x * self.dim_x
+
+    @property
+    def row_z(self) -> int:
+        return self.heads // self.group_z * self.dim_z
+
+    @property
+    def row_out(self) -> int:
+        return self.heads * self.dim_z
 
 
 class GateVectors(NamedTuple):
@@ -78,6 +91,18 @@ class GateVectors(NamedTuple):
     edge: Tensor | None
     m: Tensor | None
     log_denom: Tensor | None
+
+
+class Anchors(NamedTuple):
+    """What the decay's gradient starts from; both None where it is not wanted.
+
+    Attributes:
+        states: C at each anchor, which a kernel that runs forward in time writes and one that runs backward reads.
+        products: takes <C, dC> at each anchor from the latter; else None.
+    """
+
+    states: Tensor | None = None
+    products: Tensor | None = None
 
 
 class Denominators(NamedTuple):

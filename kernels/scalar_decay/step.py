@@ -59,7 +59,7 @@ def step_kernel(
     if GATE == "ssd":
         u = log_input(x, GATE)
     head_value = 0.0
-    if GATE == "slope" or GATE == "ssd":
+    if head_ptr is not None:
         head_value = tl.load(head_ptr + head).to(tl.float32)
     a = log_decay(x, head_value, inv_tau, GATE, tl.float32)
     if GATE == "sig" or GATE == "exp":

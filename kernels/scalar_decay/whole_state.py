@@ -101,10 +101,12 @@ def _pieces(tile, role, divided):
 
 @gluon.constexpr_function
 def _registers(tile, divided):
-    """Return a thread's registers in the second walker and in the preparing group; the first walker gets the rest.
+    """Return a thread's registers in the second walker, if any, and in the preparing group; the first gets the rest.
 
     Measured: a large state gets as many as the preparing group can spare without spilling.
     """
+    if tile.walkers == 1:
+        return [112 if tile.block_x == 64 else 88]
     if tile.state_registers <= 64:
         return [176, 152]
     return [208, 88] if divided else [216, 72]
@@ -180,13 +182,14 @@ def _prepare(
     offs_x = gl.arange(0, BX, n_layout)
     n = _first_n(denominators, chunk, offs_x, DX)
     tiles = gl.cdiv(end - start, BT)
+    STEP: gl.constexpr = -BT if FUTURE else BT
     t0 = start + (tiles - 1) * BT if FUTURE else start
     gates = load_gates(pointers.gates, pid_bh, t0, T, log_scale, FUTURE, BT)
     decay = _store_gates(buffers, 0, gates, n, DIVIDED)
     for tile in range(tiles):
         stage = tile % STAGES
         vectors = buffers.gates.index(stage)
-        next_t = t0 - BT if FUTURE else t0 + BT
+        next_t = t0 + STEP
         next_t = gl.where(tile + 1 < tiles, next_t, t0)
         if not LATE:
             gates = load_gates(pointers.gates, pid_bh, next_t, T, log_scale, FUTURE, BT)
@@ -220,7 +223,7 @@ def _prepare(
         barrier()
         mbarrier.arrive(buffers.ready.index(stage), count=1)
         ahead = tile + STAGES - 1
-        ahead_t = t0 - (STAGES - 1) * BT if FUTURE else t0 + (STAGES - 1) * BT
+        ahead_t = t0 + (STAGES - 1) * STEP
         mbarrier.wait(buffers.freed.index(ahead % STAGES), (ahead // STAGES + 1) & 1, pred=tile > 0)
         load_tiles(tensors, buffers, ahead % STAGES, ahead_t, chunk.x_col, chunk.z_col, ahead < tiles)
         if LATE:
@@ -281,7 +284,7 @@ def _walk(
     STAGES: gl.constexpr = TILE.num_stages
     FUTURE: gl.constexpr = ROLE.future
     SUMS: gl.constexpr = pointers.sums is not None
-    ANCHORS: gl.constexpr = pointers.anchor_states is not None
+    ANCHORS: gl.constexpr = pointers.anchors.states is not None
     PARTIAL: gl.constexpr = tensors.partial is not None
     DTYPE: gl.constexpr = buffers.x[0].dtype
     start, end, pid_bh = chunk.start, chunk.end, chunk.pid_bh
@@ -313,7 +316,7 @@ def _walk(
         count = gl.where(is_last, tiles - (stretches - 1) * per_stretch, per_stretch)
         if ANCHORS:
             index = pid_bh * num_anchors + start // every + (stretches - 1 - stretch if FUTURE else stretch)
-            anchor = pointers.anchor_states + (index * SHARES + share) * (BZ * TILE.block_x)
+            anchor = pointers.anchors.states + (index * SHARES + share) * (BZ * TILE.block_x)
             if not FUTURE:
                 for part in gl.static_range(NX):
                     gl.store(flat_elements(anchor, part, TILE), flatten(state[part].to(DTYPE)))
@@ -374,14 +377,14 @@ def _walk(
             mbarrier.arrive(buffers.freed.index(stage), count=1)
             if walker == 0 and TILE.walkers == 2:
                 mbarrier.arrive(buffers.freed.index(stage), count=1, pred=chunk.two_walkers == 0)
-            t0 = t0 - BT if FUTURE else t0 + BT
+            t0 += -BT if FUTURE else BT
             tile += 1
         if ANCHORS and FUTURE:
             dot = 0.0
             for part in gl.static_range(NX):
                 kept = gl.load(flat_elements(anchor, part, TILE)).to(gl.float32)
                 dot += gl.sum(kept * flatten(state[part]), axis=0)
-            gl.store(pointers.anchors + share * BH.to(gl.int64) * num_anchors + index, dot)
+            gl.store(pointers.anchors.products + share * BH.to(gl.int64) * num_anchors + index, dot)
     tma.store_wait(0)
 
     if pointers.last is not None:
@@ -408,8 +411,7 @@ def whole_state_kernel(
     pair_ptr,
     sums_ptr,
     last_ptr,
-    anchor_states_ptr,
-    anchor_ptr,
+    anchors,
     denominators,
     log_scale,
     T,
@@ -443,9 +445,6 @@ def whole_state_kernel(
     WALKERS: gl.constexpr = TILE.walkers
     DIVIDED: gl.constexpr = denominators.log_denom is not None
     DTYPE: gl.constexpr = x_ptr.dtype.element_ty
-    X_ROW: gl.constexpr = (H // SHAPE.group_x) * DX
-    Z_ROW: gl.constexpr = (H // SHAPE.group_z) * DZ
-    OUT_ROW: gl.constexpr = H * DZ
     COLUMNS: gl.constexpr = (DZ + TILE.block_z - 1) // TILE.block_z
 
     pid = gl.program_id(0)
@@ -457,9 +456,9 @@ def whole_state_kernel(
     batch = pid_bh // H
     head = pid_bh % H
     start = gl.where(is_whole, 0, number % N * L)
-    x_offset = batch * T * X_ROW + (head // SHAPE.group_x) * DX
-    z_offset = batch * T * Z_ROW + (head // SHAPE.group_z) * DZ
-    out_offset = batch * T * OUT_ROW + head * DZ
+    x_offset = batch * T * SHAPE.row_x + (head // SHAPE.group_x) * DX
+    z_offset = batch * T * SHAPE.row_z + (head // SHAPE.group_z) * DZ
+    out_offset = batch * T * SHAPE.row_out + head * DZ
 
     layout: gl.constexpr = gl.NVMMASharedLayout(128, 16, rank=2)
     x_desc, y_desc, x_s, y_s = (), (), (), ()
@@ -470,17 +469,17 @@ def whole_state_kernel(
         else:
             x_desc += (
                 tma.make_tensor_descriptor(
-                    x_ptr + x_offset, [T, DX], [X_ROW, 1], [BT, TILE.copied_widths[part]], layout
+                    x_ptr + x_offset, [T, DX], [SHAPE.row_x, 1], [BT, TILE.copied_widths[part]], layout
                 ),
             )
             y_desc += (
                 tma.make_tensor_descriptor(
-                    y_ptr + x_offset, [T, DX], [X_ROW, 1], [BT, TILE.copied_widths[part]], layout
+                    y_ptr + x_offset, [T, DX], [SHAPE.row_x, 1], [BT, TILE.copied_widths[part]], layout
                 ),
             )
         x_s += (gl.allocate_shared_memory(DTYPE, [STAGES, BT, TILE.copied_widths[part]], layout),)
         y_s += (gl.allocate_shared_memory(DTYPE, [STAGES, BT, TILE.copied_widths[part]], layout),)
-    z_desc = tma.make_tensor_descriptor(z_ptr + z_offset, [T, DZ], [Z_ROW, 1], [BT, TILE.block_z], layout)
+    z_desc = tma.make_tensor_descriptor(z_ptr + z_offset, [T, DZ], [SHAPE.row_z, 1], [BT, TILE.block_z], layout)
     out_s = gl.allocate_shared_memory(DTYPE, [TILE.block_z // BZ, BT, BZ], layout)
     pair_s = out_s
     if pair_ptr is not None and partial_ptr is not None:
@@ -523,16 +522,18 @@ def whole_state_kernel(
     tensors = Tensors(x=x_desc, y=y_desc, z=z_desc)
     load_first_tiles(tensors, buffers, start, gl.cdiv(end - start, BT), x_col, z_col, ROLE.future, TILE)
     # The other descriptors are made meanwhile.
-    out_desc = tma.make_tensor_descriptor(out_ptr + out_offset, [T, DZ], [OUT_ROW, 1], [BT, BZ], layout)
+    out_desc = tma.make_tensor_descriptor(out_ptr + out_offset, [T, DZ], [SHAPE.row_out, 1], [BT, BZ], layout)
     partial_desc = None
     if partial_ptr is not None:
-        partial_desc = tma.make_tensor_descriptor(partial_ptr + out_offset, [T, DZ], [OUT_ROW, 1], [BT, BZ], layout)
+        partial_desc = tma.make_tensor_descriptor(
+            partial_ptr + out_offset, [T, DZ], [SHAPE.row_out, 1], [BT, BZ], layout
+        )
     pair_desc = None
     if pair_ptr is not None:
-        pair_desc = tma.make_tensor_descriptor(pair_ptr + z_offset, [T, DZ], [Z_ROW, 1], [BT, BZ], layout)
+        pair_desc = tma.make_tensor_descriptor(pair_ptr + z_offset, [T, DZ], [SHAPE.row_z, 1], [BT, BZ], layout)
     tensors = Tensors(x=x_desc, y=y_desc, z=z_desc, out=out_desc, partial=partial_desc, pair=pair_desc)
 
-    pointers = Pointers(gates, states_ptr, initial_ptr, sums_ptr, last_ptr, anchor_states_ptr, anchor_ptr)
+    pointers = Pointers(gates, states_ptr, initial_ptr, sums_ptr, last_ptr, anchors)
     chunk = Chunk(
         start=start, end=end, pid_bh=pid_bh, is_whole=is_whole, number=number.to(gl.int64), x_col=x_col, z_col=z_col,
         two_walkers=z_col + TILE.block_z // WALKERS < DZ,
@@ -544,7 +545,7 @@ def whole_state_kernel(
                 (_prepare, (tensors, buffers, pointers, denominators, chunk, log_scale, T, SHAPE, ROLE, TILE)),
             ],
             [WARPS],
-            [112 if TILE.block_x == 64 else 88],
+            _registers(TILE, DIVIDED),
         )
     else:
         gl.warp_specialize(

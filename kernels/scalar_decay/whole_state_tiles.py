@@ -1,4 +1,4 @@
-"""What whole_state.py and whole_state_h.py share: tiles in shared memory, their copies, and the gates."""
+"""What whole_state.py and chunk_states_hopper.py share: tiles in shared memory, their copies, and the gates."""
 
 from typing import Any, NamedTuple
 
@@ -76,14 +76,20 @@ class Pointers(NamedTuple):
     initial: Any
     sums: Any
     last: Any
-    anchor_states: Any
     anchors: Any
 
 
 class Chunk(NamedTuple):
-    """Where a program works: start and end of its chunk, batch times head, whether this head is whole, the number of
-    the chunk's state among those of heads that are cut, first columns of X and Y and of Z, and whether both walkers
-    have columns."""
+    """Where a program works.
+
+    Attributes:
+        start, end: positions of its chunk.
+        pid_bh: which of the B * H heads.
+        is_whole: whether this head is whole; if so, its state comes from Pointers.initial, else from Pointers.states.
+        number: of the chunk's state among those of the heads that are cut.
+        x_col, z_col: first columns of X and Y, and of Z.
+        two_walkers: whether both walkers have columns.
+    """
 
     start: Any
     end: Any
@@ -105,7 +111,7 @@ def allocate_barriers(count: gl.constexpr):
 def load_tiles(tensors, buffers, stage, t0, x_col, z_col, pred):
     """Start the copies of the tiles at position ``t0`` into a stage; the stage's barriers complete when they are there.
 
-    Where there is no X (whole_state_h.py), all tiles share one barrier.
+    Where there is no X (chunk_states_hopper.py), all tiles share one barrier.
     """
     loaded = buffers.loaded.index(stage)
     loaded_z = loaded

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import itertools
 import re
+import traceback
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from triton.compiler.errors import CompilationError
 
 from lrbench.kernels import FAMILIES, Operation
 from lrbench.kernels.gated_mlp import project
@@ -224,6 +226,19 @@ def test_gates(capability: int, op: str) -> None:
     launches = record(engine(op, "fused_chunk", (64, 64), 256), capability, carry=False)
     gates = [launch for launch in launches if launch.kernel.__name__.startswith("gates_")]
     check(gates, capability, max_stack_bytes=0)
+
+
+@pytest.mark.parametrize(("impl", "kernels"), [("fused_chunk", 2), ("step", 1)])
+def test_an_unknown_gate_is_refused(impl: str, kernels: int) -> None:
+    sizes = heads(1, 1 if impl == "step" else 64, 2, 64, 64)
+    case = Case(op="mlstm_sig", impl=impl, dtype=BF16, sizes=sizes)
+    launches = [launch for launch in record(case, training=impl != "step") if "GATE" in launch.arguments]
+    assert len(launches) == kernels
+    for launch in launches:
+        with pytest.raises(CompilationError) as error:
+            compile_kernel(replace(launch, arguments={**launch.arguments, "GATE": "sigma"}), 90)
+        # The assertion is in a function that the kernel calls: the error at the call has it as a cause.
+        assert "GATE must be sig, exp" in "".join(traceback.format_exception(error.value))
 
 
 def test_every_implementation_is_compiled() -> None:

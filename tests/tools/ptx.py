@@ -1,7 +1,7 @@
 """Print what our kernels compile to, to compare two commits: of each case, every kernel and a digest of its PTX.
 
 ``python -m lrbench.tests.tools.ptx > FILE`` in a checkout of either, then ``diff``. Equal lines are the same
-instructions, whatever the registers and labels are called. No GPU is needed; compute capability 9.0, bf16.
+instructions, whatever the registers, labels and kernels are called. No GPU is needed; compute capability 9.0, bf16.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ CHUNK_SIZES = (128, 512)
 ALL_SIZES = (*SIZES["gpu"], *(heads(1, 512, 2, *dims) for dims in ((64, 64), (128, 256), (160, 320))))
 
 
-def digest(ptx: str) -> str:
-    """Return a digest of a kernel's instructions: registers and labels are numbered as they come."""
+def digest(ptx: str, kernel: str) -> str:
+    """Return a digest of a kernel's instructions: registers and labels are numbered as they come, its name left out."""
     names: dict[str, str] = {}
-    code = re.sub(r"//.*|^\s*(\.loc|\.reg|\$L__tmp).*", "", ptx.split("\t.file")[0], flags=re.MULTILINE)
+    code = ptx.split("\t.file")[0].replace(kernel, "")
+    code = re.sub(r"//.*|^\s*(\.loc|\.reg|\$L__tmp).*", "", code, flags=re.MULTILINE)
     code = re.sub(r"\$L__\w+|%[a-z]+\d+", lambda found: names.setdefault(found[0], f"%{len(names)}"), code)
     return hashlib.sha256("\n".join(code.split()).encode()).hexdigest()[:16]
 
@@ -41,8 +42,8 @@ def main() -> None:
                 launches = {launch.compile_key(): launch for launch in record(case, carry=False)}
                 shape = "x".join(map(str, sizes.values()))
                 for launch in launches.values():
-                    ptx = compile_kernel(launch, 90).asm["ptx"]
-                    print(case.op, case.impl, shape, *kwargs.values(), launch.kernel.__name__, digest(ptx), flush=True)
+                    ptx, kernel = compile_kernel(launch, 90).asm["ptx"], launch.kernel.__name__
+                    print(case.op, case.impl, shape, *kwargs.values(), kernel, digest(ptx, kernel), flush=True)
 
 
 if __name__ == "__main__":

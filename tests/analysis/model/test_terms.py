@@ -244,9 +244,9 @@ def test_multiprocessors_hold_as_many_programs_as_compiled_kernels_leave_room_fo
     case = Case(op=op, impl="fused_chunk", dtype=torch.bfloat16, sizes=sizes, kwargs={"chunk_size": 64})
     kinds = {
         "fused_chunk_kernel": "walk",
-        "chunk_h_kernel": "states",
+        "chunk_states_kernel": "states",
         "normaliser_kernel": "normaliser",
-        "chunk_h_merge_kernel": "merge",
+        "merge_chunk_states_kernel": "merge",
     }
     for item in record(case, training=False, carry=False):
         kind = kinds.get(item.kernel.__name__)

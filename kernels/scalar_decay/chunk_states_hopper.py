@@ -4,8 +4,8 @@
 
 starts from zero at the chunk's start (at its end, backward in time) and takes the chunk tile by tile with S^T in
 registers. Y and Z are k and v, or q and dh backward in time. A program has 128 columns of Z and of Y, so that each is
-read once where a head has no more of them. chunk_h_merge_kernel then turns the chunks' contributions into states.
-Source: TFLA paper, appendices B.2 and B.3; chunk_h.py computes the same on any GPU.
+read once where a head has no more of them. merge_chunk_states_kernel then turns the chunks' contributions into states.
+Source: TFLA paper, appendices B.2 and B.3; chunk_states.py computes the same on any GPU.
 """
 
 from triton.experimental import gluon
@@ -35,7 +35,7 @@ from .whole_state_tiles import (
 
 @remember_launches
 @gluon.jit(do_not_specialize=["T", "L", "N", "heads", "whole_heads", "log_scale"])
-def whole_state_h_kernel(
+def chunk_states_hopper_kernel(
     y_ptr,
     z_ptr,
     gates,
@@ -68,8 +68,6 @@ def whole_state_h_kernel(
     STAGES: gl.constexpr = TILE.num_stages
     DTYPE: gl.constexpr = y_ptr.dtype.element_ty
     WITH_N: gl.constexpr = n_states_ptr is not None
-    Y_ROW: gl.constexpr = (H // SHAPE.group_x) * DX
-    Z_ROW: gl.constexpr = (H // SHAPE.group_z) * DZ
     ROWS: gl.constexpr = (DX + BX - 1) // BX
     COLUMNS: gl.constexpr = (DZ + TILE.block_z - 1) // TILE.block_z
 
@@ -84,12 +82,12 @@ def whole_state_h_kernel(
     pid_bh = (pid // (COLUMNS * ROWS * chunks) + whole_heads).to(gl.int64)
     batch = pid_bh // H
     head = pid_bh % H
-    y_offset = batch * T * Y_ROW + (head // SHAPE.group_x) * DX
-    z_offset = batch * T * Z_ROW + (head // SHAPE.group_z) * DZ
+    y_offset = batch * T * SHAPE.row_x + (head // SHAPE.group_x) * DX
+    z_offset = batch * T * SHAPE.row_z + (head // SHAPE.group_z) * DZ
 
     layout: gl.constexpr = gl.NVMMASharedLayout(128, 16, rank=2)
-    y_desc = tma.make_tensor_descriptor(y_ptr + y_offset, [T, DX], [Y_ROW, 1], [BT, BX], layout)
-    z_desc = tma.make_tensor_descriptor(z_ptr + z_offset, [T, DZ], [Z_ROW, 1], [BT, TILE.block_z], layout)
+    y_desc = tma.make_tensor_descriptor(y_ptr + y_offset, [T, DX], [SHAPE.row_x, 1], [BT, BX], layout)
+    z_desc = tma.make_tensor_descriptor(z_ptr + z_offset, [T, DZ], [SHAPE.row_z, 1], [BT, TILE.block_z], layout)
     y_s = gl.allocate_shared_memory(DTYPE, [STAGES, BT, BX], layout)
     z_s = gl.allocate_shared_memory(DTYPE, [STAGES, BT, TILE.block_z], layout)
     weights_s = gl.allocate_shared_memory(gl.float32, [2, BT], gl.SwizzledSharedLayout(1, 1, 1, order=[0]))
@@ -115,6 +113,7 @@ def whole_state_h_kernel(
     second = gl.zeros([BZ, BX], gl.float32, state_layout)
     n = gl.zeros([BT // RUN, BX], gl.float32, n_layout)
 
+    STEP: gl.constexpr = -BT if FUTURE else BT
     t0 = start + (tiles - 1) * BT if FUTURE else start
     _, _, _, weight, decay, _ = load_gates(gates, pid_bh, t0, T, log_scale, FUTURE, BT)
     weights_s.index(0).store(gl.exp2(weight))
@@ -122,9 +121,8 @@ def whole_state_h_kernel(
     for tile in range(tiles):
         stage = tile % STAGES
         ahead = tile + STAGES - 1
-        ahead_t = t0 - (STAGES - 1) * BT if FUTURE else t0 + (STAGES - 1) * BT
-        load_tiles(tensors, buffers, ahead % STAGES, ahead_t, x_col, z_col, ahead < tiles)
-        next_t = t0 - BT if FUTURE else t0 + BT
+        load_tiles(tensors, buffers, ahead % STAGES, t0 + (STAGES - 1) * STEP, x_col, z_col, ahead < tiles)
+        next_t = t0 + STEP
         next_t = gl.where(tile + 1 < tiles, next_t, t0)
         _, _, _, weight, next_decay, _ = load_gates(gates, pid_bh, next_t, T, log_scale, FUTURE, BT)
         factor = gl.exp2(decay)

@@ -19,7 +19,7 @@ from .gates import NEG
 
 @remember_launches
 @triton.jit(do_not_specialize=["T", "L", "N", "LG", "BH", "scale"])
-def chunk_h_kernel(
+def chunk_states_kernel(
     y_ptr,
     z_ptr,
     gates,
@@ -29,8 +29,7 @@ def chunk_h_kernel(
     n_states_ptr,
     last_ptr,
     n_last_ptr,
-    forward_states_ptr,
-    anchor_ptr,
+    anchors,
     scale,
     T,
     L,
@@ -47,7 +46,7 @@ def chunk_h_kernel(
 
     Grid: (ceil(DX / BLOCK_X) * ceil(DZ / BLOCK_Z) * B * H,), with LOCAL times the chunks whose contributions are
     wanted, N or N - 1: then one program computes one chunk's contribution to the state, starting from zero, and
-    chunk_h_merge_kernel combines the contributions. The pass's last chunk (FUTURE: the first in time) is left out
+    merge_chunk_states_kernel combines the contributions. The pass's last chunk (FUTURE: the first in time) is left out
     unless the last state is wanted, since no chunk follows it.
     Forward in time: reads k as Y [B, T, H / group_x, DX], v as Z [B, T, H, DZ] and the gate vectors; writes the state
     before each chunk [B, H, N, DX, DZ] and, where asked for, n [B, H, N, DX] and the last state. FUTURE, backward in
@@ -84,12 +83,10 @@ def chunk_h_kernel(
     offs_t = tl.arange(0, BLOCK_T)
     mask_x = offs_x < DX
     mask_z = offs_z < DZ
-    Y_ROW: tl.constexpr = (H // SHAPE.group_x) * DX
-    Z_ROW: tl.constexpr = H * DZ
-    y_stride = tl.full((), Y_ROW, tl.int64)
-    z_stride = tl.full((), Z_ROW, tl.int64)
-    y_base = y_ptr + batch * T * Y_ROW + (head // SHAPE.group_x) * DX
-    z_base = z_ptr + batch * T * Z_ROW + head * DZ
+    y_stride = tl.full((), SHAPE.row_x, tl.int64)
+    z_stride = tl.full((), SHAPE.row_z, tl.int64)
+    y_base = y_ptr + batch * T * SHAPE.row_x + (head // SHAPE.group_x) * DX
+    z_base = z_ptr + batch * T * SHAPE.row_z + head * DZ
     rows = pid_bh * T
     state_offs = offs_x[:, None] * DZ + offs_z[None, :]
     state_mask = mask_x[:, None] & mask_z[None, :]
@@ -119,12 +116,12 @@ def chunk_h_kernel(
         index = t0 // LG
         mask_t = t0 + offs_t < T
         y_t = tl.load(
-            y_base + t0 * y_stride + offs_x[:, None] + offs_t[None, :] * Y_ROW,
+            y_base + t0 * y_stride + offs_x[:, None] + offs_t[None, :] * SHAPE.row_x,
             mask=mask_x[:, None] & mask_t[None, :],
             other=0.0,
         )  # [BLOCK_X, BLOCK_T]
         z = tl.load(
-            z_base + t0 * z_stride + offs_t[:, None] * Z_ROW + offs_z[None, :],
+            z_base + t0 * z_stride + offs_t[:, None] * SHAPE.row_z + offs_z[None, :],
             mask=mask_t[:, None] & mask_z[None, :],
             other=0.0,
         )  # [BLOCK_T, BLOCK_Z]
@@ -159,13 +156,13 @@ def chunk_h_kernel(
         state = tl.dot(y_t, weighted, state, input_precision=PRECISION)
         if WITH_N and pid_z == 0:
             n_state += tl.sum(y_t.to(tl.float32) * weight[None, :], axis=1)
-        if anchor_ptr is not None:
+        if anchors.products is not None:
             if t0 % L == 0:
                 before = tl.load(
-                    forward_states_ptr + (pid_bh * N + chunk) * DX * DZ + state_offs, mask=state_mask, other=0.0
+                    anchors.states + (pid_bh * N + chunk) * DX * DZ + state_offs, mask=state_mask, other=0.0
                 ).to(tl.float32)
                 dot = tl.sum(before * state)
-                tl.store(anchor_ptr + ((pid_x * NZ + pid_z) * BH.to(tl.int64) + pid_bh) * N + chunk, dot)
+                tl.store(anchors.products + ((pid_x * NZ + pid_z) * BH.to(tl.int64) + pid_bh) * N + chunk, dot)
 
     if LOCAL:
         out = (pid_bh * N + pid_n) * DX * DZ + state_offs
@@ -180,7 +177,7 @@ def chunk_h_kernel(
 
 @remember_launches
 @triton.jit(do_not_specialize=["T", "L", "N", "LG", "whole_heads"])
-def chunk_h_merge_kernel(
+def merge_chunk_states_kernel(
     g_ptr,
     edge_ptr,
     initial_ptr,
