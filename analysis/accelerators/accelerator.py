@@ -1,5 +1,5 @@
 """What an accelerator is: its rates, caches and source, and rates that were measured on one; and those of
-specified.toml. A user's own are tables of the same form (:mod:`.user_file`), ``cpu`` is this machine (:mod:`.cpu`)."""
+specified.toml. A user's own are tables of the same form (:mod:`.known`), ``cpu`` is this machine (:mod:`.cpu`)."""
 
 from __future__ import annotations
 
