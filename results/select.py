@@ -1,13 +1,8 @@
 """Which rows: selectors, the newest row of every case, the best chunk length, and what differs between environments.
 
-A side of a comparison is written as
-
-* the path of a result file or of a folder with some, or
-* terms ``KEY:VALUE`` joined by commas, all of which hold, over the rows of a pool of results: ``run:c0d954a9``,
-  ``commit:4a4cb51``, ``impl:fused_chunk,op:mlstm_exp``, ``provider:mlstm_kernels,seq_len:8k``.
-
-A run, a commit or a case is named by how it begins. Commands that answer at once work on rows as dicts; figures, tables
-and reports on pandas frames. pandas is imported where a frame is made.
+A selector is the path of a result file or of a folder with some, or terms ``KEY:VALUE`` joined by commas over the rows
+of a pool of results ("Naming results" in docs/ci.md). Commands that answer at once work on rows as dicts; figures,
+tables and reports on pandas frames. pandas is imported where a frame is made.
 """
 
 from __future__ import annotations
