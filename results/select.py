@@ -48,6 +48,11 @@ COMPARED_COLUMNS = (
 )  # fmt: skip
 """What of an environment two sides of a comparison should have in common."""
 
+MODE_NAMES = {
+    "fw": "forward", "fwbw": "forward + backward", "bw": "backward", "step": "decoding step", "train": "training step",
+}  # fmt: skip
+"""What tables and figures call the modes, in the order of a figure's panels."""
+
 CLOCK_TOLERANCE = 0.02
 """Largest relative difference of the median SM clocks of two sides that goes unmentioned."""
 
@@ -234,9 +239,12 @@ def device_of(row: Row) -> str:
     return row["device_accelerator"] or row["device_name"] or "unknown"
 
 
-def short_size(value: int) -> str:
-    """Return 8192 as 8k and 300 as 300."""
-    return f"{value // 1024}k" if value >= 1024 and value % 1024 == 0 else str(value)
+def short_size(value: float) -> str:
+    """Return a size as people write it: 300, 512, 1k, 64k, 2M."""
+    for factor, suffix in ((1024**2, "M"), (1024, "k")):
+        if value >= factor and value % factor == 0:
+            return f"{int(value // factor)}{suffix}"
+    return f"{value:.15g}"
 
 
 def describe_sizes(row: Row) -> str:
