@@ -122,14 +122,13 @@ def field(
     *,
     also: Sequence[str] = (),
     default: str | int | None = None,
-    kind: Any = str,
     **more: Any,
 ) -> Callable[[str, Any], tuple[Any, Any]]:
     """Return an option of a dataclass's field, or a switch: ``x: Annotated[int, field("Help.", parse_size)]``.
 
     Args:
-        parse: makes the value of what is given, of type ``kind``, and the option's name in error messages: the flag,
-            or the field's name. Without it, what is given is the value.
+        parse: makes the value of the text that is given, and the option's name in error messages: the flag, or the
+            field's name. Without it, what is given is the value.
         flag: by default made of the name; for a switch Typer itself would add a --no-... flag.
         also: further flags.
         default: of a field; that of a switch stands in the signature.
@@ -143,7 +142,7 @@ def field(
         def parsed(given: Any) -> Any:
             return given if given is None or parse is None else parse(given, flag or name)
 
-        given: Any = of if parse is None else kind if default is not None else kind | None
+        given: Any = of if parse is None else str if default is not None else str | None
         flags = (flag or f"--{name.replace('_', '-')}", *also)
         return Annotated[given, typer.Option(*flags, help=help, callback=parsed, **more)], default
 

@@ -23,13 +23,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.text import Text
 
 from ..results.schema import Record
-from ..results.select import describe_axes, grouped, short_size
+from ..results.select import MODE_NAMES, describe_axes, grouped, short_size
 from .plan import PlannedCase
 
 FAILED = ("oom", "timeout", "crash", "error", "incorrect")
-MODE_NAMES = {
-    "fw": "forward", "fwbw": "forward + backward", "bw": "backward", "step": "decoding step", "train": "training step",
-}  # fmt: skip
 PRINT_EVERY_S = 10.0
 EXPECTED_S = 10.0
 """A sweep begins as if this many seconds had been measured and taken as long as expected: so one slow first case does

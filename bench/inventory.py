@@ -9,7 +9,6 @@ from typing import Any
 from .. import kernels
 from ..analysis.accelerators import cpu, roofs
 from ..analysis.accelerators import known as accelerators
-from ..analysis.accelerators import user_file as accelerator_file
 from ..analysis.accelerators.known import Accelerator, Roofs
 from ..analysis.counts.formulations import FORMULATIONS
 from ..kernels import baselines
@@ -169,10 +168,10 @@ def gpu_rows() -> list[Row]:
     Raises:
         ValueError: the user's file is bad.
     """
-    own = accelerator_file.user_accelerators()
+    own = accelerators.user_accelerators()
     stored = roofs.stored_roofs()
     rows = [
-        _gpu_row(a, stored.get(a.key, a.measured), str(accelerator_file.user_file()) if a.key in own else "lrbench")
+        _gpu_row(a, stored.get(a.key, a.measured), str(accelerators.user_file()) if a.key in own else "lrbench")
         for a in (*accelerators.ACCELERATORS.values(), *own.values())
     ]
     if cpu.recall() is not None:

@@ -15,8 +15,7 @@ import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-
-from ..analysis.counts.hardware_counters import Counters
+from typing import Any
 
 TENSOR_METRICS = (
     "sm__ops_path_tensor_src_bf16_dst_fp32.sum",
@@ -112,20 +111,26 @@ def _number(metric: str, text: str, unit: str) -> float:
         raise ValueError(f"{metric} must be a number, got {text!r}") from None
 
 
-def add_up(kernels: Sequence[KernelCounts]) -> Counters:
-    """Return the sums over the kernels of one call; None for what no kernel has a counter of."""
+def add_up(kernels: Sequence[KernelCounts]) -> dict[str, Any]:
+    """Return what was measured of the kernels of one call as columns of a :class:`..results.schema.ProfileRow`.
 
-    def total(metrics: Sequence[str]) -> float | None:
+    A sum is None where no kernel has a counter of it.
+    """
+
+    def total(*metrics: str) -> float | None:
         sums = [value for kernel in kernels if (value := kernel.sum_of(metrics)) is not None]
         return sum(sums) if sums else None
 
-    return Counters(
-        tensor_flops=total(TENSOR_METRICS),
-        dram_read_bytes=total((DRAM_READ,)),
-        dram_write_bytes=total((DRAM_WRITE,)),
-        l2_bytes=total((L2,)),
-        launches=len(kernels),
-    )
+    return {
+        "launches": len(kernels),
+        "kernel_names": [kernel.name for kernel in kernels],
+        "kernel_tensor_flops": [kernel.sum_of(TENSOR_METRICS) or 0.0 for kernel in kernels],
+        "kernel_dram_bytes": [kernel.sum_of((DRAM_READ, DRAM_WRITE)) or 0.0 for kernel in kernels],
+        "measured_tensor_flops": total(*TENSOR_METRICS),
+        "dram_read_bytes": total(DRAM_READ),
+        "dram_write_bytes": total(DRAM_WRITE),
+        "l2_bytes": total(L2),
+    }
 
 
 def error_in(text: str) -> str | None:

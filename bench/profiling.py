@@ -147,26 +147,11 @@ def build_row(
     if count is not None:
         columns |= {name: getattr(count, name) for name in COUNTED}
     if kernels is not None:
-        counters = ncu.add_up(kernels)
         cache = None if run.device is None else run.device.l2_bytes
-        columns |= {
-            "launches": counters.launches,
-            "kernel_names": [kernel.name for kernel in kernels],
-            "kernel_tensor_flops": [kernel.sum_of(ncu.TENSOR_METRICS) or 0.0 for kernel in kernels],
-            "kernel_dram_bytes": [kernel.sum_of((ncu.DRAM_READ, ncu.DRAM_WRITE)) or 0.0 for kernel in kernels],
-            "measured_tensor_flops": counters.tensor_flops,
-            "dram_read_bytes": counters.dram_read_bytes,
-            "dram_write_bytes": counters.dram_write_bytes,
-            "l2_bytes": counters.l2_bytes,
-            "last_cache_bytes": cache,
-        }
+        columns |= {**ncu.add_up(kernels), "last_cache_bytes": cache}
         if count is not None:
-            found = compare(count, counters, dtype=case.dtype, last_cache_bytes=cache)
-            columns |= {
-                "tensor_flops_ratio": found.tensor_flops_ratio,
-                "bytes_ratio": found.bytes_ratio,
-                "explanation": "; ".join(found.explanation) or None,
-            }
+            columns["tensor_flops_ratio"], columns["bytes_ratio"], why = compare(count, columns)
+            columns["explanation"] = "; ".join(why) or None
     return ProfileRow(**columns)
 
 

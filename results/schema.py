@@ -215,7 +215,7 @@ class _Target:
 
 @dataclass(frozen=True, kw_only=True)
 class Record(_Versions, DeviceState, _Target, _Device, _Measured, _Problem, _SameMath, _Code, _Run):
-    """One row of the results. Null where a column does not apply; units are in the names."""
+    """One row of the results, see docs/results.md. Null where a column does not apply; units are in the names."""
 
     schema_version: int = SCHEMA_VERSION
 
@@ -243,20 +243,7 @@ class _Rate:
 
 @dataclass(frozen=True, kw_only=True)
 class RoofRow(_Versions, _Device, DeviceState, _Rate):
-    """One measured rate of a device. Units are in the names.
-
-    Attributes:
-        run_id: the calibration, or the sweep or run of the bars that it was made for.
-        quantity: copy (device to device, bytes read plus written), matmul (square), or fma (fp32 multiply-adds on
-            registers).
-        dtype: what is multiplied: fp64, fp32, tf32, fp16, bf16; None for a copy.
-        size: side of the matrices, bytes of the copied buffer, or number of multiply-adds.
-        unit: FLOP/s or bytes/s.
-        rate: work over the median time; ``best_rate``: over the shortest.
-        spec_rate: the specification's figure for the same, where there is one.
-        short: whether it is a short form, as a sweep takes it.
-        beside: the problem of the bars that a copy was timed before or after; None in a calibration.
-    """
+    """One measured rate of a device, see "Measured roofs" in docs/accelerators.md."""
 
     roofs_version: int = ROOFS_VERSION
 
@@ -288,18 +275,7 @@ class _Counters:
 
 @dataclass(frozen=True, kw_only=True)
 class ProfileRow(_Versions, _Device, _Counters, _Problem, _Package, _Code, _Run):
-    """One profiled case. Units are in the names.
-
-    Attributes:
-        kernel_names, kernel_tensor_flops, kernel_dram_bytes: of each launch, in the order they ran.
-        tensor_flops, bytes, compulsory_bytes, causal_factor: counted, as in a row of the results.
-        executed_tensor_flops, executed_bytes: counted of the kernels, recomputation and padding included, where known.
-        measured_tensor_flops: operations of the matrix units.
-        dram_read_bytes, dram_write_bytes, l2_bytes: measured traffic of the device memory and requests to the L2.
-        tensor_flops_ratio, bytes_ratio: measured / executed, or / counted where the kernels are not counted.
-        explanation: why a ratio is outside 1 % (FLOPs) or 15 % (bytes).
-        last_cache_bytes: L2 of the measured device's specification.
-    """
+    """One profiled case, see "Hardware counters" in docs/accelerators.md."""
 
     profile_version: int = PROFILE_VERSION
 

@@ -1,13 +1,8 @@
 """Which rows: selectors, the newest row of every case, the best chunk length, and what differs between environments.
 
-A side of a comparison is written as
-
-* the path of a result file or of a folder with some, or
-* terms ``KEY:VALUE`` joined by commas, all of which hold, over the rows of a pool of results: ``run:c0d954a9``,
-  ``commit:4a4cb51``, ``impl:fused_chunk,op:mlstm_exp``, ``provider:mlstm_kernels,seq_len:8k``.
-
-A run, a commit or a case is named by how it begins. Commands that answer at once work on rows as dicts; figures, tables
-and reports on pandas frames. pandas is imported where a frame is made.
+A selector is the path of a result file or of a folder with some, or terms ``KEY:VALUE`` joined by commas over the rows
+of a pool of results ("Naming results" in docs/ci.md). Commands that answer at once work on rows as dicts; figures,
+tables and reports on pandas frames. pandas is imported where a frame is made.
 """
 
 from __future__ import annotations
@@ -52,6 +47,11 @@ COMPARED_COLUMNS = (
     "device_name", "driver_version", "cuda_version", "torch_version", "triton_version", "python_version",
 )  # fmt: skip
 """What of an environment two sides of a comparison should have in common."""
+
+MODE_NAMES = {
+    "fw": "forward", "fwbw": "forward + backward", "bw": "backward", "step": "decoding step", "train": "training step",
+}  # fmt: skip
+"""What tables and figures call the modes, in the order of a figure's panels."""
 
 CLOCK_TOLERANCE = 0.02
 """Largest relative difference of the median SM clocks of two sides that goes unmentioned."""
@@ -239,9 +239,12 @@ def device_of(row: Row) -> str:
     return row["device_accelerator"] or row["device_name"] or "unknown"
 
 
-def short_size(value: int) -> str:
-    """Return 8192 as 8k and 300 as 300."""
-    return f"{value // 1024}k" if value >= 1024 and value % 1024 == 0 else str(value)
+def short_size(value: float) -> str:
+    """Return a size as people write it: 300, 512, 1k, 64k, 2M."""
+    for factor, suffix in ((1024**2, "M"), (1024, "k")):
+        if value >= factor and value % factor == 0:
+            return f"{int(value // factor)}{suffix}"
+    return f"{value:.15g}"
 
 
 def describe_sizes(row: Row) -> str:

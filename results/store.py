@@ -452,10 +452,6 @@ def _read_where(files: Sequence[Path], columns: Sequence[str], where: Where, new
         parts = (pq.filters_to_expression([[condition] for condition in part]) for part in where)
         return functools.reduce(operator.and_, parts, ds.scalar(True))
 
-    def failing(part: Sequence[tuple[str, str, Any]]) -> ds.Expression:
-        """Return the rows that do not pass, null among them."""
-        return functools.reduce(operator.or_, (ds.field(name).is_null() for name, *_ in part), ~passing([part]))
-
     wanted = passing(where)
     if newest:
         # A file at a time: the keys of all rows take as much memory as there is.
@@ -466,9 +462,6 @@ def _read_where(files: Sequence[Path], columns: Sequence[str], where: Where, new
         where = [*where, [("measured_at", ">=", min(times))], [("measured_at", "in", times)]]
         wanted = passing(where)
     groups = [g for file in stored.get_fragments(filter=wanted) for g in file.split_by_row_group(wanted, schema=schema)]
-    # What statistics show to hold for all of these row groups is not looked at again.
-    unknown = [part for part in where if any(g.split_by_row_group(failing(part), schema=schema) for g in groups)]
-    wanted = passing(unknown)
 
     def read(groups: Sequence[ds.Fragment], columns: Iterable[str]) -> pa.Table:
         return ds.FileSystemDataset(groups, schema, stored.format).to_table(columns=list(columns), filter=wanted)

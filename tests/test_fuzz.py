@@ -19,8 +19,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from lrbench.analysis.accelerators import user_file
-from lrbench.analysis.accelerators.user_file import VARIABLE, user_accelerators
+from lrbench.analysis.accelerators import known
+from lrbench.analysis.accelerators.known import VARIABLE, user_accelerators
 from lrbench.analysis.check.thresholds import load_thresholds
 from lrbench.results import store
 from lrbench.tests.results.test_store import RECORD
@@ -41,7 +41,7 @@ time = 0.15
 min_slowdown_ms = 1
 """
 # One of the specified accelerators under a name of the user's.
-SPECIFIED = Path(user_file.__file__).with_name("specified.toml").read_text(encoding="utf-8")
+SPECIFIED = Path(known.__file__).with_name("specified.toml").read_text(encoding="utf-8")
 ACCELERATORS = "[mine]\n" + SPECIFIED.partition("[v100]\n")[2].partition("\n[")[0]
 FRAGMENTS = [
     "[" * 5000, "{a=" * 5000, "9" * 400, "9" * 5000, "-1", "0", "1e400", "nan", "inf", "true", '""', '"\\u0000"', "[]",

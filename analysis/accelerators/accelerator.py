@@ -1,5 +1,5 @@
 """What an accelerator is: its rates, caches and source, and rates that were measured on one; and those of
-specified.toml. A user's own are tables of the same form (:mod:`.user_file`), ``cpu`` is this machine (:mod:`.cpu`)."""
+specified.toml. A user's own are tables of the same form (:mod:`.known`), ``cpu`` is this machine (:mod:`.cpu`)."""
 
 from __future__ import annotations
 
@@ -50,20 +50,13 @@ _Bytes = Annotated[int, _at_least(MIN_BYTES, "an integer of")]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Specification:
-    """What is stated of an accelerator, which is also its table in a TOML file.
+    """What is stated of an accelerator, which is also its table in a TOML file; docs/accelerators.md lists the keys.
 
     Attributes:
-        name: name for people.
         part: which part exactly (form factor, memory size); rates differ between parts that share a name.
-        source: where the figures are stated.
-        device_names: what the driver calls the part, exactly; the specified parts are told by :func:`match_device`.
-        matrix_flops: dtype (fp16, bf16, tf32, fp32, fp64) -> dense FLOP/s with fp32 accumulation (fp64 for fp64) on the
-            fastest unit that multiplies this dtype exactly; a dtype that the part cannot multiply is missing.
-        vector_flops: FLOP/s of the fp32 vector units (a fused multiply-add is 2).
-        bandwidth_bytes_s: bytes/s of the device memory.
-        memory_bytes: size of the device memory as the maker states it, 80 GB being 80e9: what the driver reports beyond
-            that, contexts and allocators take. None where it is not known.
-        capability: CUDA's compute capability such as "9.0", None of others and where it is not known.
+        device_names: of a user's own; the specified parts are told by :func:`match_device`.
+        matrix_flops: with fp32 accumulation (fp64 for fp64), on the fastest unit that multiplies this dtype exactly.
+        memory_bytes: as the maker states it: what the driver reports beyond that, contexts and allocators take.
         l2_bytes: last cache before the device memory that all processors share.
         smem_bytes: shared memory (local data share, L1 on a CPU) that one thread block can use.
         sms: multiprocessors, compute units or cores.

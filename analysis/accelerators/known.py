@@ -1,15 +1,24 @@
-"""Accelerators by name: the specified ones, the user's own, and this machine's CPU."""
+"""Accelerators by name: the specified ones, the user's own, and this machine's CPU.
+
+The user's own are tables of a TOML file, whose keys are the fields of :class:`.accelerator.Specification`: the file
+that the variable LRBENCH_ACCELERATORS names (set but empty: none), else ``$XDG_CONFIG_HOME/lrbench/accelerators.toml``,
+by default ``~/.config/lrbench/accelerators.toml``, where there is one. docs/accelerators.md has an example.
+"""
 
 from __future__ import annotations
 
+import functools
 import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
+from typing import Annotated
 
 from ...results.arguments import unknown
-from .accelerator import ACCELERATORS, ALIASES, Accelerator, Roofs
+from ...results.toml_tables import Must
+from .accelerator import ACCELERATORS, ALIASES, Accelerator, Roofs, read_accelerators
 from .cpu import local_cpu
-from .user_file import user_accelerators
 
 _DEVICE_NAMES = (
     (r"V100-SXM2", "v100"),
@@ -26,6 +35,16 @@ _DEVICE_NAMES = (
     (r"MI300X", "mi300x"),
 )
 
+VARIABLE = "LRBENCH_ACCELERATORS"
+_RESERVED = frozenset({*ACCELERATORS, *ALIASES, "cpu"})
+_Key = Annotated[
+    str,
+    Must(
+        "a name of lower-case letters, digits and _ that lrbench does not have already",
+        lambda key: key not in _RESERVED and re.fullmatch(r"[a-z][a-z0-9_]*", key) is not None,
+    ),
+]
+
 USUAL = "h100"
 """What a question is about where no accelerator is named and none is here."""
 
@@ -41,6 +60,33 @@ def default_key() -> str:
             if found and (key := match_device(found[1])):
                 return key
     return USUAL
+
+
+def user_file() -> Path | None:
+    """Return the user's accelerator file, or None; ValueError where LRBENCH_ACCELERATORS names a missing one."""
+    named = os.environ.get(VARIABLE)
+    if named is not None:
+        if named and not Path(named).is_file():
+            raise ValueError(f"{VARIABLE} must name a TOML file, got {named} (no such file)")
+        return Path(named) if named else None
+    folder = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
+    path = Path(folder) / "lrbench" / "accelerators.toml"
+    return path if path.is_file() else None
+
+
+def user_accelerators() -> Mapping[str, Accelerator]:
+    """Return the accelerators of the user's file by key.
+
+    Raises:
+        ValueError: the file is not as this module says; the message names file, key, what was expected and given.
+    """
+    path = user_file()
+    return MappingProxyType({}) if path is None else _load(path, path.stat().st_mtime_ns)
+
+
+@functools.lru_cache(maxsize=8)
+def _load(path: Path, _modified_ns: int) -> Mapping[str, Accelerator]:
+    return read_accelerators(path, _Key, VARIABLE)
 
 
 def known_accelerators() -> tuple[str, ...]:

@@ -1,15 +1,8 @@
 """Two sets of results, case by case: ratio of times with a confidence interval, and a verdict.
 
-The ratio is B's median time over A's, its interval the bootstrap's of the stored samples. With the margin m of what
-counts as equal, and the zone from 1 / (1 + m) to 1 + m, B is
-
-* ``same``: the interval lies within the zone;
-* ``faster`` or ``slower``: it does not, and lies wholly below or above 1;
-* ``unclear``: it holds 1 and reaches out of the zone;
-* ``unclear: noisy``: it is not ``same``, and a side was measured on a busy machine, as its ``noise`` says.
-
-The interval is about the samples of these two runs. That a run as a whole differs from the next one by a percent or so
-is what the margin is for, and why ``compare --live`` exists.
+The ratio is B's median time over A's, its interval the bootstrap's of the stored samples; docs/ci.md ("compare") says
+which verdict follows. The interval is about the samples of these two runs. That a run as a whole differs from the next
+one by a percent or so is what the margin is for, and why ``compare --live`` exists.
 """
 
 from __future__ import annotations
@@ -118,7 +111,7 @@ def is_noisy(*rows: Row) -> bool:
 
 
 def judge(interval: Interval, margin: float, *, noisy: bool = False) -> str:
-    """Return faster, slower, same or unclear, as this module says."""
+    """Return faster, slower, same or unclear, as docs/ci.md says."""
     if interval.low >= 1 / (1 + margin) and interval.high <= 1 + margin:
         return "same"
     if noisy:

@@ -1,23 +1,17 @@
 """The regression check: a run against a baseline, case by case: time, host time, peak memory, error and status.
 
-A time regressed only if the one-sided 95 % confidence bound of the ratio (new over old, bootstrap of the stored
-samples) lies beyond the case's threshold: it is slower by more than what is tolerated, not merely slower. If the
-interval contains the threshold the case is unclear, which fails the check only with ``--fail-unclear``. Memory, error
-and counts are not random and are compared with their thresholds as they are. So is the host's time, of which a row has
-the median alone: its threshold is as wide as that of any wall clock on a shared machine.
+docs/ci.md has the verdicts, and how often the check errs. A time regressed only if the one-sided 95 % confidence bound
+of the ratio (new over old, bootstrap of the stored samples) lies beyond the case's threshold: it is slower by more than
+what is tolerated, not merely slower. Memory, error and counts are not random and are compared with their thresholds as
+they are. So is the host's time, of which a row has the median alone: its threshold is as wide as that of any wall clock
+on a shared machine.
 
-Many cases, one verdict. A run has hundreds of cases and fails if one of them regressed, so the false alarms of a case
-must be far rarer than one in a hundred runs. The distance to the threshold sees to that rather than a correction of the
-confidence: with 1 % noise and 10 samples the ratio of two medians scatters by 0.6 %, and a false alarm at a threshold
-of 2.5 % needs 3.3 %.
-
-The interval does not see what shifts all samples of a case in a run: clocks, placement in memory, the process,
-another day. Samples that follow each other are nearly independent (their lag-1 correlation in the stored H200 runs is
-about 0.1, which makes an interval a tenth too narrow), but medians of runs differ by more than their samples say: the
-twelve cases of mlstm_sig in two H200 runs of different days differ by 0.3 % in the median, ten by less than 1.2 %. The
-threshold covers that; ``--rerun`` measures what lies across or beyond it a second time. Load lengthens times by
-any factor: a time measured on a busy machine, on either side, is neither a regression nor an improvement. It counts as
-compared only where the baseline was idle and the run is no slower in spite of its load.
+A run has hundreds of cases and fails if one of them regressed, so the false alarms of a case must be far rarer than one
+in a hundred runs. The distance to the threshold sees to that rather than a correction of the confidence: with 1 % noise
+and 10 samples the ratio of two medians scatters by 0.6 %, and a false alarm at a threshold of 2.5 % needs 3.3 %. It
+also covers what shifts all samples of a case in a run, and so no interval sees: clocks, placement in memory, another
+day. Samples that follow each other are nearly independent (their lag-1 correlation in the stored H200 runs is about
+0.1, which makes an interval a tenth too narrow).
 """
 
 from __future__ import annotations

@@ -35,17 +35,7 @@ FORMULATIONS: Mapping[str, tuple[str, ...]] = {
     "gated_mlp": ("fused", "fused_save", "cublas_activation", "gemms_activation", "eager"),
     "projections": ("gemms",),
 }
-"""Operation -> formulations, the first being the default.
-
-chunkwise: states stored once per chunk, two passes over the inputs. walk: the same traffic, but within a chunk tiles of
-64 are walked in order with the state on the chip, so that FLOPs are those of chunks of 64; a single chunk is one pass.
-whole_state: a walk whose programs hold whole states; heads that fill an H200 with programs are not cut into chunks.
-sweep: chunkwise, in the tiles of the engine that sweeps whole chunks. fused: one pass, what lies between inputs and
-outputs kept on the chip. parallel: quadratic, no state.
-recurrent: step by step; decoding loads and stores the state at every step. flash: quadratic, matrices kept on the chip.
-scan: fused over time. lightning1, lightning2: see :mod:`.lightning`. chunked, unfused, layer, lines: see :mod:`.rglru`.
-fused_save, cublas_activation, gemms_activation, eager, gemms: see :mod:`.gated_mlp`.
-"""
+"""Operation -> formulations, the first being the default; docs/counts.md says what each of them computes."""
 
 TILED = ("walk", "whole_state", "sweep", "lightning1", "lightning2")
 """Formulations of the engine's and the Lightning kernels, whose launches :mod:`.executed` counts."""

@@ -8,8 +8,8 @@ not hold until the next program asked for it. So a working set that fits the cac
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from . import Count
 
@@ -19,75 +19,40 @@ LARGE = 10
 """A working set this many times as large as the last cache does not stay in it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Counters:
-    """Sums over the kernels of one call; None where the device has no such counter.
-
-    Attributes:
-        tensor_flops: operations of the matrix units, a multiply-accumulate being 2.
-        dram_read_bytes, dram_write_bytes: device memory.
-        l2_bytes: what the last cache was asked for.
-        launches: number of kernels.
-    """
-
-    tensor_flops: float | None
-    dram_read_bytes: float | None
-    dram_write_bytes: float | None
-    l2_bytes: float | None
-    launches: int
-
-    @property
-    def dram_bytes(self) -> float | None:
-        """Bytes read from and written to device memory."""
-        if self.dram_read_bytes is None or self.dram_write_bytes is None:
-            return None
-        return self.dram_read_bytes + self.dram_write_bytes
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
-    """Measured over counted, and the reasons where that is outside the tolerances.
-
-    Attributes:
-        tensor_flops_ratio, bytes_ratio: measured / expected; None where either is missing or nothing was expected.
-        explanation: sentences; empty where all is within the tolerances.
-    """
-
-    tensor_flops_ratio: float | None
-    bytes_ratio: float | None
-    explanation: tuple[str, ...]
-
-
-def compare(count: Count, counters: Counters, *, dtype: str, last_cache_bytes: int | None) -> Comparison:
+def compare(count: Count, measured: Mapping[str, Any]) -> tuple[float | None, float | None, list[str]]:
     """Compare counters with a count.
 
     Args:
-        dtype: of the inputs.
-        last_cache_bytes: size of the device's last cache, None where it is not known.
+        measured: columns of :class:`...results.schema.ProfileRow`: dtype, launches, last_cache_bytes, and the sums over
+            the kernels of one call, None where the device has no such counter.
+
+    Returns:
+        measured over expected tensor FLOPs and bytes of the device memory, None where either is missing or nothing was
+        expected; and a sentence on each that is outside the tolerances.
     """
-    executed = count.executed_tensor_flops
-    flops = count.tensor_flops if executed is None else executed
+    flops = count.tensor_flops if count.executed_tensor_flops is None else count.executed_tensor_flops
     moved = count.bytes if count.executed_bytes is None else count.executed_bytes
-    flops_ratio, bytes_ratio = _ratio(counters.tensor_flops, flops), _ratio(counters.dram_bytes, moved)
+    read, written = measured["dram_read_bytes"], measured["dram_write_bytes"]
+    dram: Any = None if None in (read, written) else read + written
+    flops_ratio, bytes_ratio = _ratio(measured["measured_tensor_flops"], flops), _ratio(dram, moved)
     explanation = []
     if flops_ratio is not None and abs(flops_ratio - 1) > FLOPS_TOLERANCE:
-        why = "; ".join(_why_flops(count, counters, flops_ratio, dtype))
+        why = "; ".join(_why_flops(count, measured, flops_ratio))
         explanation.append(f"tensor FLOPs are {flops_ratio:.3f} of the counted ones: {why}")
     if bytes_ratio is not None and abs(bytes_ratio - 1) > BYTES_TOLERANCE:
-        why = "; ".join(_why_bytes(count, counters, moved, bytes_ratio, last_cache_bytes))
-        why = why or "not explained by what is counted"
+        why = "; ".join(_why_bytes(count, measured, dram, moved)) or "not explained by what is counted"
         explanation.append(f"bytes are {bytes_ratio:.2f} of the counted ones: {why}")
-    return Comparison(tensor_flops_ratio=flops_ratio, bytes_ratio=bytes_ratio, explanation=tuple(explanation))
+    return flops_ratio, bytes_ratio, explanation
 
 
 def _ratio(measured: float | None, expected: float) -> float | None:
     return None if measured is None or not expected else measured / expected
 
 
-def _why_flops(count: Count, counters: Counters, ratio: float, dtype: str) -> Iterator[str]:
-    measured = counters.tensor_flops
-    if not measured:
-        yield f"no {dtype} product ran on the matrix units"
+def _why_flops(count: Count, measured: Mapping[str, Any], ratio: float) -> Iterator[str]:
+    flops = measured["measured_tensor_flops"]
+    if not flops:
+        yield f"no {measured['dtype']} product ran on the matrix units"
         return
     if count.executed_tensor_flops is not None:
         yield (
@@ -100,7 +65,7 @@ def _why_flops(count: Count, counters: Counters, ratio: float, dtype: str) -> It
     if again := count.recomputed_tensor_flops:
         yield (
             f"the backward pass recomputes {again / 1e9:.4g} GFLOP on top, with which the ratio is "
-            f"{measured / (count.tensor_flops + again):.3f}"
+            f"{flops / (count.tensor_flops + again):.3f}"
         )
     if ratio > 1:
         yield "tiles reach beyond the head dims, the sequence or the causal square, or products are repeated"
@@ -108,11 +73,9 @@ def _why_flops(count: Count, counters: Counters, ratio: float, dtype: str) -> It
         yield "part of the products ran on the vector units, or tiles without work were left out"
 
 
-def _why_bytes(
-    count: Count, counters: Counters, moved: float, ratio: float, last_cache_bytes: int | None
-) -> Iterator[str]:
-    measured, asked = counters.dram_bytes or 0.0, counters.l2_bytes
-    if ratio < 1:
+def _why_bytes(count: Count, measured: Mapping[str, Any], dram: float, moved: float) -> Iterator[str]:
+    asked, last_cache_bytes = measured["l2_bytes"], measured["last_cache_bytes"]
+    if dram < moved:
         if last_cache_bytes and count.compulsory_bytes < LARGE * last_cache_bytes:
             yield (
                 f"the working set of {_size(count.compulsory_bytes)} is "
@@ -122,23 +85,23 @@ def _why_bytes(
         if last_cache_bytes:
             yield (
                 f"what a kernel leaves unwritten in the cache at its end is not counted, up to "
-                f"{_size(last_cache_bytes)} for each of {counters.launches}"
+                f"{_size(last_cache_bytes)} for each of {measured['launches']}"
             )
         if asked is not None:
             yield f"the last cache was asked for {_size(asked)}: what it served is no traffic"
         return
-    yield from _rereads(count, measured - moved)
+    yield from _rereads(count, dram - moved)
     if count.executed_bytes is None and count.recomputed_bytes:
         yield (
             f"the backward pass reads {_size(count.recomputed_bytes)} again to recompute, with which the ratio is "
-            f"{measured / (count.bytes + count.recomputed_bytes):.2f}"
+            f"{dram / (count.bytes + count.recomputed_bytes):.2f}"
         )
     if asked is not None:
         issued = moved + (count.reread_bytes or 0.0)
         merged = f" of the {_size(issued)} that programs read and write: requests that meet on the way are merged"
         yield (
             f"the last cache was asked for {_size(asked)}{merged if count.reread_bytes and asked < issued else ''}, "
-            f"and {measured / asked:.0%} of the requests went on to the memory"
+            f"and {dram / asked:.0%} of the requests went on to the memory"
         )
 
 

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from ...kernels import FAMILIES
-from ...results.select import ok_rows
-from .style import OPERATION_LABELS, binary, operation_label
+from ...results.select import ok_rows, short_size
+from .style import OPERATION_LABELS, operation_label
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -150,7 +150,7 @@ def best_chunk(rows: pd.DataFrame, first: Line) -> str:
     line = line[in_lines(line, [first])]
     best = line.loc[line.groupby("mode")["time_ms"].idxmin()]
     worst = (line.groupby("mode")["time_ms"].max() / best.set_index("mode")["time_ms"]).max()
-    sizes = {binary(row.chunk_size): row.mode for row in best.itertuples()}
+    sizes = {short_size(row.chunk_size): row.mode for row in best.itertuples()}
     where = next(iter(sizes)) if len(sizes) == 1 else ", ".join(f"{size} ({mode})" for size, mode in sizes.items())
     cost = f", {_factor(worst)} times as fast as at its worst" if worst >= 1.05 else ""
     return f"{operation_label(first[0])} {first[1]} is fastest at chunk size {where}{cost}"

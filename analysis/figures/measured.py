@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from ...results.select import best_rows, of_family, ok_rows
+from ...results.select import best_rows, of_family, ok_rows, short_size
 from ..derive import gradient_twice
 from .findings import OURS, beside_others, best_chunk, in_lines, main_lines
 from .layout import Drawing, Panel, measured_line
@@ -32,7 +32,7 @@ from .selection import (
     unmeasured,
     without_lone_chunks,
 )
-from .style import axis_prefix, binary, series_label, series_style
+from .style import axis_prefix, series_label, series_style
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -231,7 +231,7 @@ def memory_against_runtime(frame: pd.DataFrame, selection: Selection) -> Drawing
         lines = []
         for time, peak in zip(times.lines, peaks.lines, strict=True):
             named = time.style.bold and len(time.x) > 2
-            ends = (f"L = {binary(time.x[0])}", f"L = {binary(time.x[-1])}") if named else None
+            ends = (f"L = {short_size(time.x[0])}", f"L = {short_size(time.x[-1])}") if named else None
             lines.append(dataclasses.replace(time, x=peak.y, ends=ends))
         mode, x_label = times.title.partition(":")[0], peaks.y_label
         grid.append(dataclasses.replace(times, title=mode, lines=lines, x_label=x_label, sizes=None, leaders=False))

@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from ...results.select import best_rows, ok_rows
+from ...results.select import MODE_NAMES, best_rows, ok_rows, short_size
 from ..accelerators.known import Accelerator, Roofs, get_accelerator
 from ..accelerators.roofs import with_stored_roofs
 from .findings import in_lines, main_lines, share_of_roof
@@ -30,7 +30,7 @@ from .selection import (
     suspect_notes,
     unmeasured,
 )
-from .style import INK, MUTED, axis_prefix, binary, rate, series_style
+from .style import INK, MUTED, axis_prefix, rate, series_style
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -116,7 +116,7 @@ def roofline(
     return Drawing(
         grid=[[*roofs, *shares]] if one_row else [roofs, shares],
         title=f"Roofline: {main.name}" + "".join(f", {each.name.removeprefix('NVIDIA ')}" for each in accelerators[1:]),
-        finding=share_of_roof(at_best, first, {mode: MODE_TITLES[mode].lower() for mode in modes_of(at_best)}),
+        finding=share_of_roof(at_best, first, {mode: MODE_NAMES[mode] for mode in modes_of(at_best)}),
         setting=describe(chosen, "counted FLOPs and bytes"),
         note=" ".join(filter(None, notes)),
         heights=None if one_row else (1.3, 0.85),
@@ -187,7 +187,7 @@ def _lines(
                 line = dataclasses.replace(line, ringed=())
             elif (op, impl) == labelled:
                 first, last = group["chunk_size"].iloc[[0, -1]]
-                line = dataclasses.replace(line, ends=(f"L = {binary(first)}", f"L = {binary(last)}"))
+                line = dataclasses.replace(line, ends=(f"L = {short_size(first)}", f"L = {short_size(last)}"))
             lines.append(line)
     return lines
 
@@ -205,7 +205,7 @@ def _share_axis(axes: Axes, chunks: Sequence[float], beyond: float) -> None:
     ticks = [tick for tick in axes.get_xticks() if tick < beyond]
     if len(ticks) > 1 and ticks[-1] * 4 > beyond and len(ticks) < len(chunks):
         ticks = ticks[:-1]
-    axes.set_xticks([*ticks, beyond], [*map(binary, ticks), "none"])
+    axes.set_xticks([*ticks, beyond], [*map(short_size, ticks), "none"])
     axes.axhline(100, color=INK, linewidth=1.0, zorder=2)
 
 

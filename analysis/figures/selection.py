@@ -10,18 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 from ...kernels.baselines import get_implementation
 from ...results.arguments import unknown
-from ...results.select import failed_rows, is_ok, latest_rows, of_family, ok_rows, single
+from ...results.select import MODE_NAMES, failed_rows, is_ok, latest_rows, of_family, ok_rows, short_size, single
 from ..derive import derive_anew, without_removed
 from .findings import OURS
-from .style import binary, operation_label, series_label, sizes_in_words
+from .style import operation_label, series_label, sizes_in_words
 
 if TYPE_CHECKING:
     import pandas as pd
 
-MODE_TITLES: Mapping[str, str] = {
-    "fw": "Forward", "fwbw": "Forward + backward", "bw": "Backward", "step": "Decoding step",
-    "train": "Training step",
-}  # fmt: skip
+MODE_TITLES: Mapping[str, str] = {mode: name.capitalize() for mode, name in MODE_NAMES.items()}
 
 REASON_LENGTH = 110
 """Characters of a failure's reason under a figure; the results hold all of it."""
@@ -498,7 +495,7 @@ def suspect_notes(rows: pd.DataFrame) -> list[str]:
     """Return what is wrong with each suspect row, which figures ring."""
     notes = []
     for row in rows[rows["suspect"].notna()].itertuples():
-        chunk = "" if row.chunk_size != row.chunk_size else f" L = {binary(row.chunk_size)}"
+        chunk = "" if row.chunk_size != row.chunk_size else f" L = {short_size(row.chunk_size)}"
         notes.append(f"Ringed, suspect: {row.impl} {row.mode}{chunk}: {row.suspect}.")
     return notes
 

@@ -20,6 +20,7 @@ from xml.sax.saxutils import escape
 from ...kernels import FAMILIES
 from ...kernels.baselines import get_operation
 from ...kernels.baselines.operations import OPERATIONS
+from ...results.select import short_size
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -139,20 +140,12 @@ def curve_style(index: int, label: str, *, dashed: bool = False) -> SeriesStyle:
     return SeriesStyle(colour=colour, marker="", dashes=dashes, width=1.6, label=label)
 
 
-def binary(value: float) -> str:
-    """Return a power-of-two size as people write it: 512, 1k, 64k, 2M."""
-    for factor, suffix in ((1024**2, "M"), (1024, "k")):
-        if value >= factor and value % factor == 0:
-            return f"{int(value // factor)}{suffix}"
-    return f"{value:.15g}"
-
-
 def sizes_in_words(values: Iterable[float]) -> str:
     """Return sizes in words: 8k; 1k, 2k; 1k to 64k."""
     ordered = sorted({int(value) for value in values})
     if len(ordered) > 3:
-        return f"{binary(ordered[0])} to {binary(ordered[-1])}"
-    return ", ".join(map(binary, ordered))
+        return f"{short_size(ordered[0])} to {short_size(ordered[-1])}"
+    return ", ".join(map(short_size, ordered))
 
 
 PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"))
@@ -185,7 +178,7 @@ def size_axis(axes: Axes, sizes: Sequence[float], width: float) -> None:
     axes.set_xscale("log", base=2)
     axes.xaxis.set_minor_locator(NullLocator())
     shown = sizes[:: -math.ceil(len(sizes) * 0.3 / width)][::-1]
-    axes.set_xticks(shown, [*map(binary, shown)])
+    axes.set_xticks(shown, [*map(short_size, shown)])
     axes.set_xlim(min(sizes) / 2**0.35, max(sizes) * 2**0.35)
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from ...kernels.baselines import get_operation
 from ...kernels.scalar_decay.declare import FUSED_CHUNK
 from ...results.arguments import one_of, unknown
-from ...results.select import best_rows, grouped, latest_rows, ok_rows, records
+from ...results.select import MODE_NAMES, best_rows, grouped, latest_rows, ok_rows, records, short_size
 from ..accelerators.known import Accelerator, get_accelerator
 from ..counts import Count, count, kv_savings
 from ..counts.formulations import is_counted
@@ -26,8 +26,8 @@ from ..model.runtime_model import runtime_model
 from ..model.terms import LAUNCHES, Case
 from ..transfer import HEAD_DIM, NORMALISERS, SEQ_LEN, gains
 from .layout import Drawing, Line, Panel, measured_line, same_limits, write
-from .selection import MODE_TITLES, busy_note
-from .style import MUTED, SeriesStyle, binary, curve_style, operation_label, series_style, sizes_in_words
+from .selection import busy_note
+from .style import MUTED, SeriesStyle, curve_style, operation_label, series_style, sizes_in_words
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -114,7 +114,7 @@ class Theory:
             "share": f"d_qk = {self.share:g} d_v",
             "factor": f"causal factor {self.causal_factor:g}",
         }
-        name = f"{operation_label(self.op)} {MODE_TITLES[self.mode].lower()}"
+        name = f"{operation_label(self.op)} {MODE_NAMES[self.mode]}"
         return " · ".join((name, *(known.get(part, part) for part in parts)))
 
 
@@ -414,7 +414,7 @@ def runtime_over_chunk_size(theory: Theory, frame: pd.DataFrame | None) -> Drawi
         name, dtype = _short(accelerator), _dtype_on(accelerator, theory.dtype)
         times = [runtime_model(each, accelerator, dtype).upper_ms for each in counted]
         lines.append(Line(x=chunks, y=times, style=curve_style(n, f"{name}, model")))
-        best[key] = binary(_least(lines[-1]))
+        best[key] = short_size(_least(lines[-1]))
         if frame is None or measured is None:
             continue
         here = measured[measured["device_accelerator"] == key]
@@ -438,7 +438,7 @@ def runtime_over_chunk_size(theory: Theory, frame: pd.DataFrame | None) -> Drawi
     if measured is not None:
         title = "Runtime over chunk size, model and measurement"
         row = measured.loc[measured["time_ms"].idxmin()]
-        key, at = str(row["device_accelerator"]), binary(row["chunk_size"])
+        key, at = str(row["device_accelerator"]), short_size(row["chunk_size"])
         where = f"On the {_short(accelerators[key])} {row['impl']}"
         finding = f"{where} is fastest at chunk size {at}, the model at {best[key]}"
     note = (

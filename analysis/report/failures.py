@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from ...results.select import failed_rows
-from ..figures.style import binary
+from ...results.select import failed_rows, short_size
 from .markup import ABSENT, Html, TableRow, size, table
 from .subject import Subject, lengths, name_cell
 
@@ -64,4 +63,4 @@ def reason(group: pd.DataFrame) -> str:
 
 
 def _listed(values: Any) -> str:
-    return ", ".join(binary(value) for value in sorted({int(value) for value in values.dropna()})) or ABSENT
+    return ", ".join(short_size(value) for value in sorted({int(value) for value in values.dropna()})) or ABSENT

@@ -7,12 +7,12 @@ import functools
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from ...results.select import MODE_NAMES, short_size
 from ..accelerators.known import get_accelerator, known_accelerators
 from ..figures.findings import OURS
 from ..figures.plots import drawing
 from ..figures.roofline import roofline
 from ..figures.selection import MODE_TITLES
-from ..figures.style import binary
 from .markup import ABSENT, Cell, Html, TableRow, figure, join, numeric, paragraph, render, table
 from .subject import Subject, known, name_cell, name_of
 
@@ -66,7 +66,7 @@ def _fastest(subject: Subject) -> list[str]:
         best = best if own.empty else own
         at = best[best["seq_len"] == subject.seq_len].nsmallest(1, "time_ms")
         said += [
-            f"{name_of(row)} takes {row.time_ms:.3g} ms {MODE_TITLES[mode].lower()} at {subject.at(int(row.seq_len))}"
+            f"{name_of(row)} takes {row.time_ms:.3g} ms {MODE_NAMES[mode]} at {subject.at(int(row.seq_len))}"
             for row in at.itertuples()
         ]
     return said
@@ -107,7 +107,7 @@ def _numbers(subject: Subject, kind: str, mode: str, shown: Drawing) -> Html:
     body: list[TableRow] = []
     for _, group in rows[columns].groupby(["op", "impl"], sort=True):
         at = {int(row[shown.x]): row for row in group.to_dict("records")}
-        values = {binary(size): _value(at.get(size), shown.x, column, scale) for size in sizes}
+        values = {short_size(size): _value(at.get(size), shown.x, column, scale) for size in sizes}
         body.append({"implementation": name_cell(group.iloc[0]), **values})
     return table(f"{MODE_TITLES[mode]}: {name} over {X_NAMES.get(shown.x, subject.axis)}", body)
 
@@ -116,4 +116,4 @@ def _value(row: Mapping[Any, Any] | None, x: str, column: str, scale: int) -> st
     if row is None:
         return ABSENT
     chunk = None if x == "chunk_size" else known(row["chunk_size"])
-    return numeric(row[column] / scale, detail="" if chunk is None else f"L {binary(chunk)}")
+    return numeric(row[column] / scale, detail="" if chunk is None else f"L {short_size(chunk)}")

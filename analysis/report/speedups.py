@@ -14,7 +14,7 @@ from statistics import geometric_mean
 from typing import TYPE_CHECKING, Any
 
 from ...results.schema import PROBLEM_SIZES
-from ...results.select import best_rows, grouped
+from ...results.select import MODE_NAMES, best_rows, grouped
 from ..check.statistics import MIN_SAMPLES, ratio_interval
 from ..figures.findings import OURS
 from .markup import ABSENT, Cell, Html, TableRow, number, numeric, table
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 SAME_SIZES = ("mode", "dtype", *PROBLEM_SIZES)
 SAME_WORK = ("mode", "dtype", "seq_len", "tokens", "embedding_dim")
-PEER_MODES = {"fw": "forward", "fwbw": "forward + backward"}
+PEER_MODES = {mode: MODE_NAMES[mode] for mode in ("fw", "fwbw")}
 TIMES = "\N{MULTIPLICATION SIGN}"
 MEMORY = "our memory / theirs, beyond inputs"
 ENVIRONMENT = ("driver_version", "torch_version", "triton_version", "cuda_version")

@@ -6,8 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from lrbench.analysis.accelerators.known import get_accelerator, known_accelerators, match_device
-from lrbench.analysis.accelerators.user_file import VARIABLE, user_accelerators, user_file
+from lrbench.analysis.accelerators.known import (
+    VARIABLE,
+    get_accelerator,
+    known_accelerators,
+    match_device,
+    user_accelerators,
+    user_file,
+)
 from lrbench.analysis.counts import count
 from lrbench.analysis.model.runtime_model import runtime_model
 

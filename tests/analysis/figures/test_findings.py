@@ -11,10 +11,11 @@ import pytest
 from lrbench.analysis.figures.findings import MAX_LINES
 from lrbench.analysis.figures.plots import THEORY_KINDS, drawing
 from lrbench.analysis.figures.selection import Selection, choose
-from lrbench.analysis.figures.style import binary, series_label, series_style
+from lrbench.analysis.figures.style import series_label, series_style
 from lrbench.analysis.figures.theory import MAX_LINES as MAX_MODEL_LINES
 from lrbench.analysis.figures.theory import Theory
 from lrbench.bench.plan import Request, plan
+from lrbench.results.select import short_size
 
 from .. import rows as made
 from .drawing import committed, lines, plot, roofline, text
@@ -293,13 +294,11 @@ def test_the_model_stands_beside_the_fastest_committed() -> None:
     best = {}
     for line in every.grid[0][0].lines:
         best[line.style.label] = min(zip(line.y, line.x, strict=True))[1]
-    measured, modelled = (best[f"H200 SXM, {name}"] for name in ("whole_state measured", "model"))
-    assert few.finding == (
-        f"On the H200 SXM whole_state is fastest at chunk size {binary(measured)}, the model at {binary(modelled)}"
-    )
+    measured, modelled = (short_size(best[f"H200 SXM, {name}"]) for name in ("whole_state measured", "model"))
+    assert few.finding == f"On the H200 SXM whole_state is fastest at chunk size {measured}, the model at {modelled}"
 
 
 def test_sizes_are_told_apart() -> None:
-    assert [*map(binary, (100, 1000, 1024, 65536, 3 * 2**20, 1_234_567, 1_234_568))] == [
+    assert [*map(short_size, (100, 1000, 1024, 65536, 3 * 2**20, 1_234_567, 1_234_568))] == [
         "100", "1000", "1k", "64k", "3M", "1234567", "1234568",
     ]  # fmt: skip
