@@ -179,7 +179,7 @@ def selective_scan_forward(problem: Problem) -> Tally:
 
     Step sizes come positive: their softplus belongs to the layer. Per token and channel dt u 1; per state cell
     exp(dt A) 1 + F_exp, the share of the input 1, the recurrence 2, the output 2. No matrix products.
-    Bytes: u, dt read, y written per channel; B, C read once for all channels; A, fp32, once a sequence.
+    Bytes: u, dt read, y written per channel; B, C read once for all channels; not A, which all sequences share.
     """
     length, channels, state = problem.seq_len, problem.channels, problem.head_dim_qk
     f, widths = problem.f, problem.widths
@@ -190,7 +190,7 @@ def selective_scan_forward(problem: Problem) -> Tally:
         "outputs": Work(vector=2 * cells),
     }
     traffic = {
-        "load": length * (2 * channels + 2 * state) * widths.qkv + channels * state * 4,
+        "load": length * (2 * channels + 2 * state) * widths.qkv,
         "store": length * channels * widths.qkv,
     }
     return Tally(work=work, traffic=traffic)
@@ -201,7 +201,7 @@ def selective_scan_backward(problem: Problem) -> Tally:
 
     Per state cell: the recurrence of dx, exp(dt_{t+1} A) dx_{t+1} + C dy: 3; dC 2, dB 2, d(dt u) 2; d(dt A) = dx
     x_{t-1} exp(dt A): 2, and from it dA 2 and d dt 2. Per token and channel: du 1, the share of d dt in d(dt u) 2.
-    Reads u, dt, B, C, dy, A; writes du, d dt, dB, dC, dA (A and dA once a sequence).
+    Reads u, dt, B, C, dy; writes du, d dt, dB, dC; not A and dA, which all sequences share.
     """
     length, channels, state = problem.seq_len, problem.channels, problem.head_dim_qk
     f, widths = problem.f, problem.widths
@@ -213,8 +213,8 @@ def selective_scan_backward(problem: Problem) -> Tally:
         "token gradients": Work(vector=3 * length * channels),
     }
     traffic = {
-        "load": length * (3 * channels + 2 * state) * widths.qkv + channels * state * 4,
-        "store": length * (2 * channels + 2 * state) * widths.qkv + channels * state * 4,
+        "load": length * (3 * channels + 2 * state) * widths.qkv,
+        "store": length * (2 * channels + 2 * state) * widths.qkv,
     }
     recomputed = {
         "discretisation": Work(vector=cells * (2 + f.exp) + length * channels),
@@ -229,8 +229,10 @@ def attention(problem: Problem, direction: str) -> Tally:
 
 
 def selective_scan(problem: Problem, direction: str) -> Tally:
-    """Return one pass of a whole problem of the selective scan."""
-    tally = (selective_scan_backward if direction == "backward" else selective_scan_forward)(problem)
+    """Return one pass of a whole problem of the selective scan; A is float32, and read once."""
+    cells, backward = problem.channels * problem.head_dim_qk, direction == "backward"
+    tally = (selective_scan_backward if backward else selective_scan_forward)(problem)
     if direction == "step":
-        tally = decoding(tally, problem.channels * problem.head_dim_qk * problem.widths.state)
-    return tally * problem.batch
+        tally = decoding(tally, cells * problem.widths.state)
+    shared = {"A load": 4 * cells, "dA store": 4 * cells} if backward else {"A load": 4 * cells}
+    return tally * problem.batch + Tally(traffic=shared)

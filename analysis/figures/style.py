@@ -51,7 +51,7 @@ _MARKERS: Mapping[str, str] = {
     "torch.inplace": "D", "torch.gemms": "s", "liger_kernel.silu_mul_joint": ">", "liger_kernel.silu_mul": "<",
     "liger_kernel": "v", "xformers": "p", "accelerated_scan": ">", "jax": "s", "torch_associative_scan": "p",
     "associative_scan": "*", "fused_chunk": "D", "xl_chunk": "*", "limit_chunk": "h", "lightning1": "p",
-    "lightning2": "s", "fused_save_interleaved": "d", "interleaved": "*", "fused_save": "D", "parallel": "d",
+    "lightning2": "s", "fused_save_interleaved": "d", "interleaved": "*", "fused_save": "h", "parallel": "d",
     "chunked": "D", "naive": "d", "torch": "H",
 }  # fmt: skip
 """Part of an implementation's name -> its marker; the first part that is in the name counts. Our other implementations

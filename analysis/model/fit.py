@@ -31,7 +31,7 @@ Row = Mapping[str, Any]
 
 ROW_COLUMNS = (
     "op", "impl", "state_dtype", "suspect", "noise", "device_accelerator", "device_name", "case_id", "measured_at",
-    "time_ms", *SIZE_COLUMNS,
+    "time_ms", "host_ms", *SIZE_COLUMNS,
 )  # fmt: skip
 """Columns of measured rows that a fit reads."""
 
@@ -69,6 +69,9 @@ launch makes the squared error WORSE times as large as a fitted one: other rows 
 SPILLS = 1.5
 """Work grows at most in proportion to the chunk length. Where a longer chunk takes more than this many times longer,
 something else is the cause, such as spilled registers, and the row is left out of fits."""
+
+HIDDEN_MS = 10.0
+"""The longest time of the host that a timing hides, by work that the device does meanwhile (bench/clock.py)."""
 
 TINY_MS = 1e-9
 """Stands for a predicted time of 0, which rows get whose only terms are in no row that was fitted."""
@@ -400,8 +403,10 @@ def errors_of(ratios: Sequence[float]) -> tuple[float, float]:
 
 
 def newest_cases(rows: Iterable[Row]) -> list[Row]:
-    """Return the newest row of every case on every known accelerator, without suspect ones."""
+    """Return the newest row of every case on every known accelerator, without suspect ones and those that time the
+    host: what keeps it for over :data:`HIDDEN_MS` has kernels that wait for it."""
     known = (row for row in rows if row["device_accelerator"] and not row["suspect"])
+    known = (row for row in known if (row.get("host_ms") or 0.0) <= HIDDEN_MS)
     ordered = sorted(known, key=lambda row: row["measured_at"])
     return list({(row["case_id"], row["device_name"]): row for row in ordered}.values())
 

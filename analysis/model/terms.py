@@ -201,14 +201,14 @@ LAUNCHES = Model(
         "merge_step_ms",
     ),
     factors=("flops_factor", "bytes_factor", "merge_factor"),
-    min_rows=30,
+    min_rows=100,
     left_out=("seq_len", "head_dim_v", "chunk_size"),
     kind=_kind_of("walk"),
     terms=_launches_terms,
 )  # fmt: skip
 """The model of an implementation whose launches are known: a launch, a wave of gate programs, the start of a wave that
 walks, a tile of a walk, of the walk for denominators and of a states pass, a merged chunk; the rates of matrix
-products, of states between chunks, of merging them. Three rows for each constant are the least."""
+products, of states between chunks, of merging them. Ten rows for each constant are the least."""
 
 MODELS = (LAUNCHES, WALKS, FORMULATION)
 """In the order in which they are taken."""

@@ -46,9 +46,9 @@ def fits() -> dict[tuple[str, str], Fit]:
 def made_rows(op: str, constants: Iterable[float], *, times: float = 1.0, **changes: Any) -> list[dict[str, Any]]:
     """Return rows on an H200 that take exactly what these constants say."""
     rows = []
-    for seq_len in (1024, 8192, 16384, 32768, 65536):
-        for head_dim in (64, 128, 256, 512):
-            for chunk in (64, 256, 1024):
+    for seq_len in (1024, 2048, 8192, 16384, 32768, 65536):
+        for head_dim in (32, 64, 128, 256, 512):
+            for chunk in (64, 128, 256, 1024):
                 dims = {"num_heads": 4096 // head_dim, "head_dim_qk": head_dim // 2, "head_dim_v": head_dim}
                 case = made.case(
                     op, "fused_chunk", seq_len=seq_len, batch=max(1, 16384 // seq_len), chunk_size=chunk, **dims
@@ -123,7 +123,7 @@ def test_a_fit_recovers_its_constants_and_counts_waves() -> None:
     fit = fit_launches(made_rows("mlstm_exp", constants), "mlstm_exp", "fused_chunk", "fw", "bf16")
     assert tuple(fit.constants.values()) == pytest.approx(constants, rel=1e-5)
     assert tuple(fit.constants) == CONSTANTS
-    assert (fit.rows, fit.others) == (60, 0)
+    assert (fit.rows, fit.others) == (120, 0)
     assert set(fit.errors) == {"seq_len", "head_dim_v", "chunk_size"} and fit.worst_error < 1e-6
     at = {
         programs: terms_of_launches([Launch(kind="walk", programs=programs, steps=9)], H200, "bf16")[
@@ -140,10 +140,10 @@ def test_what_a_fit_leaves_out() -> None:
     newer = [{**row, "measured_at": "2026-12-02T00:00:00+00:00"} for row in good]
     suspect = [{**row, "suspect": "above the roof", "case_id": row["case_id"] + "s"} for row in wrong]
     fit = fit_launches([*newer, *wrong, *suspect], "mlstm_sig", "fused_chunk", "fw", "bf16")
-    assert fit.rows == 60 and fit.worst_error < 1e-6
+    assert fit.rows == len(good) == 120 and fit.worst_error < 1e-6
     assert fit_launches(good[: LAUNCHES.min_rows - 1], "mlstm_sig", "fused_chunk", "fw", "bf16") is None
     assert fit_launches(good, "mlstm_exp", "fused_chunk", "fw", "bf16") is None, "other kernels"
-    b200 = [{**row, "device_accelerator": "b200", "device_name": "NVIDIA B200"} for row in good[:40]]
+    b200 = [{**row, "device_accelerator": "b200", "device_name": "NVIDIA B200"} for row in good[: LAUNCHES.min_rows]]
     chosen = [
         fit_launches([*good, *b200], "mlstm_sig", "fused_chunk", "fw", "bf16", device=key) for key in ("b200", "h100")
     ]
