@@ -90,7 +90,7 @@ def check_on_gpu(name: str, x: Tensor) -> None:
     """Raise unless kernels can run on ``x``'s dtype and device, and torch asks for no more than they compute."""
     check_dtype(name, x, TRITON_DTYPES)
     if x.device.type != "cuda" and not is_interpreted():
-        raise ValueError(f"{name} must be on a GPU (or run under TRITON_INTERPRET=1), got a tensor on {x.device}")
+        raise ValueError(f'{name} must be on a GPU, got a tensor on {x.device}: impl="torch" takes any device')
     refuse_transforms(name)
 
 
