@@ -7,6 +7,7 @@ allocates inside itself is not seen.
 
 from __future__ import annotations
 
+import gc
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -99,6 +100,8 @@ def _outputs(result: Any, inputs: Sequence[torch.Tensor]) -> int:
 
 
 def _measure_cuda(call: Callable[[Any], Any], prepare: Callable[[], Any], inputs: Sequence[torch.Tensor]) -> MemoryUse:
+    # What the call would free without having allocated it, the peak would lack.
+    gc.collect()
     torch.cuda.synchronize()
     start = torch.cuda.memory_allocated()
     prepared = prepare()

@@ -62,7 +62,7 @@ class Speedup:
     def memory(self) -> float | None:
         """Our peak memory beyond inputs over theirs, where both are known."""
         ours, theirs = (each.peak_memory_bytes - each.input_bytes for each in (self.ours, self.theirs))
-        return known(float(ours / theirs)) if theirs else None
+        return known(float(ours / theirs)) if min(ours, theirs) > 0 else None
 
     @property
     def length(self) -> int:

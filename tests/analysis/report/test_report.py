@@ -136,6 +136,18 @@ def test_sides_with_lowered_clocks_are_compared_within_a_run(tmp_path: Path) -> 
     assert (each.ours.impl, each.ratio, each.again) == ("fused_save", pytest.approx(2.2), False)
 
 
+def test_memory_less_than_the_inputs_is_compared_with_nothing(tmp_path: Path) -> None:
+    """A peak that something freed during the call has lowered says nothing of the call."""
+    liger = "liger_kernel.silu_mul"
+    sizes = {"peak_memory_bytes": 3000, "input_bytes": 1000}
+    rows = [mlp(1024, "fused", 1.0, "a", **sizes), mlp(1024, liger, 1.1, "a", **{**sizes, "peak_memory_bytes": 9000})]
+    (each,) = report(rows, tmp_path).speedups_found
+    assert each.memory == pytest.approx(0.25)
+    found = report([rows[0], mlp(1024, liger, 1.1, "a", **{**sizes, "peak_memory_bytes": 900})], tmp_path)
+    assert found.speedups_found[0].memory is None
+    assert "1.10" in words(found.speedups())
+
+
 def test_failures_are_told_with_their_reasons(tmp_path: Path) -> None:
     failed = [
         row("mlstm_sig", "limit_chunk", seq_len=length, status="oom", reason=f"{length} bytes too many")
@@ -386,7 +398,7 @@ def test_tables_escape_and_sort_by_values() -> None:
     )
     assert "&lt;x&gt;" in piece.text
     assert "<caption>a &lt; b</caption>" in piece.text
-    assert 'class="number" data-value="1234.5">1,234<' in piece.text
+    assert '<td data-value="1234.5">1,234<' in piece.text
     assert piece.text.count("data-value") == 1
 
 
