@@ -105,10 +105,8 @@ class Run(Problem):
     @property
     def keeps_states(self) -> bool:
         """Whether the backward pass has the forward pass's states: they fit its chunks and take little memory."""
-        inputs = self.seq_len * (2 * self.qk_share * self.head_dim_qk + self.head_dim_v) * self.widths.qkv
-        states = self.chunks * self.head_dim_qk * self.head_dim_v * self.widths.state
         same_chunks = self.formulation in WALKS and self.of_pass("backward") is self
-        return same_chunks and KEPT_STATES * states * self.cut <= inputs
+        return same_chunks and _keeps(self, self.chunk_size, self.whole)
 
     @property
     def vector_bytes(self) -> int:
@@ -141,7 +139,7 @@ class Run(Problem):
         """Return the problem as one pass takes it: a walk's backward pass may split chunks further."""
         if direction != "backward" or self.formulation not in WALKS:
             return self
-        chunk_size, whole = as_cut(shape(self), self.formulation, direction, self.chunk_size)
+        chunk_size, whole = as_cut(self, direction, self.chunk_size)
         same = (chunk_size, whole) == (self.chunk_size, self.whole)
         return self if same else dataclasses.replace(self, chunk_size=chunk_size, whole=whole)
 
@@ -152,12 +150,21 @@ def shape(problem: Problem) -> Shape:
     return Shape(seq_len=problem.seq_len, batch_heads=problem.rows, **dims, normalised=problem.stabilised)
 
 
-def as_cut(shape: Shape, formulation: str, direction: str, chunk: int) -> tuple[int, int]:
+def as_cut(problem: Problem, direction: str, chunk: int) -> tuple[int, int]:
     """Return the chunk length that a pass takes and how many heads it does not cut; 0 where a chunk is a whole head."""
-    backward = direction == "backward"
-    if backward:
-        chunk = min(chunk, backward_chunk(shape, formulation, chunk))
-    return chunk, shape.whole_heads(formulation, chunk, backward=backward) if chunk < shape.seq_len else 0
+    sizes, formulation = shape(problem), problem.formulation
+    whole = sizes.whole_heads(formulation, chunk) if chunk < sizes.seq_len else 0
+    if direction != "backward":
+        return chunk, whole
+    chunk = min(chunk, backward_chunk(sizes, formulation, chunk if _keeps(problem, chunk, whole) else 0))
+    return chunk, sizes.whole_heads(formulation, chunk, backward=True) if chunk < sizes.seq_len else 0
+
+
+def _keeps(problem: Problem, chunk: int, whole: int) -> bool:
+    """Whether the states of the heads that are cut take so little memory that a forward pass keeps them."""
+    inputs = problem.seq_len * (2 * problem.qk_share * problem.head_dim_qk + problem.head_dim_v) * problem.widths.qkv
+    states = -(-problem.seq_len // chunk) * problem.head_dim_qk * problem.head_dim_v * problem.widths.state
+    return bool(KEPT_STATES * states * (1 - whole / problem.rows) <= inputs)
 
 
 def run_of(problem: Problem) -> Run | None:
@@ -178,7 +185,7 @@ def run_of(problem: Problem) -> Run | None:
         chunk = fit_chunk(chunk, problem.seq_len)
         launched = {"scheme": problem.formulation, "chunk": chunk, "batch_heads": problem.rows}
         config = select_config(**launched, **dims, capability=CAPABILITY, item_bytes=2)
-    whole = as_cut(shape(problem), problem.formulation, "forward", chunk)[1]
+    whole = as_cut(problem, "forward", chunk)[1]
     same = {field.name: getattr(problem, field.name) for field in dataclasses.fields(Problem)}
     return Run(**{**same, "chunk_size": chunk}, whole=whole, config=config)
 

@@ -11,7 +11,7 @@ from typing import Any
 from ...results.arguments import one_of
 from ...results.schema import SIZE_COLUMNS
 from . import baselines, gated_mlp, lightning, mlstm, rglru, scalar_decay, wkv
-from .executed import as_cut, executed, run_of, shape, sweep_tile
+from .executed import as_cut, executed, run_of, sweep_tile
 from .executed_mlp import executed_mlp
 from .formulations import (
     ATTENTION_TILE,
@@ -356,7 +356,7 @@ def _whole_state(problem: Problem, direction: str, least: Any) -> Tally:
         least: compulsory bytes of a head.
     """
     chunk = chunk_formula(problem.op, direction)
-    length, whole = as_cut(shape(problem), problem.formulation, direction, problem.chunk_size)
+    length, whole = as_cut(problem, direction, problem.chunk_size)
     tiles = problem.over_chunks(chunk, min(TILE, length))
     uncut = one_pass(tiles, least)
     if length >= problem.seq_len or whole == problem.rows:

@@ -253,7 +253,10 @@ def _fit(
     own = _sample(there.pop((op, impl), []), model, mode, dtype, key, roofs)
     number, problems = len(own.times), len(set(own.problems))
     alone = number >= model.min_rows and problems >= MIN_PROBLEMS
-    others = [] if alone else [_sample(each, model, mode, dtype, key, roofs) for each in there.values()]
+    # What times the host is no kin of what times kernels.
+    shared = not alone and not (own.rows and all(map(_times_host, own.rows)))
+    kin = [[row for row in rows if not _times_host(row)] for rows in there.values()] if shared else []
+    others = [_sample(each, model, mode, dtype, key, roofs) for each in kin]
     others = [each for each in others if len(each.times)]
     few = model is not LAUNCHES and not others and (number >= MIN_PROBLEMS or problems >= FEWEST_PROBLEMS)
     if alone or few:
@@ -290,6 +293,12 @@ def _fit(
         stands_in=next((row["stands_in"] for row in fitted_rows if "stands_in" in row), None),
         measured={name: (min(e[name] for e in extents), max(e[name] for e in extents)) for name in extents[0]},
     )
+
+
+def _times_host(row: Row) -> bool:
+    """Whether the kernels waited for the host for most of the time, as those of an eager loop do."""
+    host_ms = row.get("host_ms") or 0.0
+    return bool(host_ms > HIDDEN_MS and 2 / 3 < row["time_ms"] / host_ms < 3 / 2)
 
 
 def _spills(row: Row, others: Sequence[Row]) -> bool:
@@ -403,10 +412,8 @@ def errors_of(ratios: Sequence[float]) -> tuple[float, float]:
 
 
 def newest_cases(rows: Iterable[Row]) -> list[Row]:
-    """Return the newest row of every case on every known accelerator, without suspect ones and those that time the
-    host: what keeps it for over :data:`HIDDEN_MS` has kernels that wait for it."""
+    """Return the newest row of every case on every known accelerator, without suspect ones."""
     known = (row for row in rows if row["device_accelerator"] and not row["suspect"])
-    known = (row for row in known if (row.get("host_ms") or 0.0) <= HIDDEN_MS)
     ordered = sorted(known, key=lambda row: row["measured_at"])
     return list({(row["case_id"], row["device_name"]): row for row in ordered}.values())
 

@@ -131,8 +131,8 @@ def _walks_terms(case: Case, accelerator: Accelerator) -> tuple[float, ...] | No
     shape, chunk = shape_of(case.sizes, normalised=case.op == "mlstm_exp"), case.sizes["chunk_size"]
     walks_us = shape.forward_us("whole_state", chunk) if case.mode != "bw" else 0.0
     if case.mode != "fw":
-        backward = min(chunk, backward_chunk(shape, "whole_state", chunk))
-        walks_us += shape.backward_us("whole_state", backward, forward=chunk)
+        kept = shape.kept_chunk("whole_state", chunk)
+        walks_us += shape.backward_us("whole_state", min(chunk, backward_chunk(shape, "whole_state", kept)), kept=kept)
     return launches, 1e-3 * walks_us, *rates_ms
 
 

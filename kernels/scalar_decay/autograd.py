@@ -38,16 +38,17 @@ from .launch import (
 from .roles import DK, DQ, DV, OUTPUT, Denominators, GateVectors
 
 
-def backward_problem(problem: Problem, chunk_size: int | None, q: Tensor, v: Tensor) -> Problem:
+def backward_problem(problem: Problem, chunk_size: int | None, q: Tensor, v: Tensor, *, kept: bool) -> Problem:
     """Return a problem of scheme "walk" or "whole_state" with the chunk length of its backward pass.
 
     That may be shorter: dq and dk are as wide as q, often half as wide as the output, and so have fewer programs.
 
     Args:
         chunk_size: as a call names it, or None. If it is named, chunks are no longer than the forward pass's.
+        kept: whether the forward pass has kept its states.
     """
     shape = choice.shape_of_tensors(q, v, normalised=problem.stabilised)
-    chunk = choice.backward_chunk(shape, problem.scheme, problem.chunk)
+    chunk = choice.backward_chunk(shape, problem.scheme, problem.chunk if kept else 0)
     chunk = chunk if chunk_size is None else min(problem.chunk, chunk)
     return replace(problem, chunk=chunk, whole_heads=shape.whole_heads(problem.scheme, chunk, backward=True))
 
@@ -56,7 +57,7 @@ def keep_states(problem: Problem, chunk_size: int | None, q: Tensor, v: Tensor, 
     """Return the states if the backward pass gets them: its chunks are the same, and they take little memory."""
     inputs = (2 * q.numel() + v.numel()) * v.element_size()
     few = states is not None and KEPT_STATES * states.nbytes <= inputs
-    return states if few and backward_problem(problem, chunk_size, q, v) == problem else None
+    return states if few and backward_problem(problem, chunk_size, q, v, kept=True) == problem else None
 
 
 def needs_states(problem: Problem, v: Tensor) -> bool:
@@ -171,12 +172,13 @@ def _backward(
     """
     q, k, v, decay, input_gate, head, c_initial, n_initial, _ = tensors
     dh, d_last, dn_last, _ = gradients
-    gates, kept = GateVectors(*saved[: len(GateVectors._fields)]), saved[len(GateVectors._fields) :]
+    # What an operator call saves has no states.
+    gates, states = GateVectors(*saved[: len(GateVectors._fields)]), (*saved[len(GateVectors._fields) :], None)[0]
     problem = make_problem(request, q, v)
     config = choose_config(problem, q, v)
     fused, stretch = config.is_fused, config.gate_chunk(problem.chunk)
     if fused:
-        problem = backward_problem(problem, request.chunk_size, q, v)
+        problem = backward_problem(problem, request.chunk_size, q, v, kept=states is not None)
     dh = torch.zeros_like(v) if dh is None else dh.contiguous()
     if d_last is not None:
         d_last = d_last.float().contiguous()
@@ -184,7 +186,6 @@ def _backward(
     q_pair, k_pair = (q, k) if want_gates else (None, None)
     d_initial = empty_state(q, v, normalised=False)[0] if needs[6] else None
 
-    states = kept[0] if kept else None
     over_chunks = needs_states(problem, v) or (not fused and (c_initial is not None or d_last is not None))
     if over_chunks and states is None:
         states = run_chunk_states(problem, config.states, k, v, gates, stretch, c_initial).states

@@ -103,15 +103,15 @@ class Shape:
             return [longest]
         return [1 << n for n in reversed(range(WHOLE_STATE_BLOCK_T.bit_length() - 1, longest.bit_length()))]
 
-    def best_chunk(self, scheme: str, costs: Costs = COSTS, *, forward: int | None = None) -> int:
+    def best_chunk(self, scheme: str, costs: Costs = COSTS, *, kept: int | None = None) -> int:
         """Return the chunk length that takes least time or, where cutting gains too little, a longer one.
 
         Args:
-            forward: the chunk length of the forward pass whose backward pass this is for; None: for a forward pass.
+            kept: for a backward pass, see :meth:`backward_us`; None: for a forward pass.
         """
-        time_us = self.forward_us if forward is None else partial(self.backward_us, forward=forward)
+        time_us = self.forward_us if kept is None else partial(self.backward_us, kept=kept)
         times = {chunk: time_us(scheme, chunk, costs) for chunk in self.chunks()}
-        enough = min(times.values()) * (1 + WORTH_CUTTING if scheme == "whole_state" and forward is None else 1)
+        enough = min(times.values()) * (1 + WORTH_CUTTING if scheme == "whole_state" and kept is None else 1)
         return next(chunk for chunk, time in times.items() if time <= enough)
 
     def forward_us(self, scheme: str, chunk: int, costs: Costs = COSTS) -> float:
@@ -127,20 +127,28 @@ class Shape:
                 total += self._programs_us(programs, RESIDENT_WARPS // 4, length, costs.normaliser, columns, costs)
         return total
 
-    def backward_us(self, scheme: str, chunk: int, costs: Costs = COSTS, *, forward: int) -> float:
-        """Return the time in microseconds of dq and dk, dv, the states' gradients, and states that are not kept.
+    def backward_us(self, scheme: str, chunk: int, costs: Costs = COSTS, *, kept: int) -> float:
+        """Return the time in microseconds of dq and dk, dv, the states' gradients, and states that are not there.
 
         Args:
-            forward: the chunk length of the forward pass, whose states are kept if they take little memory and the
+            kept: the chunk length whose states the forward pass has kept; 0: it has kept none. They are there if the
                 backward pass cuts the same heads into the same chunks.
         """
         whole = self.whole_heads(scheme, chunk, backward=True)
         dq = self._walk_us(scheme, chunk, whole, self.head_dim_v, self.head_dim_qk, costs, gates=True)
         dv = self._walk_us(scheme, chunk, whole, self.head_dim_qk, self.head_dim_v, costs)
-        stored = self.head_dim_qk * self.head_dim_v * 4 * -(-self.seq_len // chunk)
-        same = forward == chunk and self.whole_heads(scheme, chunk) == whole
-        kept = same and KEPT_STATES * stored <= self.seq_len * (2 * self.head_dim_qk + self.head_dim_v) * 2
-        return 2 * dq + dv + (1 if kept else 2) * self._states_us(scheme, chunk, self.batch_heads - whole, costs)
+        there = kept == chunk and self.whole_heads(scheme, chunk) == whole
+        return 2 * dq + dv + (1 if there else 2) * self._states_us(scheme, chunk, self.batch_heads - whole, costs)
+
+    def kept_chunk(self, scheme: str, chunk: int) -> int:
+        """Return the chunk length if a forward pass keeps its states, else 0; see :func:`.autograd.keep_states`.
+
+        For 16-bit inputs that heads do not share, and float32 states.
+        """
+        cut = self.batch_heads - self.whole_heads(scheme, chunk)
+        stored = self.head_dim_qk * self.head_dim_v * 4 * -(-self.seq_len // chunk) * cut
+        inputs = self.seq_len * (2 * self.head_dim_qk + self.head_dim_v) * 2 * self.batch_heads
+        return chunk if KEPT_STATES * stored <= inputs else 0
 
     def whole_heads(self, scheme: str, chunk: int, *, backward: bool = False) -> int:
         """Return how many heads are not cut into chunks.
@@ -236,9 +244,9 @@ def forward_chunk(shape: Shape, scheme: str) -> int:
 
 
 @functools.lru_cache(REMEMBERED)
-def backward_chunk(shape: Shape, scheme: str, forward: int) -> int:
-    """Return the chunk length that the backward pass takes after a forward pass with chunks of ``forward`` steps."""
-    return shape.best_chunk(scheme, forward=forward)
+def backward_chunk(shape: Shape, scheme: str, kept: int) -> int:
+    """Return the chunk length that a backward pass takes; ``kept``: see :meth:`Shape.backward_us`."""
+    return shape.best_chunk(scheme, kept=kept)
 
 
 def preferred_chunk(sizes: Mapping[str, int], scheme: str, *, impl: str = "") -> int:

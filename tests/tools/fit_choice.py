@@ -48,9 +48,9 @@ def read_times(paths: Sequence[Path]) -> dict[tuple[Any, ...], tuple[Shape, Time
     problems = {}
     for key, (shape, times) in found.items():
         backward = {
-            (scheme, chunk): both - times["fw"][scheme, chunk]
-            for (scheme, chunk), both in times["fwbw"].items()
-            if (scheme, chunk) in times["fw"] and chunk <= backward_chunk(shape, scheme, chunk)
+            cell: both - times["fw"][cell]
+            for cell, both in times["fwbw"].items()
+            if cell in times["fw"] and cell[1] <= backward_chunk(shape, cell[0], shape.kept_chunk(*cell))
         }
         problems[key] = shape, {FORWARD: times["fw"], BACKWARD: backward}
     return problems
@@ -58,7 +58,9 @@ def read_times(paths: Sequence[Path]) -> dict[tuple[Any, ...], tuple[Shape, Time
 
 def model_us(shape: Shape, direction: str, cell: Cell, costs: Costs) -> float:
     """Return the modelled time of a pass; a backward pass follows a forward pass with the same chunks."""
-    return shape.forward_us(*cell, costs) if direction == FORWARD else shape.backward_us(*cell, costs, forward=cell[1])
+    if direction == FORWARD:
+        return shape.forward_us(*cell, costs)
+    return shape.backward_us(*cell, costs, kept=shape.kept_chunk(*cell))
 
 
 def loss(problems: Sequence[tuple[Shape, Times]], costs: Costs) -> float:
@@ -116,10 +118,11 @@ def regrets(problems: Sequence[tuple[Shape, Times]], costs: Costs, direction: st
             measured = {chunk: time for (other, chunk), time in cells.items() if other == scheme}
             chosen = shape.best_chunk(scheme, costs)
             if direction == BACKWARD:
-                forward, chosen = chosen, shape.best_chunk(scheme, costs, forward=chosen)
+                kept = shape.kept_chunk(scheme, chosen)
+                chosen = shape.best_chunk(scheme, costs, kept=kept)
                 for chunk in measured:
-                    measured[chunk] += shape.backward_us(scheme, chunk, costs, forward=forward)
-                    measured[chunk] -= shape.backward_us(scheme, chunk, costs, forward=chunk)
+                    measured[chunk] += shape.backward_us(scheme, chunk, costs, kept=kept)
+                    measured[chunk] -= model_us(shape, direction, (scheme, chunk), costs)
             if shape.seq_len > ONE_CHUNK and chosen in measured and len(measured) > 1:
                 yield measured[chosen] / min(measured.values()) - 1
 

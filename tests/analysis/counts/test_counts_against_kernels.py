@@ -19,6 +19,7 @@ from lrbench.analysis.counts import Count, count, count_case
 from lrbench.analysis.counts.executed_mlp import GATED_MLP
 from lrbench.kernels import get_operation, resolve
 from lrbench.kernels.scalar_decay.autograd import backward_problem
+from lrbench.kernels.scalar_decay.choice import shape_of_tensors
 from lrbench.kernels.scalar_decay.config import fit_chunk
 from lrbench.kernels.scalar_decay.declare import SCHEMES
 from lrbench.kernels.scalar_decay.launch import Problem
@@ -229,7 +230,8 @@ def test_a_backward_walk_takes_the_engines_chunks(impl: str, batch: int, seq_len
         gate="sig", scale=1.0, chunk=fit_chunk(chunk_size, seq_len), whole_heads=0, state_dtype=torch.float32,
         scheme=SCHEMES[impl],
     )  # fmt: skip
-    problem = backward_problem(problem, chunk_size, q, v)
+    kept = shape_of_tensors(q, v).kept_chunk(problem.scheme, problem.chunk) > 0
+    problem = backward_problem(problem, chunk_size, q, v, kept=kept)
     parts = counted("mlstm_sig", impl, "bw", sizes, chunk_size).executed_byte_parts
     states = sum(n for name, n in parts.items() if name == "dq: states")
     assert states == -(-seq_len // problem.chunk) * (batch * 2 - problem.whole_heads) * 64 * 128 * 4

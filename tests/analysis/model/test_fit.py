@@ -192,3 +192,15 @@ def test_factors_are_never_negative() -> None:
         gradient = (matrix / times[:, None]).T @ residual
         assert (gradient >= -1e-9).all()
         assert abs(gradient[solution > 0]).max() < 1e-9
+
+
+def test_no_kernel_lends_its_time_to_an_eager_loop() -> None:
+    """Its host takes as long as it: with few rows of its own it has no fit, and none with it in it."""
+    rows = stored_rows(committed_results("h200_sxm"), "fw", "bf16")
+    assert fit_rows(rows, "rglru", "torch.eager", "fw", "bf16", device="h200_sxm") is None
+    beside = fit_rows(rows, "rglru", "fla.fused_recurrent_hgrn", "fw", "bf16", device="h200_sxm")
+    without = fit_rows(
+        [row for row in rows if row["impl"] != "torch.eager"], "rglru", "fla.fused_recurrent_hgrn", "fw", "bf16",
+        device="h200_sxm",
+    )  # fmt: skip
+    assert beside is not None and beside.constants == without.constants
