@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from ..analysis.check import statistics
+from ..results.schema import HIDDEN_HOST_MS
 from .environment import DeviceState, device_state
 from .noise import Watch
 
@@ -198,8 +199,7 @@ class CudaClock:
         if enqueue_ms is None:
             (enqueue_ms,) = _wall_clock(call, 1)
             self.synchronize()
-        # At most 10 ms, which covers any real launch: a call that waits for the device takes its duration to enqueue.
-        flushes = math.ceil(min(max(1.5 * enqueue_ms, self._flush_ms), 10.0) / self._flush_ms)
+        flushes = math.ceil(min(max(1.5 * enqueue_ms, self._flush_ms), HIDDEN_HOST_MS) / self._flush_ms)
         events = []
         for _ in range(count):
             prepared = call.prepare()

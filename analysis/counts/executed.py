@@ -41,7 +41,7 @@ from typing import Any
 from ...kernels import get_operation
 from ...kernels.lightning.config import MAX_HEAD_DIM
 from ...kernels.scalar_decay.choice import Shape, backward_chunk
-from ...kernels.scalar_decay.config import KEPT_STATES, WholeStateConfig, anchor_every, fit_chunk, padded, select_config
+from ...kernels.scalar_decay.config import WholeStateConfig, anchor_every, fit_chunk, padded, select_config
 from .model import Problem
 from .scalar_decay import GATE_MODELS, WALKS
 
@@ -106,7 +106,7 @@ class Run(Problem):
     def keeps_states(self) -> bool:
         """Whether the backward pass has the forward pass's states: they fit its chunks and take little memory."""
         same_chunks = self.formulation in WALKS and self.of_pass("backward") is self
-        return same_chunks and _keeps(self, self.chunk_size, self.whole)
+        return same_chunks and _kept_chunk(self, self.chunk_size) > 0
 
     @property
     def vector_bytes(self) -> int:
@@ -152,19 +152,15 @@ def shape(problem: Problem) -> Shape:
 
 def as_cut(problem: Problem, direction: str, chunk: int) -> tuple[int, int]:
     """Return the chunk length that a pass takes and how many heads it does not cut; 0 where a chunk is a whole head."""
-    sizes, formulation = shape(problem), problem.formulation
-    whole = sizes.whole_heads(formulation, chunk) if chunk < sizes.seq_len else 0
-    if direction != "backward":
-        return chunk, whole
-    chunk = min(chunk, backward_chunk(sizes, formulation, chunk if _keeps(problem, chunk, whole) else 0))
-    return chunk, sizes.whole_heads(formulation, chunk, backward=True) if chunk < sizes.seq_len else 0
+    sizes, formulation, backward = shape(problem), problem.formulation, direction == "backward"
+    if backward:
+        chunk = min(chunk, backward_chunk(sizes, formulation, _kept_chunk(problem, chunk)))
+    return chunk, sizes.whole_heads(formulation, chunk, backward=backward) if chunk < sizes.seq_len else 0
 
 
-def _keeps(problem: Problem, chunk: int, whole: int) -> bool:
-    """Whether the states of the heads that are cut take so little memory that a forward pass keeps them."""
-    inputs = problem.seq_len * (2 * problem.qk_share * problem.head_dim_qk + problem.head_dim_v) * problem.widths.qkv
-    states = -(-problem.seq_len // chunk) * problem.head_dim_qk * problem.head_dim_v * problem.widths.state
-    return bool(KEPT_STATES * states * (1 - whole / problem.rows) <= inputs)
+def _kept_chunk(problem: Problem, chunk: int) -> int:
+    shared = {"qk_share": problem.qk_share, "state_bytes": problem.widths.state}
+    return shape(problem).kept_chunk(problem.formulation, chunk, **shared)
 
 
 def run_of(problem: Problem) -> Run | None:

@@ -16,7 +16,7 @@ from statistics import median
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from ...results.schema import PROBLEM_SIZES, SIZE_COLUMNS
+from ...results.schema import HIDDEN_HOST_MS, PROBLEM_SIZES, SIZE_COLUMNS
 from ...results.select import grouped
 from ..accelerators.known import Accelerator, get_accelerator
 from ..accelerators.roofs import with_roofs
@@ -69,9 +69,6 @@ launch makes the squared error WORSE times as large as a fitted one: other rows 
 SPILLS = 1.5
 """Work grows at most in proportion to the chunk length. Where a longer chunk takes more than this many times longer,
 something else is the cause, such as spilled registers, and the row is left out of fits."""
-
-HIDDEN_MS = 10.0
-"""The longest time of the host that a timing hides, by work that the device does meanwhile (bench/clock.py)."""
 
 TINY_MS = 1e-9
 """Stands for a predicted time of 0, which rows get whose only terms are in no row that was fitted."""
@@ -298,7 +295,7 @@ def _fit(
 def _times_host(row: Row) -> bool:
     """Whether the kernels waited for the host for most of the time, as those of an eager loop do."""
     host_ms = row.get("host_ms") or 0.0
-    return bool(host_ms > HIDDEN_MS and 2 / 3 < row["time_ms"] / host_ms < 3 / 2)
+    return bool(host_ms > HIDDEN_HOST_MS and 2 / 3 < row["time_ms"] / host_ms < 3 / 2)
 
 
 def _spills(row: Row, others: Sequence[Row]) -> bool:

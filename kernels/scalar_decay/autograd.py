@@ -172,8 +172,9 @@ def _backward(
     """
     q, k, v, decay, input_gate, head, c_initial, n_initial, _ = tensors
     dh, d_last, dn_last, _ = gradients
+    number = len(GateVectors._fields)
     # What an operator call saves has no states.
-    gates, states = GateVectors(*saved[: len(GateVectors._fields)]), (*saved[len(GateVectors._fields) :], None)[0]
+    gates, states = GateVectors(*saved[:number]), saved[number] if len(saved) > number else None
     problem = make_problem(request, q, v)
     config = choose_config(problem, q, v)
     fused, stretch = config.is_fused, config.gate_chunk(problem.chunk)

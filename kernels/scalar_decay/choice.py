@@ -21,7 +21,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING
 
 from ..common.sizes import MIN_PROGRAMS, REMEMBERED, next_power_of_two
@@ -109,7 +108,7 @@ class Shape:
         Args:
             kept: for a backward pass, see :meth:`backward_us`; None: for a forward pass.
         """
-        time_us = self.forward_us if kept is None else partial(self.backward_us, kept=kept)
+        time_us = self.forward_us if kept is None else functools.partial(self.backward_us, kept=kept)
         times = {chunk: time_us(scheme, chunk, costs) for chunk in self.chunks()}
         enough = min(times.values()) * (1 + WORTH_CUTTING if scheme == "whole_state" and kept is None else 1)
         return next(chunk for chunk, time in times.items() if time <= enough)
@@ -140,14 +139,16 @@ class Shape:
         there = kept == chunk and self.whole_heads(scheme, chunk) == whole
         return 2 * dq + dv + (1 if there else 2) * self._states_us(scheme, chunk, self.batch_heads - whole, costs)
 
-    def kept_chunk(self, scheme: str, chunk: int) -> int:
+    def kept_chunk(self, scheme: str, chunk: int, *, qk_share: float = 1, state_bytes: int = 4) -> int:
         """Return the chunk length if a forward pass keeps its states, else 0; see :func:`.autograd.keep_states`.
 
-        For 16-bit inputs that heads do not share, and float32 states.
+        Args:
+            qk_share: share of q and k that a head reads by itself, less than 1 where heads share them.
+            state_bytes: of an element of a state; inputs have 16 bits.
         """
         cut = self.batch_heads - self.whole_heads(scheme, chunk)
-        stored = self.head_dim_qk * self.head_dim_v * 4 * -(-self.seq_len // chunk) * cut
-        inputs = self.seq_len * (2 * self.head_dim_qk + self.head_dim_v) * 2 * self.batch_heads
+        stored = self.head_dim_qk * self.head_dim_v * state_bytes * -(-self.seq_len // chunk) * cut
+        inputs = self.seq_len * (2 * qk_share * self.head_dim_qk + self.head_dim_v) * 2 * self.batch_heads
         return chunk if KEPT_STATES * stored <= inputs else 0
 
     def whole_heads(self, scheme: str, chunk: int, *, backward: bool = False) -> int:

@@ -149,11 +149,11 @@ HEADS = {
         "L*(5*K + 4*V)*w + 3*L*K*g + 3*K*V*s",
     ),
     "selective scan": (
-        baselines.selective_scan_forward(HEAD), "0", "L*K*V*(6 + exp) + L*V", "0", "L*(3*V + 2*K)*w",
+        baselines.selective_scan(HEAD, "forward"), "0", "L*K*V*(6 + exp) + L*V", "0", "L*(3*V + 2*K)*w + 4*K*V",
     ),
     "selective scan, backward": (
-        baselines.selective_scan_backward(HEAD), "0", "15*L*K*V + 3*L*V", "L*K*V*(4 + exp) + L*V",
-        "L*(5*V + 4*K)*w",
+        baselines.selective_scan(HEAD, "backward"), "0", "15*L*K*V + 3*L*V", "L*K*V*(4 + exp) + L*V",
+        "L*(5*V + 4*K)*w + 8*K*V",
     ),
 }  # fmt: skip
 
