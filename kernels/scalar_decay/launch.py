@@ -97,7 +97,11 @@ def _precision(x: Tensor) -> str:
 
 
 def _shape(x: Tensor, z: Tensor, heads: int) -> Shape:
-    return Shape(heads, x.shape[3], z.shape[3], group_x=heads // x.shape[2], group_z=heads // z.shape[2])
+    (heads_x, dim_x), (heads_z, dim_z) = x.shape[2:], z.shape[2:]
+    return Shape(
+        heads, dim_x, dim_z, group_x=heads // heads_x, group_z=heads // heads_z,
+        row_x=heads_x * dim_x, row_z=heads_z * dim_z, row_out=heads * dim_z,
+    )  # fmt: skip
 
 
 def _gates_tile(heads: int, stretch: int) -> dict[str, Any]:

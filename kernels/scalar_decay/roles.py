@@ -57,18 +57,9 @@ class Shape(NamedTuple):
     dim_z: int
     group_x: int
     group_z: int
-
-    @property
-    def row_x(self) -> int:
-        return self.heads // self.group_x * self.dim_x
-
-    @property
-    def row_z(self) -> int:
-        return self.heads // self.group_z * self.dim_z
-
-    @property
-    def row_out(self) -> int:
-        return self.heads * self.dim_z
+    row_x: int
+    row_z: int
+    row_out: int
 
 
 class GateVectors(NamedTuple):
