@@ -22,6 +22,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from triton.runtime import driver
 
 from .remember import different_each_call
 
@@ -65,9 +66,22 @@ def exchange_words(x: Tensor, count: int, width: int = 1) -> tuple[Tensor, int]:
         count: words that the launch writes.
         width: int64 values of a word; the upper half of the last one holds the number.
     """
-    if x.device.type != "cuda" or torch.cuda.is_current_stream_capturing() or 8 * count * width > MAX_KEPT_BYTES:
+    stream = stream_of(x) if x.is_cuda else None
+    if stream is None or 8 * count * width > MAX_KEPT_BYTES:
         return torch.zeros(count * width, device=x.device, dtype=torch.int64), 1
-    return _next_call((x.device, torch.cuda.current_stream(x.device).cuda_stream, width), count * width)
+    return _next_call((*stream, width), count * width)
+
+
+def stream_of(x: Tensor) -> tuple[torch.device, int] | None:
+    """Return x's device and the address of its current stream (0 on the CPU), for which memory may be kept; None during
+    the capture of a CUDA graph, whose memory no other call may use."""
+    device = x.device
+    if device.type != "cuda":
+        return device, 0
+    if torch.cuda.is_current_stream_capturing():
+        return None
+    # torch.cuda.current_stream would take the host several times as long.
+    return device, driver.active.get_current_stream(device.index)
 
 
 def _next_call(key: tuple[torch.device, int, int], count: int) -> tuple[Tensor, int]:

@@ -313,12 +313,12 @@ class Plan:
         return begins
 
     def __call__(self, tensors: Sequence[Any]) -> Passed:
-        device, active = self.device, driver.active
+        device = self.device
         memory: list[Any] = [
             torch.empty_strided(shape, stride, dtype=dtype, device=device) for shape, stride, dtype in self.memory
         ]
         bases = [*map(_address, memory), *map(_address, self.given(tensors))]
-        values = [active.get_current_stream(active.get_current_device())]
+        values = [driver.active.get_current_stream(device.index)]
         exchanged = [x for ask, which, args in self.exchanges for x in ask(tensors[which], *args)]
         for x in exchanged:
             if isinstance(x, Tensor):

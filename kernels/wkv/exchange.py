@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import struct
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from functools import cache
 
 import torch
 from torch import Tensor
 
-from ..common.exchange import MAX_KEPT, PassCode
+from ..common.exchange import MAX_KEPT, PassCode, stream_of
 from ..common.remember import different_each_call
 from ..common.sizes import cdiv
 from .elements import LEAST_STATE, LOG2E, MAX_RATIO, RENEWAL, SLOW_RATE
@@ -23,7 +23,7 @@ from .elements import LEAST_STATE, LOG2E, MAX_RATIO, RENEWAL, SLOW_RATE
 MAX_KEPT_BYTES = 16 * 2**20
 """Largest of the two buffers for sums that are kept. A call with larger ones is so long that zeroing costs little."""
 
-_kept: dict[tuple[int, ...], tuple[Tensor, Tensor]] = {}
+_kept: dict[tuple[Hashable, ...], tuple[Tensor, Tensor]] = {}
 
 
 @different_each_call
@@ -42,18 +42,15 @@ def exchange_sums(k: Tensor, tiles: int, look: int) -> tuple[Tensor, Tensor, Cal
         words = torch.empty(1, device=k.device, dtype=torch.int64)
         return words, words, _keep_nothing
     count = 2 * (tiles + cdiv(tiles, look // 2)) * B * C
-    stream = 0
-    if k.device.type == "cuda":
-        # Memory that a CUDA graph uses must not be shared with other calls. Replays zero these words again.
-        if torch.cuda.is_current_stream_capturing() or 8 * count > MAX_KEPT_BYTES:
-            words = torch.zeros(count, device=k.device, dtype=torch.int64)
-            return words, torch.empty_like(words), _keep_nothing
-        stream = torch.cuda.current_stream(k.device).cuda_stream
+    stream = stream_of(k)
+    if stream is None or 8 * count > MAX_KEPT_BYTES:
+        words = torch.zeros(count, device=k.device, dtype=torch.int64)
+        return words, torch.empty_like(words), _keep_nothing
     # Calls of one thread on one stream run one after the other. A call zeroes the words that a call of the same sizes
     # wrote, so buffers are kept per size.
-    key = (threading.get_ident(), k.device.index or 0, stream, tiles, look, B, C)
+    key = (threading.get_ident(), *stream, tiles, look, B, C)
     pair = _kept.pop(key, None)
-    if pair is None or pair[0].device != k.device:
+    if pair is None:
         words = torch.zeros(count, device=k.device, dtype=torch.int64)
         pair = words, words.clone()
     words, spare = pair
