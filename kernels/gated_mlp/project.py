@@ -53,7 +53,7 @@ def _activate(g, ACTIVATION: tl.constexpr):
 @triton.jit
 def _tanh_gate(g):
     """Return (1 + tanh(s (g + c g^3))) / 2 as a sigmoid, where s is sqrt(2 / pi) and c is TANH_CUBIC."""
-    return 1.0 / (1.0 + tl.exp(-2.0 * TANH_SCALE * g * (1.0 + TANH_CUBIC * g * g)))
+    return 1.0 / (1.0 + tl.exp(g * (-2.0 * TANH_SCALE) * (1.0 + TANH_CUBIC * g * g)))
 
 
 @triton.jit

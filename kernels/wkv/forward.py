@@ -198,7 +198,7 @@ def _slow_rate(k_ptr, w, offs, left, mask_c, C: tl.constexpr, BLOCK_I: tl.conste
     for n in range(BLOCK_I):
         k = tl.load(k_ptr + n * C + offs, mask=(left > n) & mask_c, other=0.0).to(tl.float32)
         largest = tl.maximum(largest, tl.where(k > EMPTY, tl.abs(k), 0.0))
-    return tl.where(RUN * w <= tl.maximum(RUN * SLOW_RATE, 0.25 * largest), w, 0.0)
+    return tl.where(w * RUN <= tl.maximum(RUN * SLOW_RATE, 0.25 * largest), w, 0.0)
 
 
 @triton.jit

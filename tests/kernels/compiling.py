@@ -92,15 +92,12 @@ def record(case: Case, capability: int = 90, *, training: bool = True, carry: bo
 def check(launches: Sequence[Launch], capability: int = 90, *, max_stack_bytes: int | None = MAX_STACK_BYTES) -> None:
     """Compile the launches, equal ones once, and hold them to the chip's shared memory and to a stack frame.
 
-    On Hopper products may not wait for each other, which takes up to half of a kernel's speed. Triton 3.8 gives a
-    kernel the fields of a named tuple, but no properties.
+    On Hopper products may not wait for each other, which takes up to half of a kernel's speed.
     """
     assert launches
     limit = SHARED_MEMORY_BYTES[divmod(capability, 10)]
     bad = []
     for launch in launches:
-        kinds = [type(value) for value in launch.arguments.values() if isinstance(value, tuple)]
-        bad += [f"{kind} has properties" for kind in kinds if any(isinstance(x, property) for x in vars(kind).values())]
         key = (capability, *launch.compile_key())
         if key not in _compiled:
             _compiled[key] = compile_launch(launch, capability)
