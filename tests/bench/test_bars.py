@@ -341,7 +341,7 @@ class Compiled(Exception):
 @pytest.mark.parametrize(
     ("name", "only", "providers"),
     [
-        ("tfla", "16 heads x 128/256, T=8192, B=8", {"lrbench", "mlstm_kernels"}),
+        ("tfla", "16 heads x 128/256, T=8192, B=8", {"lrbench", "mlstm_kernels", "fla"}),
         ("default-choice", "4 heads x 64/64", {"lrbench"}),
     ],
 )
@@ -363,6 +363,7 @@ def test_problems_are_compiled_before_any_is_timed(
 
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(run, "version_of", lambda distribution: "3.8.0")
+    monkeypatch.setattr(run, "installed_versions", lambda: {"triton": "3.8.0"})
     monkeypatch.setattr(bars, "probe_environment", lambda: here)
     monkeypatch.setattr(bars, "hold_gpus", nullcontext)
     monkeypatch.setattr(bars, "compile_ahead", lambda cases, *_: found.extend(cases))

@@ -20,7 +20,7 @@ from lrbench.analysis.accelerators.roofs import RoofRow
 from lrbench.analysis.check.compare import compare
 from lrbench.bench import run as runner
 from lrbench.bench.derived import Run
-from lrbench.bench.environment import finished_cases, version_of
+from lrbench.bench.environment import finished_cases
 from lrbench.bench.executors import LocalExecutor, autotunes, in_turn
 from lrbench.bench.plan import PlannedCase, Request, plan
 from lrbench.bench.run import Outcome
@@ -163,18 +163,13 @@ def test_a_time_limit_leaves_the_rest(tmp_path: Path) -> None:
     assert (len(rest.resumed), len(rest.records), rest.remaining) == (1, 2, 0)
 
 
-ENGINE = "kernels.scalar_decay.declare:supports_engine"
+ENGINE, TRITON = "kernels.scalar_decay.declare:supports_engine", PROCESSOR.triton_version
 REFUSALS: tuple[tuple[dict[str, Any], dict[str, Any], str, str], ...] = (
     ({}, {"devices": ("cuda",)}, "unsupported", "right runs on cuda, this device is cpu"),
     ({"mode": "step"}, {}, "unsupported", "mode must be one of fw, fwbw, bw for right, got step"),
     ({"dtype": "bf16"}, {}, "unsupported", "dtype must be one of fp32 for right, got bf16"),
     ({}, {"architectures": ("9.0",)}, "unsupported", "right is written for compute capability 9.0, got None"),
-    (
-        {},
-        {"triton_versions": "==2.0.*"},
-        "unsupported",
-        f"right is written for triton ==2.0.*, got {version_of('triton')}",
-    ),
+    ({}, {"triton_versions": "==2.0.*"}, "unsupported", f"right is written for triton ==2.0.*, got {TRITON}"),
     ({"state_dtype": "bf16"}, {}, "unsupported", "state_dtype must be one of fp32 for right, got bf16"),
     ({}, {"requires": ("no-such",)}, "unavailable", "no-such is not installed: pip install no-such"),
     ({"chunk_size": 48}, {"supports": ENGINE}, "unsupported", "chunk_size must be a power of two >= 16, got 48"),
