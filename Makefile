@@ -78,8 +78,11 @@ test-speed: $(VENV)/.ready-dev
 test-slow: $(VENV)/.ready-dev
 	$(PARALLEL) -m "slow and not gpu and not interpret"
 
+# Compiling takes most of the time, so the kernels' tests run side by side; what times a GPU, or fills it, runs alone.
 test-gpu: $(VENV)/.ready-dev
-	$(PYTEST) -m gpu
+	$(PARALLEL) -m "gpu and not slow" tests/kernels
+	$(PYTEST) -m "gpu and slow" tests/kernels
+	$(PYTEST) -m gpu --ignore tests/kernels
 
 lint: $(VENV)/.ready-dev
 	$(BIN)/ruff check .
