@@ -43,7 +43,7 @@ DV = Role(future=True, transposed=False)
 
 
 class Shape(NamedTuple):
-    """Sizes that a kernel is compiled for.
+    """Sizes that a kernel is compiled for; it sees fields alone, so what follows from others is a field too.
 
     Attributes:
         heads: H.

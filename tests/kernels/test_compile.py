@@ -41,7 +41,8 @@ WKV_WIDE, WKV_NARROW = channels(8, 512, 768), channels(1, 512, 32)
 SCAN_STACK_BYTES = 128
 """168 registers cost RG-LRU's kernels a few words of stack."""
 EXP_STACK_BYTES = 120
-"""What Triton 3.6 holds in registers of mLSTMexp's fused_chunk, Triton 3.8 partly keeps on the stack."""
+"""Triton 3.8 keeps on the stack some of what 3.6 holds in registers of mLSTMexp's fused_chunk at EXP_STACK_DIMS."""
+EXP_STACK_DIMS = ((128, 256), (256, 512))
 
 
 WHOLE_STATE_DIMS = ((128, 256), (64, 64), (80, 160), (160, 320), (256, 512))
@@ -111,14 +112,16 @@ def limit(op: str, head_dims: tuple[int, int]) -> int | None:
     """Return the stack that the engine's launches may take."""
     if head_dims not in TUNED_HEAD_DIMS:
         return None
-    return EXP_STACK_BYTES if op == "mlstm_exp" else MAX_STACK_BYTES
+    return EXP_STACK_BYTES if op == "mlstm_exp" and head_dims in EXP_STACK_DIMS else MAX_STACK_BYTES
 
 
 ENGINE = [
     *itertools.chain.from_iterable(
         # The whole sequence is one chunk, the default; then several chunks, an initial state and a last one.
-        compiled([engine(op, "fused_chunk", dims, chunk)], stack=limit(op, dims), slow=(op, dims) not in ci, carry=last)
-        for chunk, last, ci in (
+        compiled(
+            [engine(op, "fused_chunk", dims, chunk)], stack=limit(op, dims), slow=(op, dims) not in ci, carry=carry
+        )
+        for chunk, carry, ci in (
             (SEQ_LEN, False, [(op, dims) for op in MLSTM for dims in CI_DIMS[op]]),
             (256, True, [("mlstm_exp", (128, 256))]),
         )
