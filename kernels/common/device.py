@@ -59,6 +59,17 @@ def multiprocessors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count
 
 
+@functools.cache
+def memory_rate(device: torch.device) -> float:
+    """Return the bytes a second that a GPU's memory transfers at its specified clock, or 0 if the driver names none."""
+    # Imported here because torch's forms run without Triton.
+    from triton.runtime import driver
+
+    properties = driver.active.utils.get_device_properties(device.index)
+    # Two transfers a cycle; the clock is in kHz, the bus's width in bits.
+    return 2e3 * properties["mem_clock_rate"] * properties["mem_bus_width"] / 8
+
+
 def scratch(size: int, alignment: int, stream: int | None) -> Tensor:
     """Allocate memory in which a kernel builds its tensor descriptors; the argument of ``triton.set_allocator``."""
     return torch.empty(size, dtype=torch.int8, device=torch.cuda.current_device())

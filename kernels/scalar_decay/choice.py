@@ -12,8 +12,8 @@ the walk gains:
 Heads rarely come to a whole number of waves: 140 programs on 132 multiprocessors would take as long as 264. whole_state
 cuts only the heads that are left over, in this example 8.
 
-:data:`COSTS` holds what these cost on an H200, fitted by ``python -m lrbench.tests.tools.fit_choice``. To the
-model, other devices differ only in the number of multiprocessors.
+:data:`COSTS` holds what these cost, fitted by ``python -m lrbench.tests.tools.fit_choice`` to an H200 and an H100. To
+the model, devices differ in the number of multiprocessors and in how fast their memory is.
 """
 
 from __future__ import annotations
@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 
 MULTIPROCESSORS = 132
 """The H200's, for choices where no device is named."""
+
+MEMORY_RATE = 4.917e12
+"""Bytes a second that the H200's memory transfers at its specified clock, to which :attr:`Costs.memory` belongs."""
 
 RESIDENT_WARPS = 8
 """Walking warps that a multiprocessor holds: a state takes nearly all registers of a program's threads."""
@@ -55,30 +58,31 @@ class Costs:
 
     Attributes:
         walk: of each position that a program of fused_chunk.py walks, for each 128 rows of the state.
-        whole_state: of each position that a program of whole_state.py walks, for each 128 x 128 of the state, one
-            at least.
+        whole_state: of each position that a program of whole_state.py walks with 128 x 128 of the state.
+        fixed: the share of it that does not depend on the state's size; the rest is in proportion to it.
         normaliser: of each position that a program of normaliser.py walks; where the output's kernel makes the
             denominators, it takes about as much longer.
         gradient: a factor, no time: how much longer dq and dk take, which also make the gates' gradients.
         launch: of the pass over the chunks, whatever it computes.
         states, states_and_n: of each position that a program of this pass walks, without and with n; whole_state's pass
             takes ``states`` either way.
-        memory: of a mebibyte that programs read or write (mostly from the L2 cache where several read the same), which
-            bounds them where many walk at once.
+        memory: of a mebibyte that programs read (once, where those of a head read the same) or write, which bounds
+            them where many walk at once. It is in inverse proportion to the memory's rate.
         store: of a mebibyte of states, written and read.
         merge: of a chunk whose state is merged with the one before it, where the pass takes chunks in parallel.
     """
 
-    walk: float = 0.04545
-    whole_state: float = 0.02406
-    normaliser: float = 0.02458
-    gradient: float = 1.258
-    launch: float = 6.258
-    states: float = 0.01193
-    states_and_n: float = 0.04006
-    memory: float = 0.2395
-    store: float = 1.716
-    merge: float = 0.24
+    walk: float = 0.04716
+    whole_state: float = 0.02555
+    fixed: float = 0.3341
+    normaliser: float = 0.02179
+    gradient: float = 1.285
+    launch: float = 4.136
+    states: float = 0.01424
+    states_and_n: float = 0.04506
+    memory: float = 0.2532
+    store: float = 1.376
+    merge: float = 0.27
 
 
 COSTS = Costs()
@@ -86,7 +90,8 @@ COSTS = Costs()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """What a choice depends on: batch_heads is B * H, and ``normalised`` says whether there are denominators."""
+    """What a choice depends on: batch_heads is B * H, ``normalised`` says whether there are denominators, and
+    memory_rate is the device's in bytes a second."""
 
     seq_len: int
     batch_heads: int
@@ -94,6 +99,7 @@ class Shape:
     head_dim_v: int
     normalised: bool = False
     multiprocessors: int = MULTIPROCESSORS
+    memory_rate: float = MEMORY_RATE
 
     def chunks(self) -> list[int]:
         """Return the chunk lengths to choose from, powers of two: first the one that holds the sequence."""
@@ -184,13 +190,14 @@ class Shape:
     ) -> float:
         """Return the time of a product with head dims DX and DZ; ``gates``: with the gates' gradients, as dq and dk."""
         if scheme == "whole_state" and whole_state_reason(dim_x, dim_z, chunk) is None:
-            tile = fit_whole_state(dim_x, dim_z)
+            tile = fit_whole_state(dim_x, dim_z, sums=gates)
             blocks, num_warps = -(-dim_z // tile.block_z), 4 * tile.walkers
-            position = costs.whole_state * max(1.0, tile.block_x * tile.block_z / 128**2) * -(-dim_x // tile.block_x)
+            size = tile.block_x * tile.block_z / 128**2
+            position = costs.whole_state * (costs.fixed + (1 - costs.fixed) * size) * -(-dim_x // tile.block_x)
         else:
             blocks, num_warps = -(-dim_z // 64), 4
             position = costs.walk * -(-dim_x // 128)
-        columns = 2 * dim_x + (3 if gates else 2) * dim_z / blocks
+        columns = (2 * dim_x + (3 if gates else 2) * dim_z) / blocks
         position *= costs.gradient if gates else 1.0
         total = 0.0
         for heads, length in self._walks(whole, chunk):
@@ -226,7 +233,7 @@ class Shape:
             columns: numbers that a program reads and writes at a position.
         """
         full, rest = divmod(programs, resident * self.multiprocessors)
-        mebibyte = costs.memory * columns * 2 / 2**20
+        mebibyte = costs.memory * MEMORY_RATE / self.memory_rate * columns * 2 / 2**20
         waves = full * max(position, mebibyte * resident * self.multiprocessors)
         return min(length, self.seq_len) * (waves + (max(position, mebibyte * rest) if rest else 0.0))
 
@@ -263,7 +270,7 @@ def shape_of_tensors(q: Tensor, v: Tensor, *, normalised: bool = False) -> Shape
     """Return the shape of a call's q [B, T, G, K] and v [B, T, H, V], on their device (a CPU counts as an H200)."""
     batch, seq_len, heads, head_dim_v = v.shape
     # Imported here because it imports torch, which declarations must do without.
-    from ..common.device import multiprocessors
+    from ..common.device import memory_rate, multiprocessors
 
     return Shape(
         seq_len=seq_len,
@@ -272,6 +279,7 @@ def shape_of_tensors(q: Tensor, v: Tensor, *, normalised: bool = False) -> Shape
         head_dim_v=head_dim_v,
         normalised=normalised,
         multiprocessors=multiprocessors(v.device) if v.is_cuda else MULTIPROCESSORS,
+        memory_rate=(memory_rate(v.device) if v.is_cuda else 0) or MEMORY_RATE,
     )
 
 

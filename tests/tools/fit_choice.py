@@ -2,9 +2,9 @@
 
 ``python -m lrbench.tests.tools.fit_choice ROWS.parquet ...`` takes rows of whole_state and fused_chunk at several chunk
 lengths, as ``lrbench bars default-choice`` measures them, and prints :class:`.choice.Costs` to be written there. The
-rows must be of a GPU of :data:`.choice.MULTIPROCESSORS` and measured with the costs that stand there now: a row forward
-and backward at a chunk length that its backward pass shortened is left out. Small problems must be among them: large
-ones alone do not show what a launch costs.
+rows must be of the GPUs in :data:`MEMORY_RATES`. A row forward and backward at a chunk length that its backward pass
+shortened is left out, by the costs that stand there now: drop what other costs shortened before those are replaced.
+Small problems must be among them: large ones alone do not show what a launch costs.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from lrbench.analysis.check.statistics import median
-from lrbench.kernels.scalar_decay.choice import COSTS, ONE_CHUNK, Costs, Shape, backward_chunk, shape_of
+from lrbench.kernels.scalar_decay.choice import COSTS, MEMORY_RATE, ONE_CHUNK, Costs, Shape, backward_chunk, shape_of
 from lrbench.kernels.scalar_decay.config import fit_chunk
 from lrbench.kernels.scalar_decay.declare import FUSED_CHUNK, SCHEMES, WHOLE_STATE
 from lrbench.results import store
@@ -25,6 +25,9 @@ from lrbench.results import store
 FORWARD, BACKWARD = "forward_us", "backward_us"
 FIRST_STEP, LAST_STEP = 0.3, 0.004
 """Logarithms of the factors by which a cost is moved."""
+
+MEMORY_RATES = {"h200_sxm": MEMORY_RATE, "h100_sxm": 3.352e12}
+"""What :func:`.device.memory_rate` says of each; both have :data:`.choice.MULTIPROCESSORS`."""
 
 Cell = tuple[str, int]
 """A scheme and a chunk length."""
@@ -40,8 +43,10 @@ def read_times(paths: Sequence[Path]) -> dict[tuple[Any, ...], tuple[Shape, Time
         if row["impl"] not in (WHOLE_STATE, FUSED_CHUNK) or row["status"] != "ok" or row["dtype"] == "fp32":
             continue
         sizes = {name: row[name] for name in ("batch", "seq_len", "num_heads", "head_dim_qk", "head_dim_v")}
-        key = (row["op"], row["dtype"], *sizes.values())
-        times = found.setdefault(key, (shape_of(sizes, normalised=row["op"] == "mlstm_exp"), {"fw": {}, "fwbw": {}}))[1]
+        rate = MEMORY_RATES[row["device_accelerator"]]
+        key = (rate, row["op"], row["dtype"], *sizes.values())
+        shape = dataclasses.replace(shape_of(sizes, normalised=row["op"] == "mlstm_exp"), memory_rate=rate)
+        times = found.setdefault(key, (shape, {"fw": {}, "fwbw": {}}))[1]
         cell = SCHEMES[row["impl"]], fit_chunk(row["chunk_size"], row["seq_len"])
         if row["mode"] in times:
             times[row["mode"]][cell] = min(1e3 * row["time_ms"], times[row["mode"]].get(cell, math.inf))
@@ -128,11 +133,11 @@ def regrets(problems: Sequence[tuple[Shape, Times]], costs: Costs, direction: st
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Fit, and print both costs with what they lose."""
+    """Print the costs as they are, those of least aim near them, and those fitted anew, with what they lose."""
     if not arguments:
         raise SystemExit("give files of rows, got none")
     problems = list(read_times([Path(name) for name in arguments]).values())
-    for name, costs in (("now", COSTS), ("fitted", fit(problems, COSTS))):
+    for name, costs in (("now", COSTS), ("near", descend(problems, COSTS, aim)), ("fitted", fit(problems, COSTS))):
         print(f"{name}: {costs}, error {math.sqrt(loss(problems, costs)):.3f}")
         for direction in (FORWARD, BACKWARD):
             lost = list(regrets(problems, costs, direction))

@@ -88,6 +88,8 @@ def test_measured_roofs_replace_the_specification_and_stay_below_it() -> None:
 def test_the_driver_agrees_with_the_specification() -> None:
     import torch
 
+    from lrbench.kernels.common.device import memory_rate
+
     properties = torch.cuda.get_device_properties(0)
     key = match_device(properties.name)
     if key is None:
@@ -96,3 +98,4 @@ def test_the_driver_agrees_with_the_specification() -> None:
     assert accelerator.sms == properties.multi_processor_count
     assert accelerator.smem_bytes == properties.shared_memory_per_block_optin
     assert accelerator.l2_bytes == pytest.approx(properties.L2_cache_size, rel=0.01)
+    assert accelerator.bandwidth_bytes_s == pytest.approx(memory_rate(torch.device("cuda:0")), rel=0.03)
