@@ -61,7 +61,10 @@ def multiprocessors(device: torch.device) -> int:
 
 @functools.cache
 def memory_rate(device: torch.device) -> float:
-    """Return the bytes a second that a GPU's memory transfers at its specified clock, or 0 if the driver names none."""
+    """Return the bytes a second that a GPU's memory transfers at its specified clock; 0 if the driver names none, and
+    on the CPU."""
+    if device.type != "cuda":
+        return 0.0
     # Imported here because torch's forms run without Triton.
     from triton.runtime import driver
 

@@ -279,7 +279,7 @@ def shape_of_tensors(q: Tensor, v: Tensor, *, normalised: bool = False) -> Shape
         head_dim_v=head_dim_v,
         normalised=normalised,
         multiprocessors=multiprocessors(v.device) if v.is_cuda else MULTIPROCESSORS,
-        memory_rate=(memory_rate(v.device) if v.is_cuda else 0) or MEMORY_RATE,
+        memory_rate=memory_rate(v.device) or MEMORY_RATE,
     )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ from lrbench.bench import check
 from lrbench.bench.plan import PlannedCase
 from lrbench.bench.worker import prepare
 from lrbench.kernels import Implementation, Operation
-from lrbench.kernels.common.device import on_device_of
+from lrbench.kernels.common.device import memory_rate, on_device_of
 from lrbench.results.schema import Case
 from lrbench.tests.kernels import laws
 from lrbench.tests.kernels.compiling import IMPLEMENTATIONS, MODULES, pretend, record
@@ -136,6 +137,15 @@ def test_the_current_device_is_not_set_again(launches: Launches, monkeypatch: py
     monkeypatch.setattr(torch.cuda, "device", None)
     with launches.device(1):
         assert on_device_of("x")(lambda x: launches.current)(torch.zeros(1)) == 1
+
+
+def test_memory_transfers_twice_a_cycle(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An H100's driver says 2.619 GHz and 5,120 bits."""
+    properties = {"mem_clock_rate": 2_619_000, "mem_bus_width": 5120}
+    utils = SimpleNamespace(get_device_properties=lambda index: properties if index == 1 else {})
+    monkeypatch.setattr(triton.runtime, "driver", SimpleNamespace(active=SimpleNamespace(utils=utils)))
+    assert memory_rate.__wrapped__(torch.device("cuda:1")) == pytest.approx(3.352e12, rel=1e-3)
+    assert memory_rate(torch.device("cpu")) == 0
 
 
 @pytest.mark.compile
