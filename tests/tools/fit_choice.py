@@ -2,9 +2,11 @@
 
 ``python -m lrbench.tests.tools.fit_choice ROWS.parquet ...`` takes rows of whole_state and fused_chunk at several chunk
 lengths, as ``lrbench bars default-choice`` measures them, and prints :class:`.choice.Costs` to be written there. The
-rows must be of the GPUs in :data:`MEMORY_RATES`. A row forward and backward at a chunk length that its backward pass
-shortened is left out, by the costs that stand there now: drop what other costs shortened before those are replaced.
-Small problems must be among them: large ones alone do not show what a launch costs.
+rows must be of the GPUs in :data:`MEMORY_RATES`. Small problems must be among them: large ones alone do not show what a
+launch costs.
+
+A row of a forward and backward pass counts only if the backward pass took the same chunk length, which the present costs
+decide. So before new costs are written, remove the rows in which it took a shorter one.
 """
 
 from __future__ import annotations
