@@ -5,8 +5,8 @@ lengths, as ``lrbench bars default-choice`` measures them, and prints :class:`.c
 rows must be of the GPUs in :data:`MEMORY_RATES`. Small problems must be among them: large ones alone do not show what a
 launch costs.
 
-A row of a forward and backward pass counts only if the backward pass took the same chunk length, which the present costs
-decide. So before new costs are written, remove the rows in which it took a shorter one.
+A row of a forward and backward pass counts only if the backward pass took the same chunk length, which the present
+costs decide. So before new costs are written, remove the rows in which it took a shorter one.
 """
 
 from __future__ import annotations
