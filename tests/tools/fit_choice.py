@@ -29,7 +29,7 @@ FIRST_STEP, LAST_STEP = 0.3, 0.004
 """Logarithms of the factors by which a cost is moved."""
 
 MEMORY_RATES = {"h200_sxm": MEMORY_RATE, "h100_sxm": 3.352e12}
-"""What :func:`.device.memory_rate` says of each; both have :data:`.choice.MULTIPROCESSORS`."""
+"""By clock and bus width, as :func:`.device.memory_rate` has them; both have :data:`.choice.MULTIPROCESSORS`."""
 
 Cell = tuple[str, int]
 """A scheme and a chunk length."""
