@@ -36,7 +36,7 @@ import functools
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from ...kernels import get_operation
 from ...kernels.lightning.config import MAX_HEAD_DIM
@@ -287,6 +287,30 @@ def _again(name: str) -> str:
     return name if name.startswith("recomputed_") else f"recomputed_{name}"
 
 
+class Launch(NamedTuple):
+    """A launch of a walk: the columns of X and Y that it takes, as many as its tile has for them, in how many blocks it
+    takes the output's columns, and how many of these it multiplies; the last may lie beyond DZ."""
+
+    dim_x: int
+    block_x: int
+    columns: int
+    multiplied: int
+
+
+def _launches(run: Run, role: Role, blocks: Blocks) -> list[Launch]:
+    dx, dz, block_x, block_z, launches, columns = blocks
+    launch = _launch_of(run, role)
+    if not isinstance(launch, WholeStateConfig):
+        ends = [min(dx, (n + 1) * block_x) for n in range(launches)]
+        return [Launch(end - n * block_x, block_x, columns, columns * block_z) for n, end in enumerate(ends)]
+    tiles = launch.launches(dx)
+    ends = [*(first for first, _ in tiles[1:]), dx]
+    return [
+        Launch(end - first, tile.block_x, -(-dz // tile.block_z), tile.multiplied_columns(dz))
+        for (first, tile), end in zip(tiles, ends, strict=True)
+    ]
+
+
 def _walk(run: Run, role: Role, blocks: Blocks, total: Executed) -> None:
     """Add a walk's products.
 
@@ -294,28 +318,26 @@ def _walk(run: Run, role: Role, blocks: Blocks, total: Executed) -> None:
     holds whole states leaves out of its last columns, and for mLSTMexp's denominators two products with a vector, of
     eight columns each. Of a whole role, a tile of t rows needs 4 t DX DZ + 2 t^2 (DX + DZ).
     """
-    dx, dz, block_x, block_z, launches, columns = blocks
+    dx, dz, block_x, _, launches, columns = blocks
     block_t = run.block_t
     tiles, squares = _walk_tiles(run)
     rank, scores, outputs = 2 * run.seq_len * dx * dz, 2 * squares * dx, 2 * squares * dz
-    needed = _role_products(role, rank, scores, outputs, columns)
+    parts = _launches(run, role, blocks)
+    again = sum((part.columns - 1) * 2 * squares * part.dim_x for part in parts)
+    needed = _role_products(role, rank, scores, outputs, again)
     needed["recomputed_intra"] = (launches - 1) * outputs
     needed[role.state] += rank
-    widths, multiplied = [block_x] * launches, columns * block_z
-    if isinstance(launch := _launch_of(run, role), WholeStateConfig):
-        widths = [launch.narrowed(dx - n * block_x).block_x for n in range(launches)]
-        multiplied = launch.multiplied_columns(dz)
-    per_tile = sum(2 * (2 * block_t * x * multiplied + block_t**2 * (columns * x + multiplied)) for x in widths)
+    per_tile = sum(2 * block_t * (2 * x * multiplied + block_t * (n * x + multiplied)) for _, x, n, multiplied in parts)
     if role.name == "h" and run.makes_denominators:
         per_tile += columns * 4 * VECTOR_COLUMNS * block_t * block_x
     needed["padding"] = tiles * per_tile - needed.total()
     add(total.flops, role.name, needed)
 
 
-def _role_products(role: Role, inter: int, scores: int, intra: int, columns: int) -> Counter[str]:
-    """Return FLOPs of X S, X Y^T and (.) Z; every column block but one makes X Y^T again."""
+def _role_products(role: Role, inter: int, scores: int, intra: int, again: int) -> Counter[str]:
+    """Return FLOPs of X S, X Y^T and (.) Z; every column block but one makes X Y^T again, in all ``again`` FLOPs."""
     needed = Counter({"inter": inter, role.scores: scores})
-    needed[_again(role.scores)] += (columns - 1) * scores
+    needed[_again(role.scores)] += again
     needed["intra"] = intra
     return needed
 
@@ -363,7 +385,8 @@ def _sweep(run: Run, role: Role, blocks: Blocks, total: Executed) -> None:
     tiles = list(_row_tiles(run, role))
     entries = sum(times * rows * positions for times, rows, positions, _ in tiles)
     rank = 2 * run.seq_len * dx * dz if run.several else 0
-    needed = _role_products(role, rank, 2 * entries * dx, 2 * entries * dz, columns)
+    scores = 2 * entries * dx
+    needed = _role_products(role, rank, scores, 2 * entries * dz, (columns - 1) * scores)
     per_row_tile = 2 * run.block_t * block_x * contractions * block_z if run.several else 0
     per_column_tile = 2 * run.block_t * run.config.output.block_s * (block_x * contractions + block_z)
     padded = columns * sum(times * (per_row_tile + met * per_column_tile) for times, _, _, met in tiles)
@@ -455,8 +478,9 @@ def _issued(run: Run, role: Role, blocks: Blocks) -> float:
     dx, dz, block_x, _, contractions, columns = blocks
     width, x = run.widths.qkv, run.seq_len * dx
     if run.walks:
-        tensors = 2 * columns * x + contractions * run.seq_len * dz
-        return tensors * width + columns * contractions * run.seq_len * _gate_bytes(run, role)
+        parts = _launches(run, role, blocks)
+        tensors = sum(2 * part.columns * part.dim_x + dz for part in parts)
+        return run.seq_len * (tensors * width + sum(part.columns for part in parts) * _gate_bytes(run, role))
     tiles = list(_row_tiles(run, role))
     loads = sum(times * rows * met for times, rows, _, met in tiles)
     loaded = sum(times * positions for times, _, positions, _ in tiles)

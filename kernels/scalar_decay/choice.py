@@ -1,13 +1,15 @@
 """Which chunk length a call takes that names none, the fastest by a model, and which heads are cut into chunks.
 
-A program walks one chunk, and the device holds only so many programs at once: each such set is a wave. A wave takes as
-long as its chunk is, or as memory takes for all that walk at once. Shorter chunks make more programs. But where there
-are several chunks, a pass over them runs first: it reads keys and values once more, writes and reads a state a chunk,
-and merges the chunks' states one after the other where it computes them in parallel (always before whole_state). So a
-call takes one chunk where sequences and heads fill the device, and otherwise shortens it until the pass costs more than
-the walk gains:
+A program walks one chunk, and the device holds only so many programs at once: each such set is a wave. How long a wave
+takes depends on how long its chunk is and on the bytes of all that walk at once. Shorter chunks make more programs. But
+where there are several chunks, a pass over them runs first: it reads keys and values once more, writes and reads a
+state a chunk, and merges the chunks' states one after the other where it computes them in parallel (always before
+whole_state). So a call takes one chunk where sequences and heads fill the device, and otherwise shortens it until the
+pass costs more than the walk gains:
 
-    time = waves * chunk * max(walk, memory) + [several chunks] (launch + the pass's walk + states + merges)
+    time = waves * chunk * (walk^p + memory^p)^(1/p) + [several chunks] (launch + the pass's walk + states + merges)
+
+with p = overlap.
 
 Heads rarely come to a whole number of waves: 140 programs on 132 multiprocessors would take as long as 264. whole_state
 cuts only the heads that are left over, in this example 8.
@@ -24,7 +26,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..common.sizes import MIN_PROGRAMS, REMEMBERED, next_power_of_two
-from .config import KEPT_STATES, WHOLE_STATE_BLOCK_T, fit_whole_state, whole_state_reason
+from .config import KEPT_STATES, WHOLE_STATE_BLOCK_T, WholeStateConfig, fit_whole_state, whole_state_reason
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -70,19 +72,29 @@ class Costs:
             them where many walk at once. It is in inverse proportion to the memory's rate.
         store: of a mebibyte of states, written and read.
         merge: of a chunk whose state is merged with the one before it, where the pass takes chunks in parallel.
+        overlap: an exponent, no time: the larger it is, the less the walk and memory wait for each other.
     """
 
-    walk: float = 0.04716
-    whole_state: float = 0.02555
-    fixed: float = 0.3341
-    normaliser: float = 0.02179
-    gradient: float = 1.285
-    launch: float = 4.136
-    states: float = 0.01424
-    states_and_n: float = 0.04506
-    memory: float = 0.2532
-    store: float = 1.376
-    merge: float = 0.27
+    walk: float = 0.051
+    whole_state: float = 0.02827
+    fixed: float = 0.4156
+    normaliser: float = 0.02087
+    gradient: float = 1.149
+    launch: float = 1.814
+    states: float = 0.01521
+    states_and_n: float = 0.04168
+    memory: float = 0.281
+    store: float = 1.18
+    merge: float = 0.2934
+    overlap: float = 3.175
+
+    def position_us(self, tile: WholeStateConfig) -> float:
+        """Return the time of a position in a program of whole_state.py, apart from memory's."""
+        return self.whole_state * (self.fixed + (1 - self.fixed) * tile.block_x * tile.block_z / 128**2)
+
+    def overlapped(self, walk: float, memory: float) -> float:
+        """Return how long a position takes whose walk and whose bytes take so long, each alone."""
+        return (walk**self.overlap + memory**self.overlap) ** (1 / self.overlap)
 
 
 COSTS = Costs()
@@ -189,20 +201,22 @@ class Shape:
         self, scheme: str, chunk: int, whole: int, dim_x: int, dim_z: int, costs: Costs, *, gates: bool = False
     ) -> float:
         """Return the time of a product with head dims DX and DZ; ``gates``: with the gates' gradients, as dq and dk."""
+        # Of each launch: columns of X, blocks of the output's columns, warps that walk, and the time of a position.
+        launches = [(dim_x, -(-dim_z // 64), 4, costs.walk * -(-dim_x // 128))]
         if scheme == "whole_state" and whole_state_reason(dim_x, dim_z, chunk) is None:
-            tile = fit_whole_state(dim_x, dim_z, sums=gates)
-            blocks, num_warps = -(-dim_z // tile.block_z), 4 * tile.walkers
-            size = tile.block_x * tile.block_z / 128**2
-            position = costs.whole_state * (costs.fixed + (1 - costs.fixed) * size) * -(-dim_x // tile.block_x)
-        else:
-            blocks, num_warps = -(-dim_z // 64), 4
-            position = costs.walk * -(-dim_x // 128)
-        columns = (2 * dim_x + (3 if gates else 2) * dim_z) / blocks
-        position *= costs.gradient if gates else 1.0
+            launches = [
+                (min(tile.block_x, dim_x), -(-dim_z // tile.block_z), 4 * tile.walkers, costs.position_us(tile))
+                for _, tile in fit_whole_state(dim_x, dim_z, sums=gates).launches(dim_x)
+            ]
         total = 0.0
-        for heads, length in self._walks(whole, chunk):
-            programs = heads * -(-self.seq_len // length) * blocks
-            total += self._programs_us(programs, RESIDENT_WARPS // num_warps, length, position, columns, costs)
+        for n, (columns_x, blocks, num_warps, position) in enumerate(launches):
+            # Z and the output, what the launch before has stored and, for row sums, one more tensor.
+            tensors_z = 2 + (n > 0) + (gates and n == len(launches) - 1)
+            columns = (2 * columns_x + tensors_z * dim_z) / blocks
+            position *= costs.gradient if gates else 1.0
+            for heads, length in self._walks(whole, chunk):
+                programs = heads * -(-self.seq_len // length) * blocks
+                total += self._programs_us(programs, RESIDENT_WARPS // num_warps, length, position, columns, costs)
         return total
 
     def _states_us(self, scheme: str, chunk: int, heads: int, costs: Costs, *, with_n: bool = False) -> float:
@@ -234,8 +248,8 @@ class Shape:
         """
         full, rest = divmod(programs, resident * self.multiprocessors)
         mebibyte = costs.memory * MEMORY_RATE / self.memory_rate * columns * 2 / 2**20
-        waves = full * max(position, mebibyte * resident * self.multiprocessors)
-        return min(length, self.seq_len) * (waves + (max(position, mebibyte * rest) if rest else 0.0))
+        waves = full * costs.overlapped(position, mebibyte * resident * self.multiprocessors)
+        return min(length, self.seq_len) * (waves + (costs.overlapped(position, mebibyte * rest) if rest else 0.0))
 
 
 def sweep_chunk(head_dim_qk: int, head_dim_v: int) -> int:

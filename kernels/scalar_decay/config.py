@@ -135,9 +135,17 @@ class WholeStateConfig:
             return columns + (64 if dim_z <= columns + 64 else columns)
         return columns * -(-dim_z // columns)
 
-    def narrowed(self, columns: int) -> WholeStateConfig:
-        """Return the launch for the last ``columns`` columns of X and Y."""
-        return replace(self, widths=_widths(min(columns, self.block_x)))
+    def launches(self, dim_x: int) -> list[tuple[int, WholeStateConfig]]:
+        """Return the launches for ``dim_x`` columns of X and Y: the first column of each, and its tile.
+
+        If 65 to 128 columns are more than one launch has, the first launch takes 128, with one walker: a multiprocessor
+        holds two such programs, and since the second launch makes the row sums, nothing else is in their memory.
+        """
+        if dim_x <= self.block_x:
+            return [(0, self)]
+        first = 128 if 64 < dim_x - self.block_x <= 128 else self.block_x
+        narrow = self if first == self.block_x else fit_whole_state(first, 64)
+        return [(0, narrow), (first, replace(self, widths=_widths(dim_x - first)))]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -392,13 +392,13 @@ def run_fused_chunk(
         gates = gates._replace(log_denom=None)
     triton.set_allocator(scratch)
     shape = _shape(x, z, H)
-    for block in range(blocks):
+    launches: Any = config.launches(DX) if isinstance(config, WholeStateConfig) else [(0, config)] * blocks
+    for block, (column, tile) in enumerate(launches):
         last_block = block == blocks - 1
         anchors = Anchors(*(None if x is None else x[block] for x in (result.anchor_states, result.anchors)))
         if isinstance(config, WholeStateConfig):
-            column = block * config.block_x
-            tile = config.narrowed(DX - column)
-            whole_state_kernel[(tiles_z * (problem.whole_heads + N * (B * H - problem.whole_heads)),)](
+            columns_z = cdiv(DZ, tile.block_z)
+            whole_state_kernel[(columns_z * (problem.whole_heads + N * (B * H - problem.whole_heads)),)](
                 x, y, z, states, initial, partial if block else None, result.out if last_block else partial, gates,
                 pair if last_block else None, result.row_sums if last_block else None, last, anchors,
                 denominators or Denominators(), math.log2(problem.scale), T, problem.chunk, N, B * H,

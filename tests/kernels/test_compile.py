@@ -45,7 +45,7 @@ EXP_STACK_BYTES = 120
 EXP_STACK_DIMS = ((128, 256), (256, 512))
 
 
-WHOLE_STATE_DIMS = ((128, 256), (64, 64), (80, 160), (160, 320), (256, 512))
+WHOLE_STATE_DIMS = ((128, 256), (64, 64), (80, 160), (160, 320), (192, 384), (256, 512))
 WHOLE_STATE_STACK_BYTES = 112
 """A state takes half of a program's registers, and what the loop over tiles hardly uses goes to the stack."""
 

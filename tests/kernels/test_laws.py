@@ -248,7 +248,7 @@ PORTABLE_SHAPES = {
     *(
         on_gpu(op, "whole_state", BF16, sizes=heads(*sizes), chunk_size=64)
         for op in (*MLSTM, "retention")
-        for sizes in ((5, 200, 30, 128, 256), (1, 200, 70, 160, 320), (3, 200, 100, 64, 64))
+        for sizes in ((5, 200, 30, 128, 256), (1, 200, 70, 160, 320), (1, 200, 70, 192, 384), (3, 200, 100, 64, 64))
     ),
     on_gpu("mamba2_ssd", "whole_state", BF16, sizes=heads(1, 300, 4, 128, 64, num_groups=2), chunk_size=128),
     *(

@@ -5,17 +5,20 @@ lengths, as ``lrbench bars default-choice`` measures them, and prints :class:`.c
 rows must be of the GPUs in :data:`MEMORY_RATES`. Small problems must be among them: large ones alone do not show what a
 launch costs.
 
-A row of a forward and backward pass counts only if the backward pass took the same chunk length, which the present
-costs decide. So before new costs are written, remove the rows in which it took a shorter one.
+Of the rows of a forward and backward pass, those count in which both took the same chunk length. That depends on the
+costs with which they were measured, so before new ones are written, ``fit_choice keep ROWS.parquet KEPT.parquet``
+writes the rows that count.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from random import Random
 from typing import Any
 
 from lrbench.analysis.check.statistics import median
@@ -25,8 +28,14 @@ from lrbench.kernels.scalar_decay.declare import FUSED_CHUNK, SCHEMES, WHOLE_STA
 from lrbench.results import store
 
 FORWARD, BACKWARD = "forward_us", "backward_us"
-FIRST_STEP, LAST_STEP = 0.3, 0.004
-"""Logarithms of the factors by which a cost is moved."""
+STEPS = 2500
+"""Random moves of a fit, which takes a quarter of an hour."""
+
+UNMEASURED = 0.06
+"""What a choice counts as losing that was not measured."""
+
+MEMORY_FACTORS = (1.0, 1.02, 0.98)
+"""A good choice stays good if memory is a little slower or faster."""
 
 MEMORY_RATES = {"h200_sxm": MEMORY_RATE, "h100_sxm": 3.352e12}
 """By clock and bus width, as :func:`.device.memory_rate` has them; both have :data:`.choice.MULTIPROCESSORS`."""
@@ -38,27 +47,38 @@ Times = Mapping[str, Mapping[Cell, float]]
 """A problem's times in microseconds, forward and backward."""
 
 
+def keep(source: Path, kept: Path) -> None:
+    """Write the rows that count, by the costs as they are."""
+    rows = store.read_file(source).to_pylist()
+    store.write_parquet([row for row in rows if _counts(row) and _took_one_chunk_length(row)], kept)
+
+
+def _counts(row: Mapping[str, Any]) -> bool:
+    return row["impl"] in (WHOLE_STATE, FUSED_CHUNK) and row["status"] == "ok" and row["dtype"] != "fp32"
+
+
+def _shape_of(row: Mapping[str, Any]) -> tuple[Shape, Cell]:
+    shape = shape_of(row, normalised=row["op"] == "mlstm_exp")
+    shape = dataclasses.replace(shape, memory_rate=MEMORY_RATES[row["device_accelerator"]])
+    return shape, (SCHEMES[row["impl"]], fit_chunk(row["chunk_size"], row["seq_len"]))
+
+
+def _took_one_chunk_length(row: Mapping[str, Any]) -> bool:
+    shape, (scheme, chunk) = _shape_of(row)
+    return row["mode"] != "fwbw" or chunk <= backward_chunk(shape, scheme, shape.kept_chunk(scheme, chunk))
+
+
 def read_times(paths: Sequence[Path]) -> dict[tuple[Any, ...], tuple[Shape, Times]]:
     """Return the least times of every problem in half precision: a backward pass is what both take without one."""
     found: dict[tuple[Any, ...], tuple[Shape, dict[str, dict[Cell, float]]]] = {}
-    for row in store.read_results(paths).to_pylist():
-        if row["impl"] not in (WHOLE_STATE, FUSED_CHUNK) or row["status"] != "ok" or row["dtype"] == "fp32":
-            continue
-        sizes = {name: row[name] for name in ("batch", "seq_len", "num_heads", "head_dim_qk", "head_dim_v")}
-        rate = MEMORY_RATES[row["device_accelerator"]]
-        key = (rate, row["op"], row["dtype"], *sizes.values())
-        shape = dataclasses.replace(shape_of(sizes, normalised=row["op"] == "mlstm_exp"), memory_rate=rate)
-        times = found.setdefault(key, (shape, {"fw": {}, "fwbw": {}}))[1]
-        cell = SCHEMES[row["impl"]], fit_chunk(row["chunk_size"], row["seq_len"])
+    for row in filter(_counts, store.read_results(paths).to_pylist()):
+        shape, cell = _shape_of(row)
+        times = found.setdefault((shape, row["op"], row["dtype"]), (shape, {"fw": {}, "fwbw": {}}))[1]
         if row["mode"] in times:
             times[row["mode"]][cell] = min(1e3 * row["time_ms"], times[row["mode"]].get(cell, math.inf))
     problems = {}
     for key, (shape, times) in found.items():
-        backward = {
-            cell: both - times["fw"][cell]
-            for cell, both in times["fwbw"].items()
-            if cell in times["fw"] and cell[1] <= backward_chunk(shape, cell[0], shape.kept_chunk(*cell))
-        }
+        backward = {cell: both - times["fw"][cell] for cell, both in times["fwbw"].items() if cell in times["fw"]}
         problems[key] = shape, {FORWARD: times["fw"], BACKWARD: backward}
     return problems
 
@@ -88,28 +108,42 @@ def loss(problems: Sequence[tuple[Shape, Times]], costs: Costs) -> float:
 
 
 def aim(problems: Sequence[tuple[Shape, Times]], costs: Costs) -> float:
-    """Return what the fit makes least: what choices lose and, as a guide between them, the error of the times."""
-    lost = (regret for direction in (FORWARD, BACKWARD) for regret in regrets(problems, costs, direction))
-    return sum(regret**1.5 for regret in lost) + 2 * loss(problems, costs)
+    """Return what the fit makes least: what choices lose, the worst most, and the error of the times as a guide."""
+    found = []
+    for factor in MEMORY_FACTORS:
+        moved = dataclasses.replace(costs, memory=costs.memory * factor)
+        lost = [regret for direction in (FORWARD, BACKWARD) for regret in regrets(problems, moved, direction)]
+        found.append(sum(regret**1.5 for regret in lost) + 8 * max(lost) + 2 * loss(problems, moved))
+    return found[0] + sum(found) / len(found)
 
 
 def fit(problems: Sequence[tuple[Shape, Times]], costs: Costs) -> Costs:
-    """Return the costs of least error, and from there those of least aim."""
-    return descend(problems, descend(problems, costs, loss), aim)
-
-
-def descend(problems: Sequence[tuple[Shape, Times]], costs: Costs, goal: Callable[..., float]) -> Costs:
-    """Return costs that make a goal least: each is moved up and down, in smaller steps where nothing helps."""
-    step, least = FIRST_STEP, goal(problems, costs)
-    while step > LAST_STEP:
+    """Return the costs of least error: each is moved up and down, in smaller steps where nothing helps."""
+    step, least = 0.3, loss(problems, costs)
+    while step > 0.004:
         before = least
         for cost in dataclasses.fields(costs):
             for factor in (math.exp(step), math.exp(-step)):
                 moved = dataclasses.replace(costs, **{cost.name: getattr(costs, cost.name) * factor})
-                if (found := goal(problems, moved)) < least:
+                if (found := loss(problems, moved)) < least:
                     costs, least = moved, found
         if least == before:
             step /= 2
+    return costs
+
+
+def search(problems: Sequence[tuple[Shape, Times]], costs: Costs, steps: int) -> Costs:
+    """Return costs of a smaller aim: of random moves of a few costs at once, those that help are kept."""
+    random, least, spread = Random(0), aim(problems, costs), 0.12
+    names = [cost.name for cost in dataclasses.fields(costs)]
+    for _ in range(steps):
+        some = random.sample(names, random.randint(1, 4))
+        moved = {name: getattr(costs, name) * math.exp(random.gauss(0, spread)) for name in some}
+        found = aim(problems, candidate := dataclasses.replace(costs, **moved))
+        if found < least:
+            costs, least, spread = candidate, found, min(0.3, 1.5 * spread)
+        else:
+            spread = max(0.015, 0.98 * spread)
     return costs
 
 
@@ -130,16 +164,20 @@ def regrets(problems: Sequence[tuple[Shape, Times]], costs: Costs, direction: st
                 for chunk in measured:
                     measured[chunk] += shape.backward_us(scheme, chunk, costs, kept=kept)
                     measured[chunk] -= model_us(shape, direction, (scheme, chunk), costs)
-            if shape.seq_len > ONE_CHUNK and chosen in measured and len(measured) > 1:
-                yield measured[chosen] / min(measured.values()) - 1
+            if shape.seq_len > ONE_CHUNK and len(measured) > 1:
+                yield measured[chosen] / min(measured.values()) - 1 if chosen in measured else UNMEASURED
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Print the costs as they are, those of least aim near them, and those fitted anew, with what they lose."""
+    """Write the rows that count, or print the costs as they are and those fitted, with what they lose."""
     if not arguments:
         raise SystemExit("give files of rows, got none")
+    if arguments[0] == "keep":
+        keep(*map(Path, arguments[1:]))
+        return
     problems = list(read_times([Path(name) for name in arguments]).values())
-    for name, costs in (("now", COSTS), ("near", descend(problems, COSTS, aim)), ("fitted", fit(problems, COSTS))):
+    start = min(COSTS, fit(problems, COSTS), key=functools.partial(aim, problems))
+    for name, costs in (("now", COSTS), ("fitted", search(problems, start, STEPS))):
         print(f"{name}: {costs}, error {math.sqrt(loss(problems, costs)):.3f}")
         for direction in (FORWARD, BACKWARD):
             lost = list(regrets(problems, costs, direction))
