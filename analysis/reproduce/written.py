@@ -18,11 +18,11 @@ with the number that the document states, ours, and a verdict. A number is what 
 times; a range covers the claim's points (sequence lengths, modes and so on). Ours are from the committed rows, or
 counted. To see the points of a claim, run its command; with `--run` it sweeps what is missing.
 
-- *Holds in part*: at some of the points, or at all that have a row; the rest is named.
-- *Not testable here*: needs other hardware or trained weights. *Not measured*: has no row yet.
+- *Holds in part*: at some of the points, at all that have a row, or only from a longer length on than stated.
+- *Not testable here*, *not measured*: for the reason given.
 - A time that a document states for another accelerator *holds* if it lies in the 90 % interval that the model gives for
   it ([how](choosing.md#another-accelerator)). Where we measured that accelerator, it holds from a tenth below our time
-  there to 1.5 times our time, since other software may be slower.
+  there to 1.5 times our time, since other software may be slower (`published.py` says where the 1.5 is from).
 
 The claims are data in `analysis/reproduce/`, a file for each document; `entries.py` says how to write one.
 `lrbench reproduce --format markdown` writes this page.

@@ -135,3 +135,4 @@ def test_the_fit_recovers_planted_costs() -> None:
         problems.append((made, {fit_choice.FORWARD: forward, fit_choice.BACKWARD: backward}))
     found = fit_choice.fit(problems, COSTS)
     assert astuple(found) == pytest.approx(astuple(planted), rel=0.1)
+    assert fit_choice.aim(problems, fit_choice.search(problems, COSTS, 20)) < fit_choice.aim(problems, COSTS)

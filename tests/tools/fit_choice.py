@@ -170,11 +170,14 @@ def regrets(problems: Sequence[tuple[Shape, Times]], costs: Costs, direction: st
 
 def main(arguments: Sequence[str]) -> None:
     """Write the rows that count, or print the costs as they are and those fitted, with what they lose."""
-    if not arguments:
-        raise SystemExit("give files of rows, got none")
-    if arguments[0] == "keep":
-        keep(*map(Path, arguments[1:]))
-        return
+    match arguments:
+        case []:
+            raise SystemExit("give files of rows, got none")
+        case ["keep", *files]:
+            if len(files) != 2:
+                raise SystemExit(f"keep takes the file to read and the file to write, got {len(files)} names")
+            keep(*map(Path, files))
+            return
     problems = list(read_times([Path(name) for name in arguments]).values())
     start = min(COSTS, fit(problems, COSTS), key=functools.partial(aim, problems))
     for name, costs in (("now", COSTS), ("fitted", search(problems, start, STEPS))):
