@@ -124,14 +124,14 @@ def field(
     default: str | int | None = None,
     **more: Any,
 ) -> Callable[[str, Any], tuple[Any, Any]]:
-    """Return an option of a dataclass's field, or a switch: ``x: Annotated[int, field("Help.", parse_size)]``.
+    """Return an option for a dataclass's field, or a switch: ``x: Annotated[int, field("Help.", parse_size)]``.
 
     Args:
-        parse: makes the value of the text that is given, and the option's name in error messages: the flag, or the
-            field's name. Without it, what is given is the value.
-        flag: by default made of the name; for a switch Typer itself would add a --no-... flag.
+        parse: turns the text and the option's name, for error messages, into the value; without it the text is the
+            value.
+        flag: the option's name, by default made from the field's.
         also: further flags.
-        default: of a field; that of a switch stands in the signature.
+        default: for a field; a switch has its default in the signature.
         more: for Typer.
 
     Returns:
@@ -823,6 +823,7 @@ def reproduce(
     from .analysis.reproduce import entries, published, verdicts, written
     from .bench import display
     from .bench.shown import show_reproduced
+    from .results.store import files_in
 
     if not run:
         _refuse_given(context, "--run", "output", "timeout", "time_limit")
@@ -841,7 +842,7 @@ def reproduce(
     device = store.device
 
     def pool() -> list[Path]:
-        return [*paths, *([output] if run and next(output.rglob("*.parquet"), None) else [])]
+        return [*paths, *([output] if run and files_in(output, verdicts.ROW_SETS) else [])]
 
     def evaluated(store: verdicts.Store) -> list[verdicts.Found]:
         return [verdicts.evaluate(each, store) for each in asked]
@@ -1107,7 +1108,7 @@ def compare(
     if live:
         from .bench import session
 
-        names = parse_names(f"{a.removeprefix('impl:')},{b.removeprefix('impl:')}", "--impl")
+        names = tuple(each.removeprefix("impl:").strip() for each in (a, b))
         request = axes.request(kernel, preset=preset, impls=names)
         rows_a, rows_b = session.run_live(request, ignore=ignored, rounds=rounds, output=output)
     else:

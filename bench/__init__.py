@@ -29,8 +29,8 @@
 | `mlp_errors` | the command errors: numerical errors of the gated MLP |
 | `complete` | `reproduce --run`, `results --run`: measures what claims of documents or a complete set of results lack |
 | *answers and output* | |
-| `choice` | the command best: which implementation to use |
-| `inventory` | the commands kernels, presets, gpus and doctor |
+| `choice` | the commands best, chunk-size and predict |
+| `inventory` | what the commands kernels, presets, gpus and doctor list |
 | `display` | tables, JSON, CSV and progress |
 | `shown` | what the commands compare, check, profile, count and reproduce print |
 """

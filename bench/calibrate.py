@@ -35,16 +35,16 @@ PILOT_SIDES = {"cuda": 2048, "cpu": 512}
 
 MIN_COPY_BYTES = {"cuda": 2 * 2**30, "cpu": 256 * 2**20}
 CACHES = {"cuda": 20, "cpu": 4}
-"""The copied buffer is at least so many times the last cache."""
+"""The buffer that is copied is at least this many times as large as the last cache."""
 
 MEMORY_SHARE = 8
-"""... and at most one of so many parts of the device's free memory."""
+"""That buffer takes at most an eighth of the device's free memory."""
 
 COPY_SAMPLES = 10
-"""Of the copy that bars are held to."""
+"""Samples of the copy that bars are compared with."""
 
 GAIN_ROUNDS, GAIN_SAMPLES, GAIN_SIDE = 5, 3, 1024
-"""Of the gain of a second thread: rounds, samples of each in a round, and side of the matrices."""
+"""For measuring what a second thread gains: rounds, samples per thread count in each, and the matrices' side."""
 
 SPIN_S = 0.1
 """Longer than idle threads of a pool spin before they sleep, some milliseconds."""

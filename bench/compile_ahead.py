@@ -30,8 +30,8 @@ BATCH = 8
 next rows come later, and a sweep that is stopped has compiled more than it measured."""
 
 MAX_COMPILE_ELEMENTS = 2**26
-"""Of a case's widest tensor, up to which a longer case than the shortest is called only to compile: many processes
-share the GPU."""
+"""A case longer than the shortest is called only to compile if its widest tensor has no more elements than this: many
+processes share the GPU."""
 
 
 def default_jobs(device_kind: str, devices: int = 1) -> int:

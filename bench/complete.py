@@ -10,7 +10,7 @@ import itertools
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -43,17 +43,10 @@ SWEPT = ("mode", "chunk_size", "seq_len", "batch")
 """Keys in which the cases of one request may differ."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sweeps:
-    """What the file holds: sweeps, whose keys are the fields of :class:`.plan.Request`."""
-
-    sweeps: tuple[Request, ...]
-
-
 def load_sweeps(path: Path = FILE) -> tuple[Request, ...]:
-    """Read the sweeps of a complete set; ValueError where the file does not hold any."""
-    found: Sweeps = read_toml(path, Sweeps, "sweeps")
-    return found.sweeps
+    """Read the sweeps of a complete set, whose keys are the fields of :class:`.plan.Request`."""
+    found: tuple[Request, ...] = read_toml(path, {"sweeps": tuple[Request, ...]}, "sweeps")["sweeps"]
+    return found
 
 
 def missing_requests(found: Sequence[Found]) -> Iterator[Request]:

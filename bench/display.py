@@ -53,7 +53,8 @@ def show(rows: Row | Sequence[Row], output_format: str, *, title: str | None = N
         columns = list(dict.fromkeys(name for row in rows for name in row))
         writer = csv.DictWriter(sys.stdout, columns, lineterminator="\n")
         writer.writeheader()
-        writer.writerows(rows)
+        for row in rows:
+            writer.writerow({name: json.dumps(x) if isinstance(x, list | tuple) else x for name, x in row.items()})
     else:
         _print_table(rows, title)
 

@@ -16,7 +16,7 @@ from ..kernels.baselines.operations import OPERATIONS
 from ..kernels.baselines.spec import Baseline
 from ..kernels.spec import Implementation
 from ..results.arguments import one_of
-from ..results.schema import Case
+from ..results.schema import ENVIRONMENT_COLUMNS, Case
 from ..results.select import grouped, short_size
 from .environment import Environment, version_of
 from .plan import named_family, package_of
@@ -262,11 +262,7 @@ def brief_sections(sections: dict[str, list[Row]]) -> dict[str, list[Row]]:
 
 def environment_rows(environment: Environment) -> list[Row]:
     """Return the device and the versions as rows of name and value."""
-    names = (
-        "device_kind", "device_name", "device_accelerator", "capability", "device_count", "memory_bytes",
-        "torch_version", "triton_version", "cuda_version", "driver_version", "python_version", "lrbench_version",
-        "git_commit", "git_dirty",
-    )  # fmt: skip
+    names = (*ENVIRONMENT_COLUMNS[:3], "capability", "device_count", "memory_bytes", *ENVIRONMENT_COLUMNS[3:])
     values = ((name, getattr(environment, name)) for name in names)
     return [{"what": name, "value": None if value is None else str(value)} for name, value in values]
 

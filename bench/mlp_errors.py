@@ -57,6 +57,8 @@ def error_rows(
     for size in sizes:
         functions = {name: _function(name, size, dtype, device) for name in impls}
         wanted = [name for name in against if name != "exact" or size <= MAX_EXACT]
+        if not wanted:
+            raise ValueError(f"size must be at most {MAX_EXACT} to be held against exact, got {size}")
         found: dict[tuple[str, str], list[Figures]] = {(name, ref): [] for name in impls for ref in wanted}
         for seed in range(draws):
             _draw_once(size, seed, dtype, device, functions, found)
@@ -122,7 +124,6 @@ def difference(result: Tensor, expected: Tensor) -> Figures:
 
 def write_rows(rows: Sequence[Mapping[str, Any]], folder: Path) -> Path:
     """Write the rows as errors-<UTC date and time>-<run id>.errors.parquet and return the path."""
-    folder.mkdir(parents=True, exist_ok=True)
     run_id, stored = uuid.uuid4().hex, []
     shared = {**current_environment().columns(), "run_id": run_id, "kernel": "gated-mlp", "op": "gated_mlp"}
     measured_at = datetime.now(timezone.utc).isoformat(timespec="seconds")

@@ -36,7 +36,7 @@ MAX_DRIFT = 1.25
 """Factor between the medians of the first and the last third of the samples."""
 
 YARDSTICK_ELEMENTS = 32768
-"""Of each thread: torch splits a computation into parts of no fewer."""
+"""Elements per thread; torch does not split a computation into smaller parts."""
 
 RECENT_S = 1.0
 """NVML is asked for the use of the GPU over at least this long: it samples that several times a second."""

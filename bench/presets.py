@@ -15,7 +15,7 @@ LLAMA = ((4096, 14336), (8192, 28672), (16384, 53248))
 class Preset:
     """A named set of axes; a field that the user gives on the command line replaces the preset's.
 
-    What a preset leaves out is as published for one GPU.
+    Fields that it does not set have the defaults below, which are those published for one GPU.
 
     An operation is planned over the axes that its sizes name: heads and head dims, channels, or the matrices of an MLP.
 

@@ -519,6 +519,7 @@ def run_profile(
         ValueError: no ncu, or no GPU.
         RuntimeError: ncu failed.
     """
+    check_folder(output)
     program = ncu_path or ncu.find_ncu()
     if program is None or shutil.which(program) is None:
         raise ValueError(f"ncu (Nsight Compute) must be on PATH or named with --ncu, got {program or 'none'}")

@@ -11,7 +11,7 @@ from typing import Any
 
 from .schema import RoofRow
 from .select import device_of, grouped, load_rows, newest
-from .store import JOURNAL_SUFFIX, is_complete, planned_rows, read_file, read_journal, result_files, row_set
+from .store import JOURNAL_SUFFIX, files_in, is_complete, planned_rows, read_file, read_journal, result_files, row_set
 
 Declared = Mapping[tuple[str, str, str], Sequence[str]]
 """(family, operation, implementation) -> the kinds of devices that it runs on."""
@@ -124,7 +124,9 @@ def implementation_rows(paths: Sequence[Path], declared: Declared) -> list[dict[
         declared: what could be there. Of the families that were measured on a device, what runs on devices of its kind
             and has no row is listed too.
     """
-    rows = load_rows(paths, COLUMNS)
+    # A folder may hold calibrations alone.
+    held = [path for path in paths if not path.is_dir() or files_in(path) or not any(path.rglob("*.parquet"))]
+    rows = load_rows(held, COLUMNS) if held else []
     shown = []
     for device, here in sorted(grouped(rows, device_of).items()):
         families = {row["kernel"] for row in here}

@@ -74,7 +74,7 @@ def load_rows(
     """Load the rows of result files and folders as dicts.
 
     Args:
-        where: values that a row's columns must have; None is all rows.
+        where: column -> the value that it must have, None for null; without ``where`` all rows.
         passing, newest: which other rows need not be loaded, see :func:`.store.read_results`.
 
     Raises:

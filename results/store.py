@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     import pyarrow.parquet as pq
 
 HERE = Path(__file__).resolve().parent
-"""Where the results that come with the package lie, in a folder for each accelerator; nothing is written here."""
+"""Where the results that come with the package lie, in a folder for each accelerator; only written in a checkout."""
 
 JOURNAL_SUFFIX = ".jsonl"
 COMPLETE, PLANNED = "lrbench.complete", "lrbench.planned"
@@ -177,7 +177,6 @@ class RunWriter(contextlib.AbstractContextManager["RunWriter"]):
         try:
             if self.records:
                 complete = not self.failed and self.planned in (None, len(self.records))
-                self.path.parent.mkdir(parents=True, exist_ok=True)
                 rows = (dataclasses.asdict(record) for record in self.records)
                 with self._kept():
                     write_parquet(rows, self.path, complete=complete, planned=self.planned)
@@ -214,7 +213,9 @@ def write_parquet(
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[IO[bytes]]:
-    """Open a file that replaces ``path`` when it is complete: readers see the old file or all of the new one."""
+    """Make the folder of ``path``, and open a file that replaces it when complete: readers see the old file or all of
+    the new one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         with open(partial, "wb") as file:

@@ -272,6 +272,7 @@ def test_options_become_a_request(monkeypatch: pytest.MonkeyPatch, lrbench: Lrbe
         ),
         (("compare", "torch", "torch", "--live"), "--live compares two implementations, got torch twice"),
         (("compare", "torch", "nonsense", "--live"), "impl nonsense has no case in this sweep"),
+        (("compare", "torch,parallel", "step", "--live"), "impl torch,parallel, step has no case in this sweep"),
         *(
             (("check", "a", "--baseline", "b", "--min-compared", s), "--min-compared")
             for s in ("2", "-1", "nan", "half")

@@ -1,4 +1,4 @@
-"""What an accelerator is: its rates, caches and source, and rates that were measured on one; and those of
+"""What describes an accelerator (rates, caches, source, rates measured on one), and the accelerators of
 specified.toml. A user's own are tables of the same form (:mod:`.known`), ``cpu`` is this machine (:mod:`.cpu`)."""
 
 from __future__ import annotations

@@ -52,7 +52,6 @@ def remember(roofs: Roofs) -> Path | None:
         "source": roofs.source,
     }
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as file:
             file.write(json.dumps(data, indent=2).encode())
     except OSError:

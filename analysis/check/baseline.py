@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ...results.select import COMPARED_COLUMNS, Row, device_of, load_rows, newest
-from ...results.store import replacing, result_files
+from ...results.store import files_in, replacing, result_files
 
 PROVENANCE_SUFFIX = ".baseline.json"
 
@@ -59,7 +59,6 @@ def promote(
     if target.exists():
         raise FileExistsError(f"{target} is there already: this run is part of the baseline")
     provenance = _provenance(path, rows, devices[0], by, replaced)
-    folder.mkdir(parents=True, exist_ok=True)
     beside = target.with_name(target.name.removesuffix(".parquet") + PROVENANCE_SUFFIX)
     for file, content in ((target, path.read_bytes()), (beside, (json.dumps(provenance, indent=2) + "\n").encode())):
         with replacing(file) as written:
@@ -87,7 +86,7 @@ def _one_run(source: Path, run: str | None) -> tuple[Path, list[dict[str, Any]]]
 
 def _replaced(rows: Sequence[Row], folder: Path, device: str) -> list[dict[str, Any]]:
     """Return the runs whose rows of the same cases the promoted ones replace, with how many."""
-    if not folder.exists() or not any(folder.rglob("*.parquet")):
+    if not files_in(folder):
         return []
     present = load_rows(folder)
     others = sorted({device_of(row) for row in present} - {device})

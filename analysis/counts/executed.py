@@ -1,13 +1,13 @@
 """What the engine's Triton kernels run and move, recomputation and padding included: what hardware counters see.
 
-The other modules count an operation. This one counts the launches of two schemes of the scalar-decay engine in 16-bit
-dtypes (float32 products do not use tensor cores): ``walk``, a chunk tile by tile with the state in registers, and
-``sweep``, every row tile against all tiles of its chunk on one side of the diagonal. X, Y, Z and S are those of
-kernels/scalar_decay/roles.py and fused_chunk.py. For a tile of BLOCK_Z columns of the output a program computes X S,
-X Y^T and (.) Z, and in a walk Y^T Z as well. Beyond the counted work,
+The other modules count an operation. This one counts the launches of the schemes of the scalar-decay engine in 16-bit
+dtypes (float32 products do not use tensor cores): ``walk`` and ``whole_state``, both called a walk here, take a chunk
+tile by tile with the state in registers, and ``sweep`` every row tile against all tiles of its chunk on one side of the
+diagonal. X, Y, Z and S are those of kernels/scalar_decay/roles.py and fused_chunk.py. For a tile of BLOCK_Z columns of
+the output a program computes X S, X Y^T and (.) Z, and in a walk Y^T Z as well. Beyond the counted work,
 
 - X Y^T is computed again for every further block of columns, and by every further role that needs it;
-- a walk takes one launch for each BLOCK_X of the contraction: each multiplies its partial scores with Z and passes a
+- a walk takes one launch for each block of the contraction: each multiplies its partial scores with Z and passes a
   partial result to the next; and every role computes its state anew;
 - several chunks need a pass for their states first, and mLSTMexp, in a walk, one for its denominators.
 
@@ -52,7 +52,8 @@ VECTOR_COLUMNS = 8
 """Columns of a product with a vector, the fewest that the tensor cores take."""
 
 FP32_BYTES = 4
-"""Bytes of a row sum, a stabiliser, a part of a denominator, a partial result of three or more launches."""
+"""Bytes of a row sum, a stabiliser, a part of a denominator, and a partial result unless there are two launches in bf16
+or of whole_state."""
 
 CAPABILITY = (9, 0)
 """Compute capability whose launches are counted."""
@@ -70,7 +71,7 @@ class Run(Problem):
 
     Attributes:
         chunk_size: chunk length in force; of a Lightning kernel the whole sequence, padded.
-        whole: how many of the rows (batch x heads) the pass at hand does not cut into chunks.
+        whole: of several chunks, how many of the rows (batch x heads) are not cut into them; 0 where each is one chunk.
         config: the kernels' own launches.
     """
 
@@ -145,13 +146,14 @@ class Run(Problem):
 
 
 def shape(problem: Problem) -> Shape:
-    """Return the sizes by which the engine chooses its chunks."""
+    """Return the sizes by which the engine chooses its chunks on an H200; a device whose memory is faster or slower, or
+    which has more or fewer multiprocessors, may get others."""
     dims = {"head_dim_qk": problem.head_dim_qk, "head_dim_v": problem.head_dim_v}
     return Shape(seq_len=problem.seq_len, batch_heads=problem.rows, **dims, normalised=problem.stabilised)
 
 
 def as_cut(problem: Problem, direction: str, chunk: int) -> tuple[int, int]:
-    """Return the chunk length that a pass takes and how many heads it does not cut; 0 where a chunk is a whole head."""
+    """Return a pass's chunk length and, of several chunks, how many heads are not cut; 0 if one holds the sequence."""
     sizes, formulation, backward = shape(problem), problem.formulation, direction == "backward"
     if backward:
         chunk = min(chunk, backward_chunk(sizes, formulation, _kept_chunk(problem, chunk)))
@@ -263,14 +265,14 @@ def _launch_of(run: Run, role: Role) -> Any:
     return getattr(run.config, "output" if role.name == "h" else role.name)
 
 
-def _row_sums(run: Run, role: Role, columns: int) -> int:
-    """Return how many sums a row has: one a program or, holding whole states, one a warp."""
-    launch = _launch_of(run, role)
-    return columns * launch.walkers * 4 if isinstance(launch, WholeStateConfig) else columns
-
-
 Blocks = tuple[int, int, int, int, int, int]
 """DX, DZ, BLOCK_X, BLOCK_Z and how many of each cover them."""
+
+
+def _row_sums(run: Run, role: Role, blocks: Blocks) -> int:
+    """Return how many sums a row has: one a program or, holding whole states, one a warp, of 16 columns."""
+    launch = _launch_of(run, role)
+    return launch.multiplied_columns(blocks[1]) // 16 if isinstance(launch, WholeStateConfig) else blocks[-1]
 
 
 def blocks_of(run: Run, role: Role) -> Blocks:
@@ -288,8 +290,14 @@ def _again(name: str) -> str:
 
 
 class Launch(NamedTuple):
-    """A launch of a walk: the columns of X and Y that it takes, as many as its tile has for them, in how many blocks it
-    takes the output's columns, and how many of these it multiplies; the last may lie beyond DZ."""
+    """A launch of a walk.
+
+    Attributes:
+        dim_x: columns of X and Y that it takes.
+        block_x: the same, padded to its tile.
+        columns: blocks of the output's columns, each of which is a program.
+        multiplied: columns of the output that these blocks compute, those beyond DZ included.
+    """
 
     dim_x: int
     block_x: int
@@ -301,14 +309,18 @@ def _launches(run: Run, role: Role, blocks: Blocks) -> list[Launch]:
     dx, dz, block_x, block_z, launches, columns = blocks
     launch = _launch_of(run, role)
     if not isinstance(launch, WholeStateConfig):
-        ends = [min(dx, (n + 1) * block_x) for n in range(launches)]
-        return [Launch(end - n * block_x, block_x, columns, columns * block_z) for n, end in enumerate(ends)]
-    tiles = launch.launches(dx)
-    ends = [*(first for first, _ in tiles[1:]), dx]
+        return [Launch(min(block_x, dx - n * block_x), block_x, columns, columns * block_z) for n in range(launches)]
     return [
-        Launch(end - first, tile.block_x, -(-dz // tile.block_z), tile.multiplied_columns(dz))
-        for (first, tile), end in zip(tiles, ends, strict=True)
+        Launch(min(tile.block_x, dx - first), tile.block_x, -(-dz // tile.block_z), tile.multiplied_columns(dz))
+        for first, tile in launch.launches(dx)
     ]
+
+
+def _anchor_size(run: Run, role: Role, blocks: Blocks) -> int:
+    """Return the numbers of a state that is kept at an anchor, padded as its tiles are."""
+    launch = _launch_of(run, role)
+    kept = launch.multiplied_columns(blocks[1]) if isinstance(launch, WholeStateConfig) else blocks[1]
+    return int(kept) * sum(part.block_x for part in _launches(run, role, blocks))
 
 
 def _walk(run: Run, role: Role, blocks: Blocks, total: Executed) -> None:
@@ -445,7 +457,7 @@ def _role_traffic(run: Run, role: Role, blocks: Blocks, total: Executed) -> None
     loaded; states once a chunk. For the gates' gradients one more tensor like Z, row sums for each column block and,
     walking, states at anchors in between (stored by dq, loaded by dk). Every further load of the same data is a reread.
     """
-    dx, dz, block_x, _, contractions, columns = blocks
+    dx, dz, contractions = blocks[0], blocks[1], blocks[4]
     launches = contractions if run.walks else 1
     share_x, share_z = (run.qk_share, 1.0) if role.x_is_qk else (1.0, run.qk_share)
     x, z = run.seq_len * dx * run.widths.qkv, run.seq_len * dz * run.widths.qkv
@@ -461,8 +473,8 @@ def _role_traffic(run: Run, role: Role, blocks: Blocks, total: Executed) -> None
         "store": z + (run.seq_len * run.vector_bytes if normalises else 0),
         "partial results": 2 * (launches - 1) * run.seq_len * dz * partial,
         "states": run.chunks * dx * (dz * run.widths.state + (FP32_BYTES if normalises else 0)) * run.several * run.cut,
-        "row sums": _row_sums(run, role, columns) * run.seq_len * FP32_BYTES if sums else 0,
-        "anchors": anchors * contractions * block_x * dz * run.widths.qkv if run.walks and sums else 0,
+        "row sums": _row_sums(run, role, blocks) * run.seq_len * FP32_BYTES if sums else 0,
+        "anchors": anchors * _anchor_size(run, role, blocks) * run.widths.qkv if run.walks and sums else 0,
         "sum over heads": (1 + run.qk_share) * z * (run.qk_share < 1 and role.gate_sums),
     }
     add(total.bytes, role.name, moved)
@@ -521,7 +533,7 @@ def _gates(run: Run, total: Executed) -> None:
 def _gates_backward(run: Run, total: Executed) -> None:
     """Add the gates' gradients: row sums and gates loaded, but for an exponential input gate, and gradients stored."""
     gates = GATE_MODELS[run.op].gates
-    sums = sum(_row_sums(run, role, blocks_of(run, role)[-1]) for role in BACKWARD_ROLES if role.gate_sums)
+    sums = sum(_row_sums(run, role, blocks_of(run, role)) for role in BACKWARD_ROLES if role.gate_sums)
     loaded = sums * FP32_BYTES + (gates - run.stabilised) * run.widths.gate
     moved = {"load": run.seq_len * loaded, "store": run.seq_len * gates * run.widths.gate}
     add(total.bytes, "gate gradients", moved)

@@ -250,7 +250,7 @@ def _fit(
     own = _sample(there.pop((op, impl), []), model, mode, dtype, key, roofs)
     number, problems = len(own.times), len(set(own.problems))
     alone = number >= model.min_rows and problems >= MIN_PROBLEMS
-    # What times the host is no kin of what times kernels.
+    # Rows whose time is the host's say nothing of kernels, so the two are not fitted together.
     shared = not alone and not (own.rows and all(map(_times_host, own.rows)))
     kin = [[row for row in rows if not _times_host(row)] for rows in there.values()] if shared else []
     others = [_sample(each, model, mode, dtype, key, roofs) for each in kin]

@@ -122,7 +122,6 @@ def build(parameters: Mapping[str, Any], output: Path, tell: Callable[[str], Non
             tell("findings and first figure")
 
     page = to_html(execute(notebook, begins=begins))
-    output.parent.mkdir(parents=True, exist_ok=True)
     with replacing(output) as file:
         file.write(page.encode())
     return output

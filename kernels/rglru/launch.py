@@ -13,10 +13,9 @@ from operator import index
 from typing import Any, NamedTuple
 
 import torch
-import triton
 from torch import Tensor
 
-from ..common.arguments import CASE_DTYPES
+from ..common.arguments import CASE_DTYPES, is_interpreted
 from ..common.channels import CHANNEL_MULTIPLE, TileConfig
 from ..common.device import capability, on_device_of
 from ..common.differentiable import Differentiable, Tensors
@@ -90,7 +89,7 @@ def _forward(request: Request, x: Tensor, *others: Any) -> tuple[Tensors, Tensor
         words, call = exchange_words(x, cdiv(T, tile.steps) * B * C)
         look_back_kernel[tile.grid(B, T, C, tile.steps)](
             x, *gates, first, h, last, saved, words, call, *sizes, config.ahead // tile.blocks(B, C),
-            PASS=_pass_code(tile, x), **flags,
+            PASS=_pass_code(tile), **flags,
         )  # fmt: skip
     else:
         if chunk < T:
@@ -133,7 +132,7 @@ def _backward(
         words, call = exchange_words(x, parts * B * C)
         look_back_gradient_kernel[tile.grid(B, T, C, tile.steps)](
             x, *gates, states, dh, dlast, dx, dr, di, dc, dfirst, words, call, *sizes,
-            config.ahead // tile.blocks(B, C), PASS=_pass_code(tile, x), **flags,
+            config.ahead // tile.blocks(B, C), PASS=_pass_code(tile), **flags,
         )  # fmt: skip
     else:
         if chunk < T:
@@ -196,9 +195,9 @@ def _chunk_states(
     return states
 
 
-def _pass_code(tile: TileConfig, x: Tensor) -> PassCode:
+def _pass_code(tile: TileConfig) -> PassCode:
     """Return the PTX by which a kernel's threads pass states on; none in the interpreter."""
-    return NO_CODE if x.device.type == "cpu" and triton.knobs.runtime.interpret else pass_code(tile.channels)
+    return NO_CODE if is_interpreted() else pass_code(tile.channels)
 
 
 def _float32(x: Tensor, *shape: int) -> Tensor:

@@ -145,9 +145,7 @@ def _forward(
     return (output.out, last, n_last, m_last if want_last else None), (*gates, kept)
 
 
-def _shapes(
-    request: Request, q: Tensor, k: Tensor, v: Tensor, decay: Tensor | None, *_: Tensor | None
-) -> tuple[Tensors, Tensors]:
+def _shapes(request: Request, q: Tensor, k: Tensor, v: Tensor, *_: Tensor | None) -> tuple[Tensors, Tensors]:
     """Allocate what :func:`_forward` returns."""
     heads, dim_k, dim_v = index(v.shape[2]), index(q.shape[3]), index(v.shape[3])
     fused = is_fused(request.scheme, v.element_size())

@@ -3,8 +3,8 @@
 A program walks one chunk, and the device holds only so many programs at once: each such set is a wave. How long a wave
 takes depends on how long its chunk is and on the bytes of all that walk at once. Shorter chunks make more programs. But
 where there are several chunks, a pass over them runs first: it reads keys and values once more, writes and reads a
-state a chunk, and merges the chunks' states one after the other where it computes them in parallel (always before
-whole_state). So a call takes one chunk where sequences and heads fill the device, and otherwise shortens it until the
+state a chunk, and merges the chunks' states one after the other where it computes them in parallel (whole_state's pass
+always does). So a call takes one chunk where sequences and heads fill the device, and otherwise shortens it until the
 pass costs more than the walk gains:
 
     time = waves * chunk * (walk^p + memory^p)^(1/p) + [several chunks] (launch + the pass's walk + states + merges)
@@ -37,8 +37,8 @@ MULTIPROCESSORS = 132
 MEMORY_RATE = 4.917e12
 """Bytes a second that the H200's memory transfers at its specified clock, to which :attr:`Costs.memory` belongs."""
 
-RESIDENT_WARPS = 8
-"""Walking warps that a multiprocessor holds: a state takes nearly all registers of a program's threads."""
+RESIDENT = 2
+"""Programs of four walking warps that a multiprocessor holds: a state takes nearly all registers of their threads."""
 
 LONGEST_SQUARE = 256
 """The longest chunk of scheme "sweep", whose work grows with the square of the chunk length."""
@@ -141,7 +141,7 @@ class Shape:
             columns = 2 * self.head_dim_qk / blocks
             for heads, length in self._walks(whole, chunk):
                 programs = heads * -(-self.seq_len // length) * blocks
-                total += self._programs_us(programs, RESIDENT_WARPS // 4, length, costs.normaliser, columns, costs)
+                total += self._programs_us(programs, RESIDENT, length, costs.normaliser, columns, costs)
         return total
 
     def backward_us(self, scheme: str, chunk: int, costs: Costs = COSTS, *, kept: int) -> float:
@@ -189,7 +189,7 @@ class Shape:
             (fit_whole_state(*dims), dims[1]),
             *([(fit_whole_state(*dims[::-1], sums=True), dims[0])] if backward else ()),
         ):
-            slots, blocks = RESIDENT_WARPS // (4 * tile.walkers) * self.multiprocessors, -(-dim_z // tile.block_z)
+            slots, blocks = tile.resident * self.multiprocessors, -(-dim_z // tile.block_z)
             whole = min(whole, self.batch_heads * blocks // slots * slots // blocks)
         return whole
 
@@ -201,22 +201,22 @@ class Shape:
         self, scheme: str, chunk: int, whole: int, dim_x: int, dim_z: int, costs: Costs, *, gates: bool = False
     ) -> float:
         """Return the time of a product with head dims DX and DZ; ``gates``: with the gates' gradients, as dq and dk."""
-        # Of each launch: columns of X, blocks of the output's columns, warps that walk, and the time of a position.
-        launches = [(dim_x, -(-dim_z // 64), 4, costs.walk * -(-dim_x // 128))]
+        # Of each launch: columns of X, blocks of the output's columns, programs at once, and the time of a position.
+        launches = [(dim_x, -(-dim_z // 64), RESIDENT, costs.walk * -(-dim_x // 128))]
         if scheme == "whole_state" and whole_state_reason(dim_x, dim_z, chunk) is None:
             launches = [
-                (min(tile.block_x, dim_x), -(-dim_z // tile.block_z), 4 * tile.walkers, costs.position_us(tile))
-                for _, tile in fit_whole_state(dim_x, dim_z, sums=gates).launches(dim_x)
+                (min(tile.block_x, dim_x - first), -(-dim_z // tile.block_z), tile.resident, costs.position_us(tile))
+                for first, tile in fit_whole_state(dim_x, dim_z, sums=gates).launches(dim_x)
             ]
         total = 0.0
-        for n, (columns_x, blocks, num_warps, position) in enumerate(launches):
+        for n, (columns_x, blocks, resident, position) in enumerate(launches):
             # Z and the output, what the launch before has stored and, for row sums, one more tensor.
             tensors_z = 2 + (n > 0) + (gates and n == len(launches) - 1)
             columns = (2 * columns_x + tensors_z * dim_z) / blocks
             position *= costs.gradient if gates else 1.0
             for heads, length in self._walks(whole, chunk):
                 programs = heads * -(-self.seq_len // length) * blocks
-                total += self._programs_us(programs, RESIDENT_WARPS // num_warps, length, position, columns, costs)
+                total += self._programs_us(programs, resident, length, position, columns, costs)
         return total
 
     def _states_us(self, scheme: str, chunk: int, heads: int, costs: Costs, *, with_n: bool = False) -> float:

@@ -124,9 +124,9 @@ class WholeStateConfig:
         return self.walkers == 2 and len(self.widths) == 1
 
     @property
-    def max_registers(self) -> int | None:
-        """Bound on a thread's registers by which a multiprocessor holds two programs, if tiles are small enough."""
-        return 128 if self.walkers == 1 and self.block_x <= 128 else None
+    def resident(self) -> int:
+        """Programs that a multiprocessor holds: two with one walker and at most 128 columns of X and Y, else one."""
+        return 2 if self.walkers == 1 and self.block_x <= 128 else 1
 
     def multiplied_columns(self, dim_z: int) -> int:
         """Return how many output columns the programs of a head compute; the last ones may lie beyond ``dim_z``."""
@@ -138,14 +138,14 @@ class WholeStateConfig:
     def launches(self, dim_x: int) -> list[tuple[int, WholeStateConfig]]:
         """Return the launches for ``dim_x`` columns of X and Y: the first column of each, and its tile.
 
-        If 65 to 128 columns are more than one launch has, the first launch takes 128, with one walker: a multiprocessor
-        holds two such programs, and since the second launch makes the row sums, nothing else is in their memory.
+        More than block_x columns take two launches. If 65 to 128 are left over, the first launch takes 128, with one
+        walker, so that a multiprocessor holds two of its programs. It comes first because the last launch also needs
+        shared memory for the partial result and the pair: two programs would not fit.
         """
         if dim_x <= self.block_x:
             return [(0, self)]
-        first = 128 if 64 < dim_x - self.block_x <= 128 else self.block_x
-        narrow = self if first == self.block_x else fit_whole_state(first, 64)
-        return [(0, narrow), (first, replace(self, widths=_widths(dim_x - first)))]
+        first = fit_whole_state(128, 64) if 64 < dim_x - self.block_x <= 128 else self
+        return [(0, first), (first.block_x, replace(self, widths=_widths(dim_x - first.block_x)))]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -218,7 +218,7 @@ def fit_whole_state(dim_x: int, dim_z: int, *, sums: bool = False) -> WholeState
     block_x = sum(widths)
     block_z = min(128 if block_x > 128 or sums else 256, max(64, next_power_of_two(dim_z)))
     walkers = 1 if block_z == 64 else 2
-    # Three stages where shared memory has room for them; a multiprocessor holds two programs with one walker each.
+    # Three stages where shared memory has room for them, and for a second program if it is to hold two.
     num_stages = 3 if 2 * block_x + block_z <= 192 * walkers else 2
     return WholeStateConfig(
         block_t=WHOLE_STATE_BLOCK_T, widths=widths, block_z=block_z, walkers=walkers, num_stages=num_stages

@@ -206,7 +206,5 @@ def check_kernel_support(impl: str, q: Tensor, v: Tensor, chunk_size: int | None
 @constant
 def _why_unsupported(impl: str, head_dim_qk: int, head_dim_v: int, chunk_size: int | None) -> str | None:
     """Return why an implementation's kernels do not take these sizes, or None."""
-    sizes = {"head_dim_qk": head_dim_qk, "head_dim_v": head_dim_v}
-    if chunk_size is not None:
-        sizes["chunk_size"] = chunk_size
+    sizes: Any = {"head_dim_qk": head_dim_qk, "head_dim_v": head_dim_v, "chunk_size": chunk_size}
     return (supports_limit_chunk if impl == "limit_chunk" else supports_engine)(sizes, "", None)

@@ -403,7 +403,7 @@ def run_fused_chunk(
                 pair if last_block else None, result.row_sums if last_block else None, last, anchors,
                 denominators or Denominators(), math.log2(problem.scale), T, problem.chunk, N, B * H,
                 problem.whole_heads, every, column,
-                SHAPE=shape, ROLE=role, TILE=tile, num_warps=4, maxnreg=tile.max_registers,
+                SHAPE=shape, ROLE=role, TILE=tile, num_warps=4, maxnreg=128 if tile.resident == 2 else None,
             )  # fmt: skip
         else:
             fused_chunk_kernel[(tiles_z * N * B * H,)](

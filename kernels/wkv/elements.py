@@ -45,8 +45,9 @@ LEAST_PAIR. At least half of such a denominator comes either from the last step,
 most, or from the state before it, so the outputs of this step and the next have large enough denominators."""
 
 SLOW_RATE = tl.constexpr(0.25)
-"""Rates w below this count as slow. Many steps then contribute to a state. If w, small compared with the exponent, were
-subtracted at each of them, it would be rounded in the same direction every time, and the errors would add up."""
+"""Bound on w, below which a rate counts as slow (split_rate, _slow_rate and look_back have more conditions). Many
+steps then contribute to a state. If w, small compared with the exponent, were subtracted at each of them, it would be
+rounded in the same direction every time, and the errors would add up."""
 
 RENEWAL = tl.constexpr(16.0)
 """A stale exponent is lowered by this, or by multiples of it; float32 subtracts 16 without rounding."""

@@ -10,10 +10,9 @@ from operator import index
 from typing import Any, NamedTuple
 
 import torch
-import triton
 from torch import Tensor
 
-from ..common.arguments import CASE_DTYPES
+from ..common.arguments import CASE_DTYPES, is_interpreted
 from ..common.device import capability, on_device_of
 from ..common.differentiable import Differentiable, Tensors
 from ..common.exchange import NO_CODE, exchange_words
@@ -84,7 +83,7 @@ def _forward(request: Request, k: Tensor, *others: Any) -> tuple[Tensors, Tensor
         if config.serial:
             words, call = exchange_words(k, tiles * B * C, width=2)
             codes = (gather_code(tile.block_o, tile.block_c, tile.channels), pass_code(tile.block_c, tile.channels))
-            gather, passing = (NO_CODE, NO_CODE) if triton.knobs.runtime.interpret else codes
+            gather, passing = (NO_CODE, NO_CODE) if is_interpreted() else codes
             scan_kernel[grid](*tensors, words, None, call, *sizes, GATHER=gather, PASS=passing, LOOK=0, **flags)
         else:
             words, spare, keep = exchange_sums(k, tiles, config.look)
@@ -152,7 +151,7 @@ WKV = Differentiable(
 
 @on_device_of("k")
 def _step(request: Request, k: Tensor, *others: Any) -> tuple[Tensors, Tensors]:
-    """Return y [B, 1, C] and num, den and max after one token."""
+    """Return y [B, 1, C] and num, den and max after one token, views of one tensor, so that a step has no plan."""
     B, _, C = k.shape
     y, last = torch.empty_like(k), _states(k)
     step_kernel[(B, cdiv(C, STEP_BLOCK))](k, *others, y, last, B, C=C, BLOCK_C=STEP_BLOCK, num_warps=4)

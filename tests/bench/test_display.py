@@ -30,6 +30,11 @@ def test_texts_in_brackets_are_printed_as_they_are(text: str, capsys: pytest.Cap
     assert capsys.readouterr().out.count(text) == 2
 
 
+def test_lists_in_csv_are_json(capsys: pytest.CaptureFixture[str]) -> None:
+    display.show([{"lengths": ["1k", "4k"], "name": "a"}], "csv")
+    assert capsys.readouterr().out == 'lengths,name\n"[""1k"", ""4k""]",a\n'
+
+
 def test_the_progress_bar_fits_eighty_columns() -> None:
     progress = display.SweepProgress()
     progress._console = Console(file=io.StringIO(), width=80, force_terminal=True)

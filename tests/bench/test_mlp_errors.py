@@ -72,6 +72,7 @@ def test_errors_are_those_that_the_source_prints() -> None:
         ({"impls": ("fused",)}, "impl must run on a cpu device, got 'fused'"),
         ({"against": ("truth",)}, "against must be one of eager, exact, got 'truth'"),
         ({"dtype": "fp8"}, "dtype must be one of bf16, fp16, fp32, got 'fp8'"),
+        ({"sizes": (32768,), "against": ("exact",)}, r"size must be at most \d+ to be held against exact, got 32768"),
     ],
 )
 def test_bad_input(changes: dict[str, object], match: str) -> None:

@@ -68,6 +68,11 @@ def test_files_are_listed_with_what_they_hold(results: Path) -> None:
     )  # fmt: skip
 
 
+def test_a_folder_may_hold_calibrations_alone(tmp_path: Path, run: Run) -> None:
+    (tmp_path / "roofs.parquet").write_bytes((HERE / "h200_sxm" / "roofs.parquet").read_bytes())
+    assert run.json("results", tmp_path) == []
+
+
 def test_command(results: Path, run: Run) -> None:
     assert {row["impl"] for row in run.json("results", results)} > {"fused_chunk", "torch.sdpa_cudnn", "xl_chunk"}
     table = run("results", results)

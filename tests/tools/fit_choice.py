@@ -6,8 +6,8 @@ rows must be of the GPUs in :data:`MEMORY_RATES`. Small problems must be among t
 launch costs.
 
 Of the rows of a forward and backward pass, those count in which both took the same chunk length. That depends on the
-costs with which they were measured, so before new ones are written, ``fit_choice keep ROWS.parquet KEPT.parquet``
-writes the rows that count.
+costs with which they were measured. So before new costs are written, ``fit_choice keep ROWS.parquet KEPT.parquet``
+writes the rows that count, and KEPT.parquet is what to fit.
 """
 
 from __future__ import annotations
