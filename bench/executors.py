@@ -10,6 +10,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Generator, Hashable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -241,10 +242,11 @@ class LocalExecutor(contextlib.AbstractContextManager["LocalExecutor"]):
 
 
 def visible_gpus(count: int) -> list[str]:
-    """Return the names of the first GPUs that workers may see, as CUDA_VISIBLE_DEVICES takes them."""
+    """Return the names of the first GPUs that workers may see, as CUDA_VISIBLE_DEVICES takes them: as CUDA does, up to
+    the first name that is none, such as -1 or NoDevFiles."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     names = [str(n) for n in range(count)] if visible is None else [name.strip() for name in visible.split(",")]
-    return [name for name in names if name][:count]
+    return list(takewhile(lambda name: name[:1].isdigit() or name.startswith(("GPU-", "MIG-")), names))[:count]
 
 
 @contextlib.contextmanager

@@ -146,6 +146,10 @@ def test_gpus_are_named_as_the_user_does_and_held_once(tmp_path: Path, monkeypat
     with executors.hold_gpus(2):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2, 1")
         assert executors.visible_gpus(5) == ["2", "1"]
+        for hidden in ("", "-1", "NoDevFiles"):
+            monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
+            assert executors.visible_gpus(5) == []
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2, 1")
         with executors.hold_gpus(1):
             pass
         with pytest.raises(HeldError, match=f"GPU 1 is in use by another lrbench: process {os.getpid()} "):
