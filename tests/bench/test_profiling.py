@@ -157,7 +157,14 @@ def test_a_case_that_cannot_run_here_is_not_tried(fake, profile: Lrbench) -> Non
 def test_what_ncu_says_is_passed_on(fake, profile: Lrbench, tmp_path: Path, said: str, message: str) -> None:
     fake(said=said)
     assert profile()[::2] == (1, f"profiling on NVIDIA H200: 3 cases\nlrbench: {message}\n")
-    assert not (tmp_path / "out").exists()
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_a_folder_that_cannot_be_written_is_refused_before_ncu_runs(fake, profile: Lrbench, tmp_path: Path) -> None:
+    fake(said="ncu ran")
+    (tmp_path / "out").write_text("a file")
+    code, _, err = profile()
+    assert (code, err.startswith("lrbench: --output must be a folder that can be written")) == (2, True)
 
 
 def test_a_run_that_hangs_is_ended(profile: Lrbench, tmp_path: Path) -> None:
