@@ -519,13 +519,16 @@ def run_profile(
         ValueError: no ncu, or no GPU.
         RuntimeError: ncu failed.
     """
-    check_folder(output)
     program = ncu_path or ncu.find_ncu()
     if program is None or shutil.which(program) is None:
         raise ValueError(f"ncu (Nsight Compute) must be on PATH or named with --ncu, got {program or 'none'}")
     environment = probe_environment()
     if environment.device_kind != "cuda":
         raise ValueError(f"profile needs a GPU, got {environment.device_name}")
+    check_folder(output)
+    if not any(output.iterdir()):
+        # The file's writer makes it again; if ncu fails, no empty folder is left.
+        output.rmdir()
     note(f"profiling on {environment.device_name}: {len(planned)} cases")
     tried, refused = run.separate(planned, environment)
     started = Run.start(environment)

@@ -68,7 +68,7 @@ class Costs:
         launch: of the pass over the chunks, whatever it computes.
         states, states_and_n: of each position that a program of this pass walks, without and with n; whole_state's pass
             takes ``states`` either way.
-        memory: of a mebibyte that programs read (once, where those of a head read the same) or write, which bounds
+        memory: of a mebibyte that programs read (once, where those of a head read the same) or write, which slows
             them where many walk at once. It is in inverse proportion to the memory's rate.
         store: of a mebibyte of states, written and read.
         merge: of a chunk whose state is merged with the one before it, where the pass takes chunks in parallel.

@@ -151,7 +151,8 @@ WKV = Differentiable(
 
 @on_device_of("k")
 def _step(request: Request, k: Tensor, *others: Any) -> tuple[Tensors, Tensors]:
-    """Return y [B, 1, C] and num, den and max after one token, views of one tensor, so that a step has no plan."""
+    """Return y [B, 1, C] and num, den and max after one token. These three are views of one tensor, so a step has no
+    plan (remember.py)."""
     B, _, C = k.shape
     y, last = torch.empty_like(k), _states(k)
     step_kernel[(B, cdiv(C, STEP_BLOCK))](k, *others, y, last, B, C=C, BLOCK_C=STEP_BLOCK, num_warps=4)

@@ -141,15 +141,14 @@ def test_a_queue_keeps_processes_together_and_lets_workers_help() -> None:
 def test_gpus_are_named_as_the_user_does_and_held_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(executors, "gpu_uuids", lambda names: {name: f"GPU-{name}" for name in names})
+    for hidden in ("", "-1", "NoDevFiles"):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
+        assert executors.visible_gpus(5) == []
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     assert executors.visible_gpus(2) == ["0", "1"]
     with executors.hold_gpus(2):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2, 1")
         assert executors.visible_gpus(5) == ["2", "1"]
-        for hidden in ("", "-1", "NoDevFiles"):
-            monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
-            assert executors.visible_gpus(5) == []
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2, 1")
         with executors.hold_gpus(1):
             pass
         with pytest.raises(HeldError, match=f"GPU 1 is in use by another lrbench: process {os.getpid()} "):
