@@ -106,6 +106,6 @@ def _count(op: str, impl: str, mode: str, dtype: str, state_dtype: str | None, *
     """Return the work of a case; None for an operation, an implementation or sizes that cannot be counted here."""
     known = {name: size for name, size in zip(SIZE_COLUMNS, sizes, strict=True) if size is not None}
     try:
-        return count_case(op, impl, mode, dtype, state_dtype, known)
+        return count_case(op, impl, mode, dtype, state_dtype, known, launches=False)
     except ValueError:
         return None

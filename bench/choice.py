@@ -166,7 +166,7 @@ def ranking(question: Question, *, every: bool, head_dim_qk: int | None = None) 
 
 def _ranked_row(found: Answer, question: Question, same: bool, versions: Mapping[str, str]) -> dict[str, Any]:
     op, impl, mode, dtype, *_ = found.case
-    count, time_ms = count_case(*found.case), found.time_ms
+    count, time_ms = count_case(*found.case, launches=False), found.time_ms
     assert count is not None, "what is not counted has no answer"
     missing = _why_not_here(get_implementation(op, impl), versions)
     low_ms, high_ms = found.interval_ms

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 from ...kernels.baselines import get_implementation, get_operation, why_unsupported
 from ...results.arguments import one_of, parse_size
 from ...results.store import committed_results
-from ..counts import formulation_of, is_chunked
+from ..counts import count_case, formulation_of, is_chunked
 from ..counts.formulations import MODES, has_heads, sizes_of, state_dtype_of
 from ..counts.model import DTYPE_BYTES
 from .chunk_size import chunks_taken, too_short
 from .fit import Fit, Row, fit_rows
-from .prediction import MEASURED_COLUMNS, Answer, answer, best_of, measured_on, rows_by_status, stored_sizes
+from .prediction import MEASURED_COLUMNS, Answer, best_of, measured_on, rows_by_status, stored_sizes
 from .terms import Case
 
 if TYPE_CHECKING:
@@ -89,11 +89,16 @@ class Question:
 
     def answers(self, impl: str, chunks: Sequence[int | None]) -> list[Answer]:
         """Return what an implementation takes at each chunk length, None for one without."""
-        fit, _ = self.fit(impl)
         state = state_dtype_of(self.op, impl, self.state_dtype)
         rows = [row for row in self.rows if (row["op"], row["impl"]) == (self.op, impl)]
         cases = [Case(self.op, impl, self.mode, self.dtype, state, self._sizes(chunk)) for chunk in chunks]
-        return [answer(case, self.accelerator, fit, rows) for case in cases]
+        if any(count_case(*case, launches=False) is None for case in cases):
+            raise ValueError(f"mode must be one that is counted for {self.op} {impl}, got {self.mode!r}")
+
+        def fit() -> Fit | None:
+            return self.fit(impl)[0]
+
+        return [Answer(case=case, accelerator=self.accelerator, rows=rows, fit=fit) for case in cases]
 
     def _sizes(self, chunk: int | None) -> dict[str, int]:
         return {**self.sizes, **({} if chunk is None else {"chunk_size": chunk})}

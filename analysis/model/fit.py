@@ -486,6 +486,10 @@ def relative_fit(
     scaled = scaled / norms
     # The normal equations: a few terms of many rows.
     gram, aim, columns = scaled.T @ scaled, scaled.T @ goal, scaled.shape[1]
+    # Mostly no bound is in force: then the only solution without bounds is it.
+    unbounded, _, rank, _ = np.linalg.lstsq(gram, aim, rcond=None)
+    if rank == columns and (unbounded > 0).all():
+        return unbounded / norms
     free, x = np.zeros(columns, dtype=bool), np.zeros(columns)
     for _ in range(10 * columns):
         gradient = np.where(free, -np.inf, aim - gram @ x)

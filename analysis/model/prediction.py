@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
@@ -148,26 +149,55 @@ def measured_on(where: str, noisy: bool) -> str:
     return f"measured on {where}{' while it was busy' if noisy else ''}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Answer:
     """What a case takes: as measured where it was, else as fitted, else between the model's bounds.
 
+    What a model says is worked out when it is asked for: where a time was measured, nobody may ask.
+
     Attributes:
-        case: what is asked about.
+        case: what is asked about; ``predicted`` raises ValueError where its mode is not counted.
         accelerator: where.
-        predicted: what the model says.
-        measured: the newest row of the very case on the accelerator, one of an idle machine if there is any, or None.
-        memory_ratio: measured over modelled peak memory of the implementation's nearest measured problem.
-        tried: whether a model may choose the chunk length. Launches and walks may choose any. That of the formulation
-            does not see that few chunks leave a device idle, so it chooses among those that were fastest somewhere.
+        rows: of its implementation in this mode and dtype, as :func:`stored_rows` returns them.
+        fit: returns the model fitted to them, None where there is none.
     """
 
     case: Case
     accelerator: Accelerator
-    predicted: Prediction
-    measured: Row | None
-    memory_ratio: float = 1.0
-    tried: bool = True
+    rows: Sequence[Row]
+    fit: Callable[[], Fit | None]
+
+    @functools.cached_property
+    def _newest(self) -> dict[str, Row]:
+        """By device the newest row of the very case, one of an idle machine if there is any; without a chunk length, at
+        the fastest one."""
+        sizes = {**dict.fromkeys(PROBLEM_SIZES), **stored_sizes(self.case.sizes)}
+        wanted = {"state_dtype": self.case.state_dtype, "suspect": None, **sizes}
+        found = [row for row in self.rows if all(row[name] == value for name, value in wanted.items())]
+        order = sorted(found, key=lambda row: (not row["noise"], row["measured_at"] or ""))
+        by_chunk = {(row["device_accelerator"], row["chunk_size"]): row for row in order}.values()
+        return {row["device_accelerator"]: row for row in sorted(by_chunk, key=lambda row: -row["time_ms"])}
+
+    @property
+    def measured(self) -> Row | None:
+        """The newest row of the very case on the accelerator, or None."""
+        here = self._newest.get(self.accelerator.key)
+        return None if here is None or "stands_in" in here else here
+
+    @functools.cached_property
+    def predicted(self) -> Prediction:
+        """What the model says."""
+        fit = self.fit()
+        known = self._newest.get(fit.accelerator) if fit else None
+        return predict_case(self.case, self.accelerator, fit, None if known is self.measured else known)
+
+    @property
+    def tried(self) -> bool:
+        """Whether a model may choose the chunk length. Launches and walks may choose any. That of the formulation does
+        not see that few chunks leave a device idle, so it chooses among those that were fastest somewhere."""
+        fit = self.fit()
+        fastest = _fastest_chunks(self.rows) if fit is not None and fit.model is FORMULATION else set()
+        return not fastest or self.case.sizes.get("chunk_size") in fastest
 
     @property
     def noisy(self) -> bool:
@@ -196,11 +226,13 @@ class Answer:
             return self.measured["time_ci_low_ms"], self.measured["time_ci_high_ms"]
         return self.predicted.low_ms, self.predicted.high_ms
 
-    @property
+    @functools.cached_property
     def memory_bytes(self) -> float:
         """Peak memory, as measured, else as modelled, and as much more as the nearest measured problem took."""
         measured = self.measured["peak_memory_bytes"] if self.measured else None
-        return self.memory_ratio * self.modelled_memory_bytes if measured is None else float(measured)
+        if measured is not None:
+            return float(measured)
+        return _memory_ratio(self.case, self.rows) * self.modelled_memory_bytes
 
     @property
     def modelled_memory_bytes(self) -> float:
@@ -257,42 +289,14 @@ def best_of(answers: Sequence[Answer]) -> Answer:
     """Return the chunk length to take: the fastest measured one. Else, among those that fit in memory (and of these
     the ``tried`` ones, if any), the one of least time by the model. If none fits, the one that needs least memory.
     """
-    measured = [each for each in answers if each.measured]
-    fitting = measured or [each for each in answers if not each.does_not_fit]
+    timed = [(each.measured["time_ms"], each) for each in answers if each.measured]
+    if timed:
+        return min(timed, key=itemgetter(0))[1]
+    fitting = [each for each in answers if not each.does_not_fit]
     if not fitting:
         return min(answers, key=lambda each: each.memory_bytes)
     fitting = [each for each in fitting if each.tried] or fitting
     return min(fitting, key=lambda each: each.interval_ms[1] if each.time_ms is None else each.time_ms)
-
-
-def answer(case: Case, accelerator: Accelerator, fit: Fit | None, rows: Sequence[Row]) -> Answer:
-    """Return what a case takes on an accelerator; without a chunk length, at the fastest measured one.
-
-    Args:
-        rows: of its implementation in this mode and dtype, as :func:`stored_rows` returns them.
-
-    Errors as :func:`predict_case`.
-    """
-    sizes = {**dict.fromkeys(PROBLEM_SIZES), **stored_sizes(case.sizes)}
-    wanted = {"state_dtype": case.state_dtype, "suspect": None, **sizes}
-    found = [row for row in rows if all(row[name] == value for name, value in wanted.items())]
-    # By device and chunk length, the newest of an idle machine last; of these the fastest.
-    order = sorted(found, key=lambda row: (not row["noise"], row["measured_at"] or ""))
-    by_chunk = {(row["device_accelerator"], row["chunk_size"]): row for row in order}.values()
-    newest = {row["device_accelerator"]: row for row in sorted(by_chunk, key=lambda row: -row["time_ms"])}
-    here = newest.get(accelerator.key)
-    measured = None if here is None or "stands_in" in here else here
-    known = newest.get(fit.accelerator) if fit else None
-    predicted = predict_case(case, accelerator, fit, None if known is measured else known)
-    fastest = _fastest_chunks(rows) if fit is not None and fit.model is FORMULATION else set()
-    return Answer(
-        case=case,
-        accelerator=accelerator,
-        predicted=predicted,
-        measured=measured,
-        memory_ratio=_memory_ratio(case, rows),
-        tried=not fastest or case.sizes.get("chunk_size") in fastest,
-    )
 
 
 def _fastest_chunks(rows: Sequence[Row]) -> set[int]:

@@ -7,6 +7,7 @@ would.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Iterator, Sequence
@@ -19,7 +20,7 @@ from ...results.select import grouped, load_rows
 from ..accelerators.known import get_accelerator
 from ..counts.formulations import MODES
 from .fit import Row, case_of, errors_of, fit_rows, newest_cases, problem_of
-from .prediction import Prediction, answer, stored_rows
+from .prediction import Answer, Prediction, stored_rows
 from .terms import FORMULATION
 
 FOLDS = 10
@@ -82,14 +83,15 @@ def _predicted(
     fold_of = {problem: n % FOLDS for n, problem in enumerate(dict.fromkeys(map(problem_of, own)))}
     if not any(row["device_accelerator"] == fitted_on for row in same):
         return []
-    found = []
+    found, accelerator = [], get_accelerator(here)
     # A fit to another accelerator has seen none of these rows anyway.
     for held_out in grouped(own, lambda row: fold_of[problem_of(row)] if fitted_on == here else 0).values():
         seen = [row for row in others if not any(row is each for each in held_out)]
-        fit = fit_rows(seen, op, impl, mode, dtype, device=fitted_on)
+        fit = functools.cache(functools.partial(fit_rows, seen, op, impl, mode, dtype, device=fitted_on))
         known = [row for row in seen if (row["op"], row["impl"]) == (op, impl)]
         for row in held_out:
-            found.append((row, answer(case_of(row, mode, dtype), get_accelerator(here), fit, known).predicted))
+            asked = Answer(case=case_of(row, mode, dtype), accelerator=accelerator, rows=known, fit=fit)
+            found.append((row, asked.predicted))
     return found
 
 
