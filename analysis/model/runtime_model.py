@@ -24,6 +24,7 @@ goes to nothing. With some work they take 5 to 8 microseconds (RG-LRU's fused, W
 
 _LAUNCHES: Mapping[str, tuple[int, int]] = {
     "walk": (2, 6),
+    "whole_state": (2, 4),
     **dict.fromkeys(("chunkwise", "sweep", "chunked"), (3, 4)),
     **dict.fromkeys(("lightning1", "lightning2"), (1, 3)),
 }
