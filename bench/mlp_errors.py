@@ -77,9 +77,9 @@ def _function(name: str, size: int, dtype: str, device: str) -> Callable[[Mappin
     implementation = get_operation("gated_mlp").implementation(name)
     if device not in implementation.devices:
         raise ValueError(f"impl must run on a {device} device, got {name!r}")
-    if implementation.supports is not None:
+    if implementation.why_not is not None:
         sizes = {"batch": 1, "seq_len": size, "d_model": size, "d_ff": size}
-        if reason := resolve(implementation.supports)(sizes, dtype, None):
+        if reason := resolve(implementation.why_not)(sizes, dtype, None):
             raise ValueError(f"size must suit {name}: {reason}")
     prepare = resolve(implementation.prepare) if implementation.prepare else lambda inputs: inputs
     call = get_operation("gated_mlp").function(implementation)

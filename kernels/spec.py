@@ -73,7 +73,7 @@ class Implementation(Counted):
         dtypes: input dtypes it takes.
         state_dtypes: dtypes in which it can hold its states; empty where it has none.
         chunked: whether it has a chunk-size axis.
-        supports: "module:function"; the function takes the sizes as a mapping (batch, seq_len, num_heads, head_dim_qk,
+        why_not: "module:function"; the function takes the sizes as a mapping (batch, seq_len, num_heads, head_dim_qk,
             head_dim_v, chunk_size, ...), ``dtype`` and ``state_dtype`` names, and returns None or the reason it
             cannot run, without importing torch.
         preferred_chunk: "module:function"; the function takes the sizes and the formulation, and returns the chunk
@@ -95,7 +95,7 @@ class Implementation(Counted):
     dtypes: tuple[str, ...] = ("fp32", "fp16", "bf16")
     state_dtypes: tuple[str, ...] = ("fp32",)
     chunked: bool = True
-    supports: str | None = None
+    why_not: str | None = None
     preferred_chunk: str | None = None
     default_config: str | None = None
     requires: tuple[str, ...] = ()
@@ -116,7 +116,7 @@ class Implementation(Counted):
                 return f"{what} must be {allowed} for {self.name}, got {value}"
         if mode == "step" and state_dtype not in (None, "fp32"):
             return f"state_dtype must be fp32 in mode step, got {state_dtype}"
-        return None if self.supports is None else resolve(self.supports)(sizes, dtype, state_dtype)
+        return None if self.why_not is None else resolve(self.why_not)(sizes, dtype, state_dtype)
 
     def why_not_on(self, capability: str | None) -> str | None:
         """Return why it does not run on a GPU of a compute capability, such as "9.0", or None."""

@@ -462,7 +462,7 @@ def _role_traffic(run: Run, role: Role, blocks: Blocks, total: Executed) -> None
     share_x, share_z = (run.qk_share, 1.0) if role.x_is_qk else (1.0, run.qk_share)
     x, z = run.seq_len * dx * run.widths.qkv, run.seq_len * dz * run.widths.qkv
     normalises = run.makes_denominators and role.name == "h"
-    # As run_fused_chunk has it.
+    # As run_tiles_in_order has it.
     partial = (
         run.widths.qkv if launches == 2 and (run.dtype == "bf16" or run.formulation == "whole_state") else FP32_BYTES
     )

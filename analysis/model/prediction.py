@@ -192,7 +192,7 @@ class Answer:
         return predict_case(self.case, self.accelerator, fit, None if known is self.measured else known)
 
     @property
-    def tried(self) -> bool:
+    def may_be_chosen(self) -> bool:
         """Whether a model may choose the chunk length. Launches and walks may choose any. That of the formulation does
         not see that few chunks leave a device idle, so it chooses among those that were fastest somewhere."""
         fit = self.fit()
@@ -287,7 +287,8 @@ def _memory_ratio(case: Case, rows: Sequence[Row]) -> float:
 
 def best_of(answers: Sequence[Answer]) -> Answer:
     """Return the chunk length to take: the fastest measured one. Else, among those that fit in memory (and of these
-    the ``tried`` ones, if any), the one of least time by the model. If none fits, the one that needs least memory.
+    the ones that a model may choose, if any), the one of least time by the model. If none fits, the one that needs
+    least memory.
     """
     timed = [(each.measured["time_ms"], each) for each in answers if each.measured]
     if timed:
@@ -295,7 +296,7 @@ def best_of(answers: Sequence[Answer]) -> Answer:
     fitting = [each for each in answers if not each.does_not_fit]
     if not fitting:
         return min(answers, key=lambda each: each.memory_bytes)
-    fitting = [each for each in fitting if each.tried] or fitting
+    fitting = [each for each in fitting if each.may_be_chosen] or fitting
     return min(fitting, key=lambda each: each.interval_ms[1] if each.time_ms is None else each.time_ms)
 
 

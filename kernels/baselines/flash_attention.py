@@ -25,7 +25,7 @@ _attention = partial(
     build="kernels.baselines.flash_attention:build",
     settings="causal, heads of 128, default scale and tiles",
     plan="kernels.baselines.plans:head_sizes",
-    supports="kernels.baselines.flash_attention:supports",
+    why_not="kernels.baselines.flash_attention:why_not",
     dtypes=("bf16", "fp16"),
     autotunes=False,
     licence="BSD-3-Clause",
@@ -87,7 +87,7 @@ BASELINES = (
 )
 
 
-def supports(sizes: Mapping[str, int], dtype: str, state_dtype: str | None) -> str | None:
+def why_not(sizes: Mapping[str, int], dtype: str, state_dtype: str | None) -> str | None:
     """Return why FlashAttention cannot run these sizes, or None."""
     if sizes["head_dim_qk"] != sizes["head_dim_v"]:
         return f"head_dim_qk must equal head_dim_v, got {sizes['head_dim_qk']} and {sizes['head_dim_v']}"

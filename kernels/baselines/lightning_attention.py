@@ -25,7 +25,7 @@ BASELINES = (
         kernels=("tfla", "lightning"),
         build="kernels.baselines.lightning_attention:build",
         plan="kernels.baselines.plans:head_sizes",
-        supports="kernels.baselines.lightning_attention:supports",
+        why_not="kernels.baselines.lightning_attention:why_not",
         dtypes=("bf16", "fp16"),
         autotunes=False,
         settings="lightning_attn_func with slopes [H, 1, 1]; blocks of 64 (32 backward) are fixed in its source",
@@ -34,7 +34,7 @@ BASELINES = (
 )
 
 
-def supports(sizes: Mapping[str, int], dtype: str, state_dtype: str | None) -> str | None:
+def why_not(sizes: Mapping[str, int], dtype: str, state_dtype: str | None) -> str | None:
     """Return why lightning-attn cannot run these sizes, or None.
 
     Its kernels hold a whole [K, V] state in one tile, so both dims are powers of two; above 128 its front end splits

@@ -35,7 +35,7 @@ BASELINES = (
         build="kernels.baselines.mamba:build_selective_scan",
         module="selective_scan_cuda",
         plan="kernels.baselines.plans:mamba_sizes",
-        supports="kernels.baselines.mamba:supports_selective_scan",
+        why_not="kernels.baselines.mamba:why_not_selective_scan",
         dtypes=("bf16", "fp16", "fp32"),
         settings=(
             "selective_scan_fn without D, z and bias, delta already positive; A [D, 16] in float32; [B, D, T] and "
@@ -63,7 +63,7 @@ BASELINES = (
             build="kernels.baselines.mamba:build_step",
             module="mamba_ssm.ops.triton.selective_state_update",
             plan=f"kernels.baselines.plans:{sizes}_sizes",
-            supports="kernels.baselines.mamba:supports_selective_scan",
+            why_not="kernels.baselines.mamba:why_not_selective_scan",
             modes=("step",),
             dtypes=("bf16", "fp16", "fp32"),
             settings=(
@@ -79,7 +79,7 @@ BASELINES = (
 )
 
 
-def supports_selective_scan(sizes: Mapping[str, int], dtype: str, state_dtype: str | None) -> str | None:
+def why_not_selective_scan(sizes: Mapping[str, int], dtype: str, state_dtype: str | None) -> str | None:
     """Return why the selective scan cannot run these sizes, or None."""
     if sizes["head_dim_qk"] > MAX_STATE:
         return f"head_dim_qk (the state) must be at most {MAX_STATE}, got {sizes['head_dim_qk']}"

@@ -56,7 +56,7 @@ _triton = partial(_chunkwise, dtypes=("bf16", "fp16"))
 _native = partial(
     _chunkwise,
     op="mlstm_exp",
-    supports="kernels.baselines.nxai_mlstm:supports_chunk",
+    why_not="kernels.baselines.nxai_mlstm:why_not_chunk",
     dtypes=("fp32", "fp64"),
     devices=("cpu", "cuda"),
     chunk_sizes=(NATIVE_CHUNK_SIZE, 32, 128, 256, 512, 1024),
@@ -66,7 +66,7 @@ BASELINES = (
     _triton(
         name="mlstm_kernels.xl_chunk_siging",
         op="mlstm_sig",
-        supports="kernels.baselines.nxai_mlstm:supports_xl_chunk",
+        why_not="kernels.baselines.nxai_mlstm:why_not_xl_chunk",
         chunk_sizes=(128, 64, 256, 512, 1024),
         known_bad=(BLOCK_POINTERS,),
         settings="normalize=False, eps=0 (the operation's own mathematics), states recomputed; default chunk 128",
@@ -74,7 +74,7 @@ BASELINES = (
     _triton(
         name="mlstm_kernels.xl_chunk",
         op="mlstm_exp",
-        supports="kernels.baselines.nxai_mlstm:supports_xl_chunk",
+        why_not="kernels.baselines.nxai_mlstm:why_not_xl_chunk",
         chunk_sizes=(128, 64, 256, 512, 1024),
         known_bad=(XL_EXP_COMPILER_ABORT, BLOCK_POINTERS),
         settings="eps=0 (the operation's own mathematics), states recomputed backward; default chunk 128",
@@ -82,7 +82,7 @@ BASELINES = (
     _triton(
         name="mlstm_kernels.limit_chunk",
         op="mlstm_exp",
-        supports="kernels.baselines.nxai_mlstm:supports_chunk",
+        why_not="kernels.baselines.nxai_mlstm:why_not_chunk",
         chunk_sizes=(64, 32, 128),
         known_bad=(BLOCK_POINTERS,),
         settings="eps=0 (the operation's own mathematics), states recomputed backward; default chunk 64",
@@ -102,7 +102,7 @@ BASELINES = (
         op="mlstm_sig",
         formulation="parallel",
         module="mlstm_kernels.torch.parallel",
-        supports="kernels.baselines.nxai_mlstm:supports_parallel",
+        why_not="kernels.baselines.nxai_mlstm:why_not_parallel",
         dtypes=("fp32", "fp64"),
         devices=("cpu", "cuda"),
         settings="torch under autograd, quadratic; normalize=False; the stable sum of forget gates (its default)",
@@ -121,7 +121,7 @@ BASELINES = (
 )
 
 
-def supports_chunk(sizes: Mapping[str, int], dtype: str, state_dtype: str | None) -> str | None:
+def why_not_chunk(sizes: Mapping[str, int], dtype: str, state_dtype: str | None) -> str | None:
     """Return why a chunkwise kernel of one level cannot run these sizes, or None."""
     chunk_size = sizes["chunk_size"]
     if chunk_size & (chunk_size - 1):
@@ -131,14 +131,14 @@ def supports_chunk(sizes: Mapping[str, int], dtype: str, state_dtype: str | None
     return None
 
 
-def supports_xl_chunk(sizes: Mapping[str, int], dtype: str, state_dtype: str | None) -> str | None:
+def why_not_xl_chunk(sizes: Mapping[str, int], dtype: str, state_dtype: str | None) -> str | None:
     """Return why xl_chunk cannot run these sizes, or None."""
     if sizes["seq_len"] < XL_MIN_SEQ_LEN and sizes["chunk_size"] != sizes["seq_len"]:
         return f"below seq_len {XL_MIN_SEQ_LEN} the chunk is the whole sequence, got chunk_size {sizes['chunk_size']}"
-    return supports_chunk(sizes, dtype, state_dtype)
+    return why_not_chunk(sizes, dtype, state_dtype)
 
 
-def supports_parallel(sizes: Mapping[str, int], dtype: str, state_dtype: str | None) -> str | None:
+def why_not_parallel(sizes: Mapping[str, int], dtype: str, state_dtype: str | None) -> str | None:
     """Return why the quadratic form is refused, or None: it holds several full matrices."""
     elements = sizes["batch"] * sizes["num_heads"] * sizes["seq_len"] ** 2
     if elements > MAX_PARALLEL_ELEMENTS:

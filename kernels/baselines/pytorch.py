@@ -50,20 +50,20 @@ _mlp = partial(
 BASELINES = (
     _attention(
         name="torch.sdpa_flash",
-        supports="kernels.baselines.pytorch:supports_flash",
+        why_not="kernels.baselines.pytorch:why_not_flash",
         dtypes=("bf16", "fp16"),
         settings=f"SDPBackend.FLASH_ATTENTION (FlashAttention-2), {_LAYOUT}",
     ),
     _attention(
         name="torch.sdpa_cudnn",
-        supports="kernels.baselines.pytorch:supports_cudnn",
+        why_not="kernels.baselines.pytorch:why_not_cudnn",
         nvidia=True,
         dtypes=("bf16", "fp16"),
         settings=f"SDPBackend.CUDNN_ATTENTION, {_LAYOUT}",
     ),
     _attention(
         name="torch.sdpa_cpu",
-        supports="kernels.baselines.pytorch:supports_cpu",
+        why_not="kernels.baselines.pytorch:why_not_cpu",
         dtypes=("fp32", "bf16"),
         devices=("cpu",),
         settings=f"SDPBackend.FLASH_ATTENTION (torch's blocked CPU kernel), {_LAYOUT}",
@@ -124,21 +124,21 @@ BASELINES = (
 )
 
 
-def supports_cpu(sizes: Mapping[str, int], dtype: str, state_dtype: str | None) -> str | None:
+def why_not_cpu(sizes: Mapping[str, int], dtype: str, state_dtype: str | None) -> str | None:
     """Return why torch's blocked CPU kernel cannot run these sizes, or None."""
     if sizes["head_dim_qk"] != sizes["head_dim_v"]:
         return f"head_dim_qk must equal head_dim_v, got {sizes['head_dim_qk']} and {sizes['head_dim_v']}"
     return None
 
 
-def supports_flash(sizes: Mapping[str, int], dtype: str, state_dtype: str | None) -> str | None:
+def why_not_flash(sizes: Mapping[str, int], dtype: str, state_dtype: str | None) -> str | None:
     """Return why FlashAttention-2 cannot run these sizes, or None."""
     if sizes["head_dim_v"] > MAX_HEAD_DIM_FLASH:
         return f"head_dim_v must be at most {MAX_HEAD_DIM_FLASH}, got {sizes['head_dim_v']}"
-    return supports_cpu(sizes, dtype, state_dtype)
+    return why_not_cpu(sizes, dtype, state_dtype)
 
 
-def supports_cudnn(sizes: Mapping[str, int], dtype: str, state_dtype: str | None) -> str | None:
+def why_not_cudnn(sizes: Mapping[str, int], dtype: str, state_dtype: str | None) -> str | None:
     """Return why cuDNN's attention cannot run these sizes, or None."""
     for name in ("head_dim_qk", "head_dim_v"):
         if sizes[name] % 8 or sizes[name] > MAX_HEAD_DIM_CUDNN:

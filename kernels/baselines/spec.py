@@ -52,7 +52,7 @@ class Baseline(Counted):
             embedding dim. None: the same sizes.
         chunk_sizes: chunk lengths it accepts, the authors' recommended first; empty means no chunk axis (``own_chunk``
             is then the package's own).
-        supports: "module:function", as for ``kernels.spec.Implementation``: None or the reason it cannot run.
+        why_not: "module:function", as for ``kernels.spec.Implementation``: None or the reason it cannot run.
         nvidia: whether it is CUDA code, for NVIDIA's GPUs alone; Triton and PyTorch run on others as well.
         known_bad: combinations known not to work.
         autotunes: whether its first call in a process autotunes or compiles for all later cases, which therefore stay
@@ -76,7 +76,7 @@ class Baseline(Counted):
     dtypes: tuple[str, ...] = ("bf16",)
     devices: tuple[str, ...] = ("cuda",)
     chunk_sizes: tuple[int, ...] = ()
-    supports: str | None = None
+    why_not: str | None = None
     nvidia: bool = False
     known_bad: tuple[KnownBad, ...] = ()
     autotunes: bool = True
@@ -97,7 +97,7 @@ class Baseline(Counted):
         if self.chunk_sizes and sizes.get("chunk_size") not in self.chunk_sizes:
             accepted_sizes = ", ".join(map(str, sorted(self.chunk_sizes)))
             return f"chunk_size must be one of {accepted_sizes} for {self.name}, got {sizes.get('chunk_size')}"
-        return None if self.supports is None else resolve(self.supports)(sizes, dtype, state_dtype)
+        return None if self.why_not is None else resolve(self.why_not)(sizes, dtype, state_dtype)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

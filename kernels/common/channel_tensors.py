@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from .arguments import check_chunk_size, check_first, check_on_gpu, check_state_dtype, check_tensor, compute_dtype
-from .channels import supports_kernels
+from .channels import why_not_kernels
 
 if TYPE_CHECKING:
     from ..spec import Operation
@@ -64,7 +64,7 @@ def check_channels(
 def check_kernel_support(name: str, x: Tensor) -> None:
     """Raise unless the Triton kernels take x [B, T, C] on its device."""
     check_on_gpu(name, x)
-    if reason := supports_kernels({"channels": x.shape[2]}, "", None):
+    if reason := why_not_kernels({"channels": x.shape[2]}, "", None):
         raise ValueError(reason)
 
 

@@ -15,7 +15,7 @@ from ..spec import MODES, portable_form, triton_form
 CHANNEL_MULTIPLE = 8
 """Kernels take channels in multiples of 8: 16 bytes of half-precision elements, one memory access."""
 
-kernel_form = partial(triton_form, supports="kernels.common.channels:supports_kernels", chunked=False)
+kernel_form = partial(triton_form, why_not="kernels.common.channels:why_not_kernels", chunked=False)
 naive_form = partial(
     kernel_form, name="naive", summary="one program takes all of time in order for a block of channels"
 )
@@ -79,7 +79,7 @@ class TileConfig:
         return None
 
 
-def supports_kernels(sizes: Mapping[str, int], dtype: str, state_dtype: str | None) -> str | None:
+def why_not_kernels(sizes: Mapping[str, int], dtype: str, state_dtype: str | None) -> str | None:
     """Return why the Triton kernels cannot run these sizes, or None."""
     if sizes["channels"] % CHANNEL_MULTIPLE:
         return f"channels must be a multiple of {CHANNEL_MULTIPLE}, got {sizes['channels']}"

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _kernel = partial(
     triton_form,
     prepare="kernels.gated_mlp.reference:k_major_inputs",
-    supports="kernels.gated_mlp.config:supports_kernels",
+    why_not="kernels.gated_mlp.config:why_not_kernels",
     state_dtypes=(),
     chunked=False,
 )

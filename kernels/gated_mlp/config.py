@@ -147,7 +147,7 @@ def case_config(
     return GatedMlpConfig(forward=next(tiles), gradient=next(tiles))
 
 
-def supports_kernels(sizes: Mapping[str, int], dtype: str, state_dtype: str | None) -> str | None:
+def why_not_kernels(sizes: Mapping[str, int], dtype: str, state_dtype: str | None) -> str | None:
     """Return why the Triton kernels cannot run these sizes, or None."""
     for name in ("d_model", "d_ff"):
         if sizes[name] % DIM_MULTIPLE:

@@ -40,7 +40,7 @@ OPERATION = scalar_decay_operation(
             triton_form(
                 name=name,
                 formulation=name,
-                supports="kernels.lightning.config:supports",
+                why_not="kernels.lightning.config:why_not",
                 summary=summary,
                 chunked=False,
                 default_config=f"kernels.lightning.config:select_config:{name}",

@@ -107,6 +107,6 @@ def select_config(
     return LightningConfig(output=fit(k_pad, v_pad), dq=fit(v_pad, k_pad), dk=fit(v_pad, k_pad), dv=fit(k_pad, v_pad))
 
 
-def supports(sizes: Mapping[str, int], dtype: str, state_dtype: str | None) -> str | None:
+def why_not(sizes: Mapping[str, int], dtype: str, state_dtype: str | None) -> str | None:
     """Return why the Lightning kernels cannot run these sizes, or None."""
     return bad_head_dim(sizes, MAX_HEAD_DIM)

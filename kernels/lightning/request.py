@@ -11,7 +11,7 @@ from torch import Tensor
 from ..common.arguments import CASE_DTYPES, check_on_gpu, check_state_dtype, resolve_scale
 from ..common.device import capability
 from ..scalar_decay.validate import check_initial_state
-from .config import LightningConfig, invalid_reason, select_config, supports
+from .config import LightningConfig, invalid_reason, select_config, why_not
 
 
 class Request(NamedTuple):
@@ -53,7 +53,7 @@ def make_request(
 def check_kernel_support(q: Tensor, v: Tensor) -> None:
     """Raise ValueError on a device or head dim that the kernels do not take."""
     check_on_gpu("v", v)
-    if reason := supports({"head_dim_qk": q.shape[3], "head_dim_v": v.shape[3]}, "", None):
+    if reason := why_not({"head_dim_qk": q.shape[3], "head_dim_v": v.shape[3]}, "", None):
         raise ValueError(reason)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from ..common.channels import TileConfig, supports_kernels
+from ..common.channels import TileConfig, why_not_kernels
 from ..common.sizes import MIN_PROGRAMS, bad_chunk_size, next_power_of_two
 
 MIN_CHUNK = 256
@@ -131,6 +131,6 @@ def preferred_chunk(sizes: Mapping[str, int], formulation: str = "") -> int:
     return max(MIN_CHUNK, next_power_of_two(sizes["seq_len"]) // next_power_of_two(chunks))
 
 
-def supports_chunked(sizes: Mapping[str, int], dtype: str, state_dtype: str | None) -> str | None:
+def why_not_chunked(sizes: Mapping[str, int], dtype: str, state_dtype: str | None) -> str | None:
     """Return why reduce-then-scan cannot run these sizes, or None."""
-    return bad_chunk_size(sizes) or supports_kernels(sizes, dtype, state_dtype)
+    return bad_chunk_size(sizes) or why_not_kernels(sizes, dtype, state_dtype)

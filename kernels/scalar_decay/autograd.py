@@ -20,20 +20,20 @@ from ..common.device import capability
 from ..common.differentiable import Differentiable, Tensors
 from ..common.sizes import REMEMBERED
 from . import choice
-from .config import KEPT_STATES, fit_chunk, is_fused, select_config
+from .config import KEPT_STATES, fit_chunk, select_config, takes_tiles_in_order
 from .launch import (
     Problem,
     choose_config,
     empty_gates,
     empty_state,
-    run_chunk_o,
     run_chunk_states,
-    run_fused_chunk,
     run_gates,
     run_gates_backward,
     run_normaliser,
     run_step,
     run_sum,
+    run_tiles_in_order,
+    run_tiles_in_parallel,
 )
 from .roles import DK, DQ, DV, OUTPUT, Denominators, GateVectors
 
@@ -85,7 +85,7 @@ def make_problem(request: Request, q: Tensor, v: Tensor) -> Problem:
 
 @lru_cache(REMEMBERED)
 def _make_problem(request: Request, shape: choice.Shape, item_bytes: int) -> Problem:
-    fused = is_fused(request.scheme, item_bytes)
+    fused = takes_tiles_in_order(request.scheme, item_bytes)
     scheme = request.scheme if fused else "sweep"
     chunk = fit_chunk(request.chunk_size or choice.forward_chunk(shape, scheme), shape.seq_len)
     return Problem(
@@ -114,8 +114,8 @@ def _forward(
     """Return h and the last C, n and m, and what is kept: gate vectors and, in an eager call, the states or None."""
     problem, want_last = make_problem(request, q, v), request.want_last
     config = choose_config(problem, q, v)
-    fused, exp = config.is_fused, problem.stabilised
-    stretch = config.gate_chunk(problem.chunk)
+    fused, exp = config.takes_tiles_in_order, problem.stabilised
+    stretch = config.gate_stretch(problem.chunk)
     gates, m_last = run_gates(
         problem, stretch, v, decay, input_gate, head, m_initial, dtype=torch.float32 if fused else torch.float64
     )
@@ -135,12 +135,12 @@ def _forward(
         if denominators is not None and config.normaliser is not None:
             run_normaliser(problem, config.normaliser, q, k, gates, denominators, stretch)
             denominators = None
-        output = run_fused_chunk(
+        output = run_tiles_in_order(
             problem, config.output, OUTPUT, q, k, v, states, gates, initial=c_initial, last=whole_last,
             denominators=denominators,
         )  # fmt: skip
     else:
-        output = run_chunk_o(problem, config.output, OUTPUT, q, k, v, states, gates, n_states=n_states)
+        output = run_tiles_in_parallel(problem, config.output, OUTPUT, q, k, v, states, gates, n_states=n_states)
     kept = keep_states(problem, request.chunk_size, q, v, states) if fused and over_chunks else None
     return (output.out, last, n_last, m_last if want_last else None), (*gates, kept)
 
@@ -148,14 +148,14 @@ def _forward(
 def _shapes(request: Request, q: Tensor, k: Tensor, v: Tensor, *_: Tensor | None) -> tuple[Tensors, Tensors]:
     """Allocate what :func:`_forward` returns."""
     heads, dim_k, dim_v = index(v.shape[2]), index(q.shape[3]), index(v.shape[3])
-    fused = is_fused(request.scheme, v.element_size())
+    fused = takes_tiles_in_order(request.scheme, v.element_size())
     # The stretch of the gates must not depend on the sequence's length here: one compiled call serves all lengths.
     chunk = request.chunk_size or choice.sweep_chunk(dim_k, dim_v)
     config = select_config(
         scheme=request.scheme, capability=capability(v.device), item_bytes=v.element_size(), head_dim_qk=dim_k,
         head_dim_v=dim_v, chunk=chunk, batch_heads=heads,
     )  # fmt: skip
-    gates = empty_gates(request.gate, v, config.gate_chunk(chunk), torch.float32 if fused else torch.float64)
+    gates = empty_gates(request.gate, v, config.gate_stretch(chunk), torch.float32 if fused else torch.float64)
     last = empty_state(q, v, normalised=request.gate == "exp") if request.want_last else (None, None, None)
     return (torch.empty_like(v), *last), gates
 
@@ -175,7 +175,7 @@ def _backward(
     gates, states = GateVectors(*saved[:number]), saved[number] if len(saved) > number else None
     problem = make_problem(request, q, v)
     config = choose_config(problem, q, v)
-    fused, stretch = config.is_fused, config.gate_chunk(problem.chunk)
+    fused, stretch = config.takes_tiles_in_order, config.gate_stretch(problem.chunk)
     if fused:
         problem = backward_problem(problem, request.chunk_size, q, v, kept=states is not None)
     dh = torch.zeros_like(v) if dh is None else dh.contiguous()
@@ -189,9 +189,9 @@ def _backward(
     if over_chunks and states is None:
         states = run_chunk_states(problem, config.states, k, v, gates, stretch, c_initial).states
     if fused:
-        dq = run_fused_chunk(problem, config.dq, DQ, dh, v, k, states, gates, initial=c_initial, pair=q_pair)
+        dq = run_tiles_in_order(problem, config.dq, DQ, dh, v, k, states, gates, initial=c_initial, pair=q_pair)
     else:
-        dq = run_chunk_o(problem, config.dq, DQ, dh, v, k, states, gates, pair=q_pair)
+        dq = run_tiles_in_parallel(problem, config.dq, DQ, dh, v, k, states, gates, pair=q_pair)
     d_states = anchors = None
     if over_chunks:
         chunks = run_chunk_states(
@@ -201,17 +201,17 @@ def _backward(
         d_states, anchors = chunks.states, chunks.anchors
     del states
     if fused:
-        dk = run_fused_chunk(
+        dk = run_tiles_in_order(
             problem, config.dk, DK, v, dh, q, d_states, gates, initial=d_last, pair=k_pair,
             anchor_states=dq.anchor_states,
         )  # fmt: skip
         dq.anchor_states = dk.anchor_states = None
         anchors = dk.anchors
         last = d_initial if problem.whole_heads else None
-        dv = run_fused_chunk(problem, config.dv, DV, k, q, dh, d_states, gates, initial=d_last, last=last)
+        dv = run_tiles_in_order(problem, config.dv, DV, k, q, dh, d_states, gates, initial=d_last, last=last)
     else:
-        dk = run_chunk_o(problem, config.dk, DK, v, dh, q, d_states, gates, pair=k_pair)
-        dv = run_chunk_o(problem, config.dv, DV, k, q, dh, d_states, gates)
+        dk = run_tiles_in_parallel(problem, config.dk, DK, v, dh, q, d_states, gates, pair=k_pair)
+        dv = run_tiles_in_parallel(problem, config.dv, DV, k, q, dh, d_states, gates)
 
     d_decay = d_input = d_head = None
     if dq.row_sums is not None and dk.row_sums is not None:

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..common.sizes import MIN_PROGRAMS, REMEMBERED, next_power_of_two
-from .config import KEPT_STATES, WHOLE_STATE_BLOCK_T, WholeStateConfig, fit_whole_state, whole_state_reason
+from .config import KEPT_STATES, WHOLE_STATE_BLOCK_T, WholeStateConfig, fit_whole_state, why_no_whole_state
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -179,7 +179,7 @@ class Shape:
         """
         if chunk >= self.seq_len:
             return self.batch_heads
-        if scheme != "whole_state" or whole_state_reason(self.head_dim_qk, self.head_dim_v, chunk):
+        if scheme != "whole_state" or why_no_whole_state(self.head_dim_qk, self.head_dim_v, chunk):
             return 0
         whole = self.batch_heads
         dims = (self.head_dim_qk, self.head_dim_v)
@@ -203,7 +203,7 @@ class Shape:
         """Return the time of a product with head dims DX and DZ; ``gates``: with the gates' gradients, as dq and dk."""
         # Of each launch: columns of X, blocks of the output's columns, programs at once, and the time of a position.
         launches = [(dim_x, -(-dim_z // 64), RESIDENT, costs.walk * -(-dim_x // 128))]
-        if scheme == "whole_state" and whole_state_reason(dim_x, dim_z, chunk) is None:
+        if scheme == "whole_state" and why_no_whole_state(dim_x, dim_z, chunk) is None:
             launches = [
                 (min(tile.block_x, dim_x - first), -(-dim_z // tile.block_z), tile.resident, costs.position_us(tile))
                 for first, tile in fit_whole_state(dim_x, dim_z, sums=gates).launches(dim_x)

@@ -174,13 +174,13 @@ class EngineConfig:
     normaliser: NormaliserConfig | None
 
     @property
-    def is_fused(self) -> bool:
+    def takes_tiles_in_order(self) -> bool:
         """Whether a chunk's tiles are taken in order."""
         return isinstance(self.output, FusedChunkConfig | WholeStateConfig)
 
-    def gate_chunk(self, chunk: int) -> int:
+    def gate_stretch(self, chunk: int) -> int:
         """Return the stretch of gate vectors: a tile where tiles are taken in order, else a chunk."""
-        return self.output.block_t if self.is_fused else chunk
+        return self.output.block_t if self.takes_tiles_in_order else chunk
 
 
 def fit_chunk(chunk_size: int, seq_len: int) -> int:
@@ -188,7 +188,7 @@ def fit_chunk(chunk_size: int, seq_len: int) -> int:
     return min(chunk_size, padded(seq_len))
 
 
-def whole_state_reason(head_dim_qk: int, head_dim_v: int, chunk: int) -> str | None:
+def why_no_whole_state(head_dim_qk: int, head_dim_v: int, chunk: int) -> str | None:
     """Return why whole_state.py does not run with these head dims and chunk length, or None.
 
     A part of X and Y has at least 64 columns: up to 32 fill no more than half. Above 512 a product would take a third
@@ -209,7 +209,7 @@ def _widths(columns: int) -> tuple[int, ...]:
 
 
 def fit_whole_state(dim_x: int, dim_z: int, *, sums: bool = False) -> WholeStateConfig:
-    """Return the launch for head dims that :func:`whole_state_reason` has nothing against.
+    """Return the launch for head dims that :func:`why_no_whole_state` has nothing against.
 
     Args:
         sums: whether rows are summed for the gates' gradients (dq, dk); a walker then has 64 columns of the output.
@@ -225,7 +225,7 @@ def fit_whole_state(dim_x: int, dim_z: int, *, sums: bool = False) -> WholeState
     )
 
 
-def is_fused(scheme: str, item_bytes: int) -> bool:
+def takes_tiles_in_order(scheme: str, item_bytes: int) -> bool:
     """Return whether a chunk's tiles are taken in order."""
     return scheme in ("walk", "whole_state") and item_bytes == 2
 
@@ -266,9 +266,9 @@ def select_config(
     else:
         states = StatesConfig(block_t=64, block_x=64, block_z=64, num_warps=4, num_stages=2)
         outputs = ChunkOutputsConfig(block_t=64, block_s=64, block_x=64, block_z=64, num_warps=4, num_stages=2)
-    fused = is_fused(scheme, item_bytes)
+    fused = takes_tiles_in_order(scheme, item_bytes)
     # A sequence of up to 32 positions is too short a chunk for whole_state.py; fused_chunk.py takes it.
-    whole_state = fused and scheme == "whole_state" and whole_state_reason(k_pad, v_pad, chunk) is None
+    whole_state = fused and scheme == "whole_state" and why_no_whole_state(k_pad, v_pad, chunk) is None
     if whole_state:
         states = replace(states, block_z=128, parallel=True, whole_state=True)
     elif fused:

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..common.sizes import bad_chunk_size, bad_head_dim
 from ..spec import Implementation, Operation, portable_form, triton_form
-from .config import WHOLE_STATE_BLOCK_T, whole_state_reason
+from .config import WHOLE_STATE_BLOCK_T, why_no_whole_state
 
 FUSED_CHUNK = "fused_chunk"
 """The implementation that takes a chunk's tiles in order, with the state on chip."""
@@ -34,7 +34,7 @@ MAX_HEAD_DIM = 1024
 
 LIMIT_CHUNK_SIZES = (16, 32, 64, 128)
 
-_kernel = partial(triton_form, supports="kernels.scalar_decay.declare:supports_engine", state_dtypes=("fp32", "bf16"))
+_kernel = partial(triton_form, why_not="kernels.scalar_decay.declare:why_not_engine", state_dtypes=("fp32", "bf16"))
 
 
 def scalar_decay_operation(
@@ -82,7 +82,7 @@ def _implementations(normalised: bool) -> tuple[Implementation, ...]:
             name=WHOLE_STATE,
             formulation="whole_state",
             dtypes=("fp16", "bf16"),
-            supports="kernels.scalar_decay.declare:supports_whole_state",
+            why_not="kernels.scalar_decay.declare:why_not_whole_state_sizes",
             summary="fused_chunk for Hopper: a program holds the whole state of a head, in Gluon",
             architectures=(HOPPER,),
             triton_versions=GLUON_TRITON,
@@ -96,7 +96,7 @@ def _implementations(normalised: bool) -> tuple[Implementation, ...]:
         _kernel(
             name="limit_chunk",
             formulation="sweep",
-            supports="kernels.scalar_decay.declare:supports_limit_chunk",
+            why_not="kernels.scalar_decay.declare:why_not_limit_chunk",
             summary="one-level sequence parallelism: a chunk is a tile",
         ),
         portable_form(
@@ -111,34 +111,34 @@ def _implementations(normalised: bool) -> tuple[Implementation, ...]:
             formulation="parallel",
             full_square=True,
             chunked=False,
-            supports="kernels.scalar_decay.declare:supports_parallel",
+            why_not="kernels.scalar_decay.declare:why_not_parallel",
             summary="fully parallel form, quadratic in the sequence length",
         ),
     )
 
 
-def supports_engine(sizes: Mapping[str, int], dtype: str, state_dtype: str | None) -> str | None:
+def why_not_engine(sizes: Mapping[str, int], dtype: str, state_dtype: str | None) -> str | None:
     """Return why the Triton engine cannot run these sizes, or None."""
     return bad_head_dim(sizes, MAX_HEAD_DIM) or bad_chunk_size(sizes)
 
 
-def supports_limit_chunk(sizes: Mapping[str, int], dtype: str, state_dtype: str | None) -> str | None:
+def why_not_limit_chunk(sizes: Mapping[str, int], dtype: str, state_dtype: str | None) -> str | None:
     """Return why the one-level form cannot run these sizes, or None: its chunk is one tile."""
     chunk_size = sizes.get("chunk_size")
     if chunk_size is not None and chunk_size not in LIMIT_CHUNK_SIZES:
         return f"chunk_size must be one of {', '.join(map(str, LIMIT_CHUNK_SIZES))} for limit_chunk, got {chunk_size}"
-    return supports_engine(sizes, dtype, state_dtype)
+    return why_not_engine(sizes, dtype, state_dtype)
 
 
-def supports_whole_state(sizes: Mapping[str, int], dtype: str, state_dtype: str | None) -> str | None:
+def why_not_whole_state_sizes(sizes: Mapping[str, int], dtype: str, state_dtype: str | None) -> str | None:
     """Return why the kernel that holds whole states cannot run these sizes, or None."""
     chunk = sizes.get("chunk_size") or WHOLE_STATE_BLOCK_T
-    return supports_engine(sizes, dtype, state_dtype) or whole_state_reason(
+    return why_not_engine(sizes, dtype, state_dtype) or why_no_whole_state(
         sizes["head_dim_qk"], sizes["head_dim_v"], chunk
     )
 
 
-def supports_parallel(sizes: Mapping[str, int], dtype: str, state_dtype: str | None) -> str | None:
+def why_not_parallel(sizes: Mapping[str, int], dtype: str, state_dtype: str | None) -> str | None:
     """Return why the quadratic form is refused, or None: its matrices would not fit anywhere."""
     elements = sizes["batch"] * sizes["num_heads"] * sizes["seq_len"] ** 2
     if elements > 2**31:

@@ -67,9 +67,9 @@ from .declare import (
     OPTIONS,
     SCHEMES,
     WHOLE_STATE,
-    supports_engine,
-    supports_limit_chunk,
-    supports_whole_state,
+    why_not_engine,
+    why_not_limit_chunk,
+    why_not_whole_state_sizes,
 )
 from .reference import State, parallel, recurrent
 from .validate import check_initial_state
@@ -184,7 +184,7 @@ def _why_not_whole_state(
     if dtype not in (torch.float16, torch.bfloat16):
         return f"dtype must be float16 or bfloat16 for whole_state, got {dtype_name(dtype)}"
     sizes = {"head_dim_qk": head_dim_qk, "head_dim_v": head_dim_v, "chunk_size": chunk_size or WHOLE_STATE_BLOCK_T}
-    if reason := supports_whole_state(sizes, "", None):
+    if reason := why_not_whole_state_sizes(sizes, "", None):
         return reason
     here = "{}.{}".format(*capability(device)) if device.type == "cuda" else str(device)
     if here != HOPPER:
@@ -207,4 +207,4 @@ def check_kernel_support(impl: str, q: Tensor, v: Tensor, chunk_size: int | None
 def _why_unsupported(impl: str, head_dim_qk: int, head_dim_v: int, chunk_size: int | None) -> str | None:
     """Return why an implementation's kernels do not take these sizes, or None."""
     sizes: Any = {"head_dim_qk": head_dim_qk, "head_dim_v": head_dim_v, "chunk_size": chunk_size}
-    return (supports_limit_chunk if impl == "limit_chunk" else supports_engine)(sizes, "", None)
+    return (why_not_limit_chunk if impl == "limit_chunk" else why_not_engine)(sizes, "", None)

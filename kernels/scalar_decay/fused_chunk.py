@@ -21,10 +21,10 @@ from .gates import NEG
 
 
 @triton.jit
-def _load_gates(ptr, offs_t, mask_t, last, other, CLAMP: tl.constexpr):
-    """Load a tile's gate vector; padding holds ``other`` or, with CLAMP, the value at the offset ``last``."""
+def _load_gates(ptr, offs_t, mask_t, last_row, other, CLAMP: tl.constexpr):
+    """Load a tile's gate vector; padding holds ``other`` or, with CLAMP, the value at the offset ``last_row``."""
     if CLAMP:
-        gates = tl.load(ptr + tl.minimum(offs_t, last))
+        gates = tl.load(ptr + tl.minimum(offs_t, last_row))
     else:
         gates = tl.load(ptr + offs_t, mask=mask_t, other=other)
     return gates
@@ -42,7 +42,7 @@ def fused_chunk_kernel(
     gates,
     pair_ptr,
     sums_ptr,
-    last_ptr,
+    last_state_ptr,
     anchors,
     scale,
     T,
@@ -64,8 +64,8 @@ def fused_chunk_kernel(
 
     Grid: (ceil(DZ / BLOCK_Z) * N * B * H,).
     Reads X, Y [B, T, H / group_x, DX], Z [B, T, H / group_z, DZ], the state entering the chunk [B, H, N, DX, DZ]
-    (transposed: [B, H, N, DZ, DX]; zero where None) and the gate vectors; writes out [B, T, H, DZ] and, where ``last``
-    is given, the state that leaves the sequence (N = 1). Given a pair like Z, it writes sum_z out * pair
+    (transposed: [B, H, N, DZ, DX]; zero where None) and the gate vectors; writes out [B, T, H, DZ] and, unless
+    ``last_state`` is None, the state that leaves the sequence (N = 1). Given a pair like Z, it writes sum_z out * pair
     [blocks of Z, B, H, T]; past roles also write S at the anchors, every ``every`` positions,
     [B, H, ceil(T / every), BLOCK_X, DZ], and future roles read it back and write <C, dC> there
     [blocks of Z, B, H, ceil(T / every)].
@@ -140,23 +140,23 @@ def fused_chunk_kernel(
     for tile in tl.range(0, tiles, num_stages=TILE.num_stages):
         t0 = start + (tiles - 1 - tile if FUTURE else tile) * BLOCK_T
         mask_t = t0 + offs_t < end
-        last = end - 1 - t0
+        last_row = end - 1 - t0
         x = x_desc.load([t0, x_col])
         y = y_desc.load([t0, x_col])
         z = z_desc.load([t0, z_col])
         index = t0 // BLOCK_T
-        b = _load_gates(gates.b + rows + t0, offs_t, mask_t, last, 0.0, CLAMP)
-        w = _load_gates(gates.w + rows + t0, offs_t, mask_t, last, NEG, CLAMP)
+        b = _load_gates(gates.b + rows + t0, offs_t, mask_t, last_row, 0.0, CLAMP)
+        w = _load_gates(gates.w + rows + t0, offs_t, mask_t, last_row, NEG, CLAMP)
         log_decay = tl.load(gates.g + pid_bh * tiles_in_sequence + index)
         query = b
         key = -b
         if gates.u is not None:
-            key += _load_gates(gates.u + rows + t0, offs_t, mask_t, last, 0.0, CLAMP)
+            key += _load_gates(gates.u + rows + t0, offs_t, mask_t, last_row, 0.0, CLAMP)
         if STABILISED:
             m_in = tl.load(gates.edge + pid_bh * (tiles_in_sequence + 1) + index)
             m_out = tl.load(gates.edge + pid_bh * (tiles_in_sequence + 1) + index + 1)
-            m = _load_gates(gates.m + rows + t0, offs_t, mask_t, last, 0.0, CLAMP)
-            query -= m + _load_gates(gates.log_denom + rows + t0, offs_t, mask_t, last, 0.0, CLAMP)
+            m = _load_gates(gates.m + rows + t0, offs_t, mask_t, last_row, 0.0, CLAMP)
+            query -= m + _load_gates(gates.log_denom + rows + t0, offs_t, mask_t, last_row, 0.0, CLAMP)
             w -= m_out
             log_decay += m_in - m_out
         # Rows of X, Y and Z in the padding are zero, and so are all products with them unless a weight overflows.
@@ -228,5 +228,5 @@ def fused_chunk_kernel(
         else:
             partial_desc.store([t0, z_col], out.to(partial_desc.dtype))
 
-    if last_ptr is not None:
-        tl.store(last_ptr + pid_bh * DX * DZ + state_offs, state, mask=state_mask)
+    if last_state_ptr is not None:
+        tl.store(last_state_ptr + pid_bh * DX * DZ + state_offs, state, mask=state_mask)

@@ -300,7 +300,7 @@ class Product:
 
 
 @on_device_of("z")
-def run_chunk_o(
+def run_tiles_in_parallel(
     problem: Problem,
     config: ChunkOutputsConfig,
     role: Role,
@@ -331,7 +331,7 @@ def run_chunk_o(
 
 
 @on_device_of("z")
-def run_fused_chunk(
+def run_tiles_in_order(
     problem: Problem,
     config: FusedChunkConfig | WholeStateConfig,
     role: Role,

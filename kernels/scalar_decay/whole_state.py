@@ -18,7 +18,7 @@ takes from shared memory what was prepared, and stores the output.
     stage   place in shared memory for X, Y, Z, scores and gates of block_t positions, used in turn.
     piece   columns of the scores made at once, to spare registers.
 
-Written in Gluon, Triton's language of explicit layouts; whole_state_reason in config.py says for which head dims and
+Written in Gluon, Triton's language of explicit layouts; why_no_whole_state in config.py says for which head dims and
 chunks, why_not_whole_state in engine.py where it runs. The shared memory is described in whole_state_tiles.py.
 """
 

@@ -49,7 +49,7 @@ OPERATION = Operation(
             name="torch_associative_scan",
             formulation="scan",
             chunked=False,
-            supports="kernels.wkv.config:supports_torch_associative_scan",
+            why_not="kernels.wkv.config:why_not_torch_associative_scan",
             summary="torch's own associative_scan, a prototype higher-order operator",
         ),
     ),

@@ -116,7 +116,7 @@ def select_config(
     )
 
 
-def supports_torch_associative_scan(sizes: Mapping[str, int], dtype: str, state_dtype: str | None) -> str | None:
+def why_not_torch_associative_scan(sizes: Mapping[str, int], dtype: str, state_dtype: str | None) -> str | None:
     """Return why torch's associative scan cannot run here, or None; imports nothing."""
     torch_spec = importlib.util.find_spec("torch")
     folders = (torch_spec.submodule_search_locations if torch_spec else None) or ()

@@ -163,7 +163,7 @@ def test_a_time_limit_leaves_the_rest(tmp_path: Path) -> None:
     assert (len(rest.resumed), len(rest.records), rest.remaining) == (1, 2, 0)
 
 
-ENGINE, TRITON = "kernels.scalar_decay.declare:supports_engine", PROCESSOR.triton_version
+ENGINE, TRITON = "kernels.scalar_decay.declare:why_not_engine", PROCESSOR.triton_version
 REFUSALS: tuple[tuple[dict[str, Any], dict[str, Any], str, str], ...] = (
     ({}, {"devices": ("cuda",)}, "unsupported", "right runs on cuda, this device is cpu"),
     ({"mode": "step"}, {}, "unsupported", "mode must be one of fw, fwbw, bw for right, got step"),
@@ -172,7 +172,7 @@ REFUSALS: tuple[tuple[dict[str, Any], dict[str, Any], str, str], ...] = (
     ({}, {"triton_versions": "==2.0.*"}, "unsupported", f"right is written for triton ==2.0.*, got {TRITON}"),
     ({"state_dtype": "bf16"}, {}, "unsupported", "state_dtype must be one of fp32 for right, got bf16"),
     ({}, {"requires": ("no-such",)}, "unavailable", "no-such is not installed: pip install no-such"),
-    ({"chunk_size": 48}, {"supports": ENGINE}, "unsupported", "chunk_size must be a power of two >= 16, got 48"),
+    ({"chunk_size": 48}, {"why_not": ENGINE}, "unsupported", "chunk_size must be a power of two >= 16, got 48"),
     (
         {"mode": "step", "state_dtype": "bf16", "chunk_size": None},
         {"modes": ("step",), "state_dtypes": ("fp32", "bf16")},
