@@ -91,7 +91,7 @@ def _implementations(normalised: bool) -> tuple[Implementation, ...]:
         _kernel(
             name="xl_chunk",
             formulation="sweep",
-            summary="TFLA as published: chunks in parallel, all tiles of a chunk below its diagonal too",
+            summary="TFLA as published: chunks in parallel, and the tiles inside a chunk in parallel",
         ),
         _kernel(
             name="limit_chunk",
