@@ -38,7 +38,7 @@ MEMORY_RATE = 4.917e12
 """Bytes a second that the H200's memory transfers at its specified clock, to which :attr:`Costs.memory` belongs."""
 
 RESIDENT = 2
-"""Programs of fused_chunk.py, of four warps, that a multiprocessor holds: a state takes nearly all registers of theirs."""
+"""Programs of fused_chunk.py, of four warps, that a multiprocessor holds: a state takes nearly all their registers."""
 
 LONGEST_SQUARE = 256
 """The longest chunk of scheme "sweep", whose work grows with the square of the chunk length."""
