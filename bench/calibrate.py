@@ -24,7 +24,7 @@ from ..analysis.accelerators.roofs import RoofRow, as_roofs
 from ..analysis.check import statistics
 from . import clock
 from .environment import Environment, current_environment
-from .workers import ask_machine
+from .workers import ReplaceableWorker, ask_machine
 
 if TYPE_CHECKING:
     from .worker import Worker
@@ -95,18 +95,15 @@ class Calibration:
     failure: str | None
 
 
-def calibrate(*, short: bool, gpu_only: bool = False, ask: Callable[..., dict[str, Any]] = ask_machine) -> Calibration:
+def calibrate(*, short: bool, gpu_only: bool = False, session: ReplaceableWorker | None = None) -> Calibration:
     """Measure the rates of this machine's device in a worker.
 
     Args:
         short: the form that a sweep takes, about a second on a GPU.
         gpu_only: measure nothing where there is no GPU; the environment is found out all the same.
-        ask: as :func:`.workers.ask_machine`, which asks a process of its own.
-
-    Raises:
-        RuntimeError, ValueError: as :func:`.workers.ask_machine`.
+        session: as of :func:`.workers.ask_machine`, whose exceptions it raises.
     """
-    data = ask("bench.calibrate:measure_here", short=short, gpu_only=gpu_only)
+    data = ask_machine("bench.calibrate:measure_here", session, short=short, gpu_only=gpu_only)
     return Calibration(
         environment=Environment(**data["environment"]),
         rows=[RoofRow(**row) for row in data["rows"]],

@@ -175,7 +175,7 @@ def compile_ahead(
     limits = Limits(timeout_s=timeout_s, action="compile", device_kind="cuda")
     while cases:
         too_large = []
-        for item, reply in executor.run(Queue(cases, lambda _: None, unit_of), limits, lambda _: None):
+        for item, reply in executor.run(Queue(cases, lambda item: (None, unit_of(item))), limits, lambda _: None):
             if reply["status"] == "oom":
                 too_large.append(item)
             # Where a mark cannot be written, the next sweep compiles again.

@@ -13,7 +13,7 @@ from ..results.schema import Case
 from ..results.select import grouped
 from .compile_ahead import uncompiled, unit_of
 from .environment import Environment
-from .executors import autotunes, problem_of, provider_of
+from .executors import autotunes, problem_of
 from .plan import PlannedCase
 from .run import refuse
 
@@ -68,7 +68,7 @@ def cases_s(planned: Sequence[PlannedCase], environment: Environment) -> list[fl
             seconds.append(0.0)
             continue
         took = CASE_S
-        worker, problem = provider_of(item), problem_of(item)
+        worker, problem = item.case.provider, problem_of(item)
         if worker not in seen:
             took += WORKER_S[kind]
         if kind == "cpu" and case.gradients and problem not in seen:

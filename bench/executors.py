@@ -12,20 +12,18 @@ from collections.abc import Callable, Generator, Hashable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from itertools import takewhile
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from ..kernels.baselines.spec import Baseline
 from ..results.lock import hold
 from .environment import Environment, gpu_uuids
 from .plan import PlannedCase
-from .workers import Limits, ReplaceableWorker, Reply, Started, WorkerStoppedError, ask_machine
+from .workers import Limits, ReplaceableWorker, Reply, Started, WorkerStoppedError, probe_environment
 
 Outcomes = Generator[tuple[PlannedCase, Reply], None, None]
 
-
-def provider_of(item: PlannedCase) -> Hashable:
-    """Return whose code a case runs: each package gets a process of its own, so that none disturbs another."""
-    return item.case.provider
+Key = tuple[Hashable, Hashable]
+"""Cases with the same first part may share a process; those with the same key are a unit of a :class:`Queue`."""
 
 
 def autotunes(item: PlannedCase) -> bool:
@@ -39,12 +37,13 @@ def problem_of(item: PlannedCase) -> Hashable:
     return case.op, case.impl, case.dtype, case.problem_sizes
 
 
-def unit_of(item: PlannedCase) -> Hashable:
-    """Return what the cases that one worker should run have in common.
+def queue_key(item: PlannedCase) -> Key:
+    """Return whose process a case needs, and what the cases that one worker should run have in common.
 
-    These are all cases of an autotuner, whose choices stay in the process; else those checked against one reference.
+    Each package gets a process of its own, so that none disturbs another. One worker should run all cases of an
+    autotuner, whose choices stay in the process; else those that are checked against one reference.
     """
-    return item.case.impl if autotunes(item) else problem_of(item)
+    return item.case.provider, item.case.impl if autotunes(item) else problem_of(item)
 
 
 class Queue:
@@ -55,26 +54,17 @@ class Queue:
     that autotunes.
 
     Args:
-        process_of: case -> key; cases with the same key may share a process.
-        unit_of: case -> key; of these, cases with the same key are a unit.
+        key: case -> its process and its unit.
     """
 
-    def __init__(
-        self,
-        planned: Sequence[PlannedCase],
-        process_of: Callable[[PlannedCase], Hashable] = provider_of,
-        unit_of: Callable[[PlannedCase], Hashable] = unit_of,
-    ) -> None:
-        self.process_of, self._unit_of = process_of, unit_of
-        self._left: dict[tuple[Hashable, Hashable], deque[PlannedCase]] = {}
-        self._begun: set[tuple[Hashable, Hashable]] = set()
+    def __init__(self, planned: Sequence[PlannedCase], key: Callable[[PlannedCase], Key] = queue_key) -> None:
+        self._key = key
+        self._left: dict[Key, deque[PlannedCase]] = {}
+        self._begun: set[Key] = set()
         self._processes_begun: set[Hashable] = set()
         self._lock = threading.Lock()
         for item in planned:
             self._left.setdefault(self._key(item), deque()).append(item)
-
-    def _key(self, item: PlannedCase) -> tuple[Hashable, Hashable]:
-        return self.process_of(item), self._unit_of(item)
 
     def take(self, before: PlannedCase | None = None) -> PlannedCase | None:
         """Return the next case for a worker whose last one was ``before``; None when nothing is left for it."""
@@ -91,7 +81,7 @@ class Queue:
                 del self._left[key]
             return item
 
-    def _choose(self, process: Hashable) -> tuple[Hashable, Hashable] | None:
+    def _choose(self, process: Hashable) -> Key | None:
         free = [key for key in self._left if key not in self._begun]
         for key in free:
             if key[0] == process:
@@ -109,6 +99,10 @@ class Queue:
             self._left = {key: deque([item, *self._left.pop(key, ())]), **self._left}
             self._begun.discard(key)
             self._processes_begun.discard(key[0])
+
+    def share_a_process(self, one: PlannedCase, other: PlannedCase) -> bool:
+        """Return whether two cases may run in the same process."""
+        return self._key(one)[0] == self._key(other)[0]
 
     def others_wait(self) -> bool:
         """Return whether there are cases for a process that no worker has yet."""
@@ -150,7 +144,7 @@ def run_cases(
     with contextlib.suppress(WorkerStoppedError):
         while (stop is None or not stop.is_set()) and (item := cases.take(before)) is not None:
             started(item)
-            if before is not None and cases.process_of(item) != cases.process_of(before):
+            if before is not None and not cases.share_a_process(before, item):
                 session.close()
                 before = None
             if before is None and limits.device_kind == "cuda" and limits.action == "run" and cases.others_wait():
@@ -193,20 +187,20 @@ class LocalExecutor(contextlib.AbstractContextManager["LocalExecutor"]):
         for session in self._sessions:
             session.start()
 
-    def ask(self, function: str, **arguments: Any) -> dict[str, Any]:
-        """Return what a function finds out, see :func:`.workers.ask_machine`.
+    def worker_to_ask(self) -> ReplaceableWorker | None:
+        """Return the worker to ask what this machine is; None for one of its own.
 
         The worker of one device is asked itself. Of several, each sees only its own device: they start while another
         process is asked.
         """
         if self.devices == 1:
-            return ask_machine(function, self._sessions[0], **arguments)
+            return self._sessions[0]
         self.start()
-        return ask_machine(function, **arguments)
+        return None
 
     def environment(self) -> Environment:
         """See :class:`Executor`."""
-        return Environment(**self.ask("bench.environment:environment_here"))
+        return probe_environment(self.worker_to_ask())
 
     def run(self, cases: Queue, limits: Limits, started: Started) -> Outcomes:
         """See :class:`Executor`."""

@@ -7,7 +7,6 @@ import os
 import socket
 import tempfile
 from collections import Counter
-from collections.abc import Hashable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from typing import Any
 from ..results.lock import temporary_folder
 from . import note
 from .environment import Environment
-from .executors import Outcomes, Queue, provider_of
+from .executors import Outcomes, Queue
 from .plan import PlannedCase
 from .workers import Limits, ReplaceableWorker, Reply, Started, not_measured, probe_environment
 
@@ -173,7 +172,7 @@ class _Node:
         if threads is not None:
             os.environ[THREADS] = threads
         self._session = ReplaceableWorker()
-        self._process: Hashable = None
+        self._provider: str | None = None
         self._environment = probe_environment(self._session)
         self._references = tempfile.mkdtemp(dir=temporary_folder(), prefix="references-")
 
@@ -183,9 +182,8 @@ class _Node:
 
     def run(self, item: PlannedCase, limits: Limits) -> Reply:
         """Return a case's outcome, with the node's environment."""
-        process = provider_of(item)
-        if self._process not in (None, process):
+        if self._provider not in (None, item.case.provider):
             self._session.close()
-        self._process = process
+        self._provider = item.case.provider
         (reply,) = self._session.run([item], replace(limits, shared=self._references))
         return {**reply, "columns": {**self._environment.columns(), **reply["columns"]}}

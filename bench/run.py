@@ -34,7 +34,7 @@ from .compile_ahead import Compiler
 from .derived import Run, build_record
 from .display import SweepProgress
 from .environment import Environment, version_of
-from .executors import Executor, LocalExecutor, Queue, autotunes, provider_of
+from .executors import Executor, LocalExecutor, Queue, autotunes
 from .plan import PlannedCase
 from .workers import Limits, ReplaceableWorker, Reply, Started, not_measured
 
@@ -161,10 +161,10 @@ def quickest_first(planned: Sequence[PlannedCase]) -> list[PlannedCase]:
     A forward pass in one chunk has the fewest kernels to compile. Packages that autotune come last: choosing takes them
     minutes, in which all others can be measured.
     """
-    choosing = {provider_of(item) for item in planned if autotunes(item)}
+    choosing = {item.case.provider for item in planned if autotunes(item)}
 
     def late(item: PlannedCase) -> tuple[bool, bool]:
-        return provider_of(item) in choosing, autotunes(item)
+        return item.case.provider in choosing, autotunes(item)
 
     def chunks(item: PlannedCase) -> float:
         return (item.case.seq_len or 1) / (item.case.chunk_size or 1)

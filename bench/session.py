@@ -41,7 +41,7 @@ from .noise import commonest
 from .plan import PlannedCase, Request
 from .profiling import ProfileRow
 from .run import Outcome, file_name, get_executor, sweep
-from .workers import Limits, ask_machine, probe_environment
+from .workers import Limits, probe_environment
 
 Row = dict[str, Any]
 WRONG = ("crash", "error", "incorrect")
@@ -117,8 +117,8 @@ def run_sweep(
     with hold_folder_and_gpus(output, devices if executor == "local" else 0, wait=wait), runs_cases:
         measured = None
         if calibrate or (calibrate is None and executor == "local"):
-            ask = runs_cases.ask if isinstance(runs_cases, LocalExecutor) else ask_machine
-            measured = calibration.calibrate(short=True, gpu_only=calibrate is None, ask=ask)
+            asked = runs_cases.worker_to_ask() if isinstance(runs_cases, LocalExecutor) else None
+            measured = calibration.calibrate(short=True, gpu_only=calibrate is None, session=asked)
         environment = runs_cases.environment() if measured is None else measured.environment
         environment_s = time.monotonic() - began
         jobs = default_jobs(environment.device_kind, devices) if jobs is None else jobs

@@ -159,7 +159,7 @@ def test_a_sweep_calibrates_a_local_gpu_unless_told_otherwise(
     seen: dict[str, Any] = {}
     answer = dataclasses.replace(short, rows=[], failure=failure) if failure else short
     done = Outcome(path=None, records=[RECORD], resumed=[], remaining=0, interrupted=False)
-    monkeypatch.setattr(calibrate, "calibrate", lambda ask, **given: seen.update(asked=given) or answer)
+    monkeypatch.setattr(calibrate, "calibrate", lambda session, **given: seen.update(asked=given) or answer)
     monkeypatch.setattr(session, "sweep", lambda *_, roofs, **__: seen.update(roofs=roofs) or done)
     for executor in (LocalExecutor, RayExecutor):
         monkeypatch.setattr(executor, "environment", lambda _: short.environment)
