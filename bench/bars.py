@@ -32,9 +32,9 @@ from ..results.select import grouped
 from ..results.toml_tables import read_toml
 from . import note
 from .calibrate import roof_row
-from .compile_ahead import compile_ahead, default_jobs, uncompiled
+from .compile_ahead import Compiler, default_jobs
 from .derived import Run, build_record
-from .executors import LocalExecutor, hold_gpus
+from .executors import hold_gpus
 from .plan import PlannedCase, package_of
 from .run import file_name, run_in_turn, separate
 from .workers import Limits, ReplaceableWorker, probe_environment
@@ -354,15 +354,14 @@ def compile_first(family: Family, environment: Environment) -> None:
 
     A problem's last mode is called: with the backward pass, kernels of the forward pass are compiled too.
     """
-    planned = [
-        item
-        for problem in family.problems
-        for item in planned_cases(family.kernel, problem, problem.modes[-1], problem.impls)
-    ]
-    cases = uncompiled(separate(planned, environment)[0], environment)
-    note(f"compiling {len(cases)} cases")
-    with LocalExecutor(workers_per_device=max(1, default_jobs("cuda"))) as executor:
-        compile_ahead(cases, executor, environment, COMPILE_TIMEOUT_S)
+    sides = (planned_cases(family.kernel, each, each.modes[-1], each.impls) for each in family.problems)
+    tried, _ = separate([*itertools.chain.from_iterable(sides)], environment)
+
+    def tell(count: int, _left: int) -> None:
+        note(f"compiling {count} cases")
+
+    with Compiler(tried, environment, default_jobs("cuda"), 1, COMPILE_TIMEOUT_S, tell) as compiler:
+        compiler.compile_all()
 
 
 def measure_bars(

@@ -8,12 +8,13 @@ from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from lrbench.analysis.accelerators.roofs import RoofRow, stored_roofs
 from lrbench.analysis.counts import count_case
-from lrbench.bench import bars, calibrate, clock, run
+from lrbench.bench import bars, calibrate, clock, compile_ahead, run
 from lrbench.bench.bars import BEST, COPY, DEFAULT, Bar, Entry, judge, judge_overall
 from lrbench.bench.complete import unfinished
 from lrbench.bench.environment import current_environment
@@ -23,7 +24,7 @@ from lrbench.bench.workers import Limits, decode_request, encode_request
 from lrbench.kernels import mlstm_sig
 from lrbench.results import store
 from lrbench.results.schema import Record
-from lrbench.tests.bench.environments import PROCESSOR
+from lrbench.tests.bench.environments import H200, PROCESSOR
 from lrbench.tests.command_line import Lrbench, refused
 
 BAR = Bar(ours="torch", theirs="peer", mode="fw", ratio=1.5)
@@ -236,8 +237,7 @@ def trial(folder: Path, text: str = TRIAL) -> bars.Families:
 def test_without_a_gpu_bars_that_need_one_are_refused_before_any_is_measured(
     tmp_path: Path, lrbench: Lrbench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    here = dataclasses.replace(current_environment(), device_kind="cpu")
-    monkeypatch.setattr(bars, "probe_environment", lambda: here)
+    monkeypatch.setattr(bars, "probe_environment", lambda: PROCESSOR)
     families = "tfla, default-choice, lightning, rglru, gated-mlp, wkv"
     assert f"the bars {families} need an NVIDIA GPU, and none" in refused(lrbench, "bars", "--output", tmp_path)
     assert list(tmp_path.iterdir()) == []
@@ -334,10 +334,6 @@ def test_what_does_not_fit_a_file_of_bars_is_refused(old: str, new: str, message
         trial(tmp_path, TRIAL.replace(old, new))
 
 
-class Compiled(Exception):
-    """Raised where something would be timed."""
-
-
 @pytest.mark.parametrize(
     ("name", "only", "providers"),
     [
@@ -355,21 +351,16 @@ def test_problems_are_compiled_before_any_is_timed(
 ) -> None:
     """Ours and the outside packages', whose kernels may be made for each length."""
     found: list[PlannedCase] = []
-    versions = {"device_kind": "cuda", "capability": "9.0", "triton_version": "3.8.0"}
-    here = dataclasses.replace(current_environment(), device_name="NVIDIA H100", device_accelerator="h100", **versions)
-
-    def timed(device: str) -> Any:
-        raise Compiled
-
+    here = dataclasses.replace(H200, device_name="NVIDIA H100", device_accelerator="h100_sxm", triton_version="3.8.0")
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(run, "version_of", lambda distribution: "3.8.0")
     monkeypatch.setattr(run, "installed_versions", lambda: {"triton": "3.8.0"})
     monkeypatch.setattr(bars, "probe_environment", lambda: here)
     monkeypatch.setattr(bars, "hold_gpus", nullcontext)
-    monkeypatch.setattr(bars, "compile_ahead", lambda cases, *_: found.extend(cases))
-    monkeypatch.setattr(bars, "_worker", timed)
+    monkeypatch.setattr(compile_ahead, "compile_ahead", lambda cases, *_: found.extend(cases))
+    monkeypatch.setattr(bars, "_worker", Mock(side_effect=RuntimeError("timed")))
     families = bars.select(bars.load_bars(), name, only)
-    with pytest.raises(Compiled):
+    with pytest.raises(RuntimeError, match="timed"):
         list(bars.measure_bars(families, rounds=None, output=tmp_path / "out"))
     assert "these bars were set on h200_sxm: on NVIDIA H100 " in capsys.readouterr().err
     assert {item.case.provider for item in found} == providers
