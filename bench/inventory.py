@@ -233,8 +233,12 @@ def _tera(rate: float | None) -> float | None:
 
 def doctor_sections(environment: Environment) -> dict[str, list[Row]]:
     """Return by title what is here: the device and the versions, the outside packages, the known failures."""
+    names = (*ENVIRONMENT_COLUMNS[:3], "capability", "device_count", "memory_bytes", *ENVIRONMENT_COLUMNS[3:])
+    values = {name: getattr(environment, name) for name in names}
     return {
-        "environment": environment_rows(environment),
+        "environment": [
+            {"what": name, "value": None if value is None else str(value)} for name, value in values.items()
+        ],
         "packages": package_rows(),
         "known failures": known_bad_rows(environment),
     }
@@ -258,13 +262,6 @@ def brief_sections(sections: dict[str, list[Row]]) -> dict[str, list[Row]]:
             {name: row[name] for name in ("impl", "when", "reason")} for row in applying
         ],
     }
-
-
-def environment_rows(environment: Environment) -> list[Row]:
-    """Return the device and the versions as rows of name and value."""
-    names = (*ENVIRONMENT_COLUMNS[:3], "capability", "device_count", "memory_bytes", *ENVIRONMENT_COLUMNS[3:])
-    values = ((name, getattr(environment, name)) for name in names)
-    return [{"what": name, "value": None if value is None else str(value)} for name, value in values]
 
 
 def package_rows() -> list[Row]:

@@ -150,9 +150,8 @@ def plan(request: Request, *, device_kind: str) -> list[PlannedCase]:
         planned.extend(_plan_baseline(baseline, request, preset, kinds, ops))
     here = {item.case.impl for item in planned}
     if missing := [name for name in request.impls or () if name not in here]:
-        names = [i.name for op in kernels.FAMILIES[request.kernel] for i in kernels.get_operation(op).implementations]
-        names += [baseline.name for baseline in baselines.baselines_for(request.kernel)]
-        known = list(dict.fromkeys(names))
+        ours = (each for op in kernels.FAMILIES[request.kernel] for each in kernels.get_operation(op).implementations)
+        known = list(dict.fromkeys(each.name for each in (*ours, *baselines.baselines_for(request.kernel))))
         meant = nearest(missing[0], known) or f"these have: {', '.join(known)}"
         raise ValueError(f"impl {', '.join(missing)} has no case in this sweep; {meant}")
     first, step = request.shard
@@ -168,11 +167,8 @@ def not_planned(request: Request, device_kind: str) -> list[str]:
     found: list[tuple[Operation, Implementation | Baseline]] = [(op, each) for op in ops for each in op.implementations]
     found += [(baselines.get_operation(each.op), each) for each in _family_baselines(request, ops)]
     modes = {*(request.modes or preset.modes)}
-    return list(
-        dict.fromkeys(
-            each.name for op, each in found if device_kind not in each.devices and modes & {*op.modes_of(each)}
-        )
-    )
+    names = (each.name for op, each in found if device_kind not in each.devices and modes & {*op.modes_of(each)})
+    return list(dict.fromkeys(names))
 
 
 def remarks(request: Request, planned: Sequence[PlannedCase]) -> list[str]:
@@ -302,8 +298,11 @@ def _batches(request: Request, preset: Preset, operation: Operation, mode: str, 
 def _widths(request: Request, preset: Preset, operation: Operation) -> Iterable[dict[str, int]]:
     """The sizes of an operation other than batch and sequence length."""
     if "d_model" in operation.sizes:
-        for d_model, d_ff in _matrices(request, preset):
-            yield {"d_model": d_model, "d_ff": d_ff}
+        known = dict(preset.matrices)
+        for d_model in request.d_models or known:
+            # Llama's d_ff is 3.5 times its d_model.
+            for d_ff in request.d_ffs or (known.get(d_model) or 7 * d_model // 2,):
+                yield {"d_model": d_model, "d_ff": d_ff}
     elif "head_dim_v" in operation.sizes:
         for head_dim_v in request.head_dims or preset.head_dims:
             num_heads = request.num_heads or max(1, preset.embedding_dim // head_dim_v)
@@ -312,15 +311,6 @@ def _widths(request: Request, preset: Preset, operation: Operation) -> Iterable[
     else:
         for channels in request.channels or preset.channels:
             yield {"channels": channels}
-
-
-def _matrices(request: Request, preset: Preset) -> list[tuple[int, int]]:
-    """The (d_model, d_ff) asked for: what is not given comes from the preset, or is Llama's 3.5 d_model."""
-    known = dict(preset.matrices)
-    d_models = request.d_models or tuple(known)
-    if request.d_ffs:
-        return list(itertools.product(d_models, request.d_ffs))
-    return [(d_model, known.get(d_model) or 7 * d_model // 2) for d_model in d_models]
 
 
 def drop_covered(chunk_sizes: Sequence[int], seq_len: int) -> list[int]:

@@ -9,6 +9,7 @@ worker reads its requests from one file and writes its replies into another.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import os
 import signal
@@ -29,14 +30,13 @@ from .environment import worker_settings
 from .ncu import KernelCounts
 from .plan import PlannedCase
 from .run import file_name
-from .workers import Limits, encode_request
+from .workers import Limits, encode_request, not_measured
 
 MARKER = "spin_kernel"
 """The kernel of torch.cuda._sleep, with which every case's range begins."""
 
 COUNTED = ("tensor_flops", "bytes", "compulsory_bytes", "executed_tensor_flops", "executed_bytes", "causal_factor")
 """Columns that a count fills."""
-
 
 REPLIES, LOG = "replies.jsonl", "ncu.csv"
 """Files that the worker and ncu write."""
@@ -130,11 +130,9 @@ def profile(planned: Sequence[PlannedCase], run: Run, program: str, timeout_s: f
     died = len(replies) < len(planned)
     done = [n for n, reply in enumerate(replies) if reply["status"] == "ok"]
     measured = dict(zip(done, split_cases(kernels, len(done), died=died), strict=True))
-    rows = []
-    for n, item in enumerate(planned):
-        reply = replies[n] if n < len(replies) else {"status": "crash", "reason": "the process died over it or before"}
-        rows.append(build_row(run, item, reply, measured.get(n), version))
-    return rows
+    crash = not_measured("crash", "the process died over it or before")
+    tried = enumerate(itertools.zip_longest(planned, replies, fillvalue=crash))
+    return [build_row(run, item, reply, measured.get(n), version) for n, (item, reply) in tried]
 
 
 def build_row(

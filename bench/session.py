@@ -122,17 +122,18 @@ def run_sweep(
         environment = runs_cases.environment() if measured is None else measured.environment
         environment_s = time.monotonic() - began
         jobs = default_jobs(environment.device_kind, devices) if jobs is None else jobs
-        where = (environment, gpu, output, jobs, devices)
-        accelerator, planned, expected_s, done = _begin(requests, *where, resume=resume, retry=retry)
-        budgets_s = [plan.preset_for(request, environment.device_kind).budget_s for request in requests]
+        accelerator, planned, expected_s, done = _begin(
+            requests, environment, gpu, output, jobs, devices, resume=resume, retry=retry
+        )
+        if budget_s is None:
+            budget_s = max(plan.preset_for(request, environment.device_kind).budget_s for request in requests)
         if measured is not None and measured.failure:
             note(f"not calibrated: {measured.failure}")
         note(*store.recovered_notes(output))
-        longest_s = max(budgets_s) if budget_s is None else budget_s
         outcome = sweep(
             planned,
             environment,
-            Limits(timeout_s=timeout_s, budget_s=longest_s, note_kernels=profile_harness),
+            Limits(timeout_s=timeout_s, budget_s=budget_s, note_kernels=profile_harness),
             SweepProgress(expected_s),
             executor=runs_cases,
             output=output,
