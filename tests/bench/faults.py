@@ -111,20 +111,17 @@ def hangs(*tensors: Tensor, **options: Any) -> Tensor:
 def waits_in_another_module(*tensors: Tensor, **options: Any) -> Tensor:
     """Wait for what nobody does."""
     threading.Event().wait()
-    raise AssertionError("unreachable")
 
 
 def killed(*tensors: Tensor, **options: Any) -> Tensor:
     """Be killed, as by the system's out-of-memory killer."""
     os.kill(os.getpid(), signal.SIGKILL)
-    raise AssertionError("unreachable")
 
 
 def kills_its_node(*tensors: Tensor, **options: Any) -> Tensor:
     """Kill the process that started this worker."""
     os.kill(os.getppid(), signal.SIGKILL)
     time.sleep(60)
-    raise AssertionError("unreachable")
 
 
 def aborts(*tensors: Tensor, **options: Any) -> Tensor:
@@ -146,5 +143,3 @@ def exhausts_memory(*tensors: Tensor, **options: Any) -> Tensor:
 def imports_missing(*tensors: Tensor, **options: Any) -> Tensor:
     """Need a package that is not there."""
     import lrbench_has_no_such_module  # noqa: F401
-
-    raise AssertionError("unreachable")

@@ -44,9 +44,6 @@ class Instant(contextlib.AbstractContextManager):  # type: ignore[type-arg]
 
     def __exit__(self, *_: object) -> None: ...
 
-    def environment(self) -> Environment:
-        raise AssertionError("not asked")
-
     def run(self, cases: Queue, limits: Limits, started: Callable[[PlannedCase], None]) -> Outcomes:
         item = cases.take()
         while item is not None:

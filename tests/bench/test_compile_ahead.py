@@ -16,7 +16,7 @@ from lrbench.bench.executors import Outcomes, Queue, autotunes, in_turn
 from lrbench.bench.plan import PlannedCase, Request, plan
 from lrbench.bench.workers import Limits
 from lrbench.tests.bench import runs
-from lrbench.tests.bench.environments import H200, PROCESSOR
+from lrbench.tests.bench.environments import H200
 from lrbench.tests.bench.runs import Instant, Silent
 
 
@@ -161,8 +161,7 @@ def test_a_sweep_compiles_between_cases(tmp_path: Path, monkeypatch: pytest.Monk
 
     progress = Silent()
     monkeypatch.setattr(progress, "started", begin)
-    environment = dataclasses.replace(PROCESSOR, device_kind="cuda", device_count=1, capability="9.0")
-    runs.run(tmp_path, planned, progress, executor=Instant(), environment=environment, jobs=2)
+    runs.run(tmp_path, planned, progress, executor=Instant(), environment=H200, jobs=2)
     assert events[:2] == ["measure", "compile"]
     assert 2 <= events.count("compile") < len(planned) == events.count("measure")
     assert [item.case.mode for item in started[:2]] == ["fw", "fwbw"]

@@ -11,11 +11,10 @@ import torch
 from torch import Tensor
 
 from lrbench.bench import check, models, worker
-from lrbench.bench.plan import PlannedCase, Request, plan
+from lrbench.bench.plan import PlannedCase, Request, package_of, plan
 from lrbench.bench.workers import Limits
 from lrbench.kernels import resolve
 from lrbench.kernels.baselines import get_implementation, get_operation
-from lrbench.kernels.baselines.spec import Baseline
 from lrbench.kernels.spec import LANGUAGE_MODELS
 from lrbench.results.schema import Case
 from lrbench.results.store import read_results
@@ -29,11 +28,8 @@ SIZES = {"attention": HEADS, "lightning": HEADS, "rglru": {"channels": 32}, "wkv
 def planned(op: str, impl: str, dtype: str = "fp32", **sizes: int) -> PlannedCase:
     target = get_implementation(op, impl)
     sizes = {"batch": 2, "seq_len": 21, "layers": 2, **SIZES[op], **sizes}
-    provider = target.provider if isinstance(target, Baseline) else "lrbench"
-    case = Case(
-        kernel=get_operation(op).kernel, op=op, impl=impl, provider=provider, mode="train", dtype=dtype, **sizes
-    )
-    return PlannedCase(case=case, target=target)
+    names = {"kernel": get_operation(op).kernel, "op": op, "impl": impl, "provider": package_of(target)}
+    return PlannedCase(case=Case(**names, mode="train", dtype=dtype, **sizes), target=target)
 
 
 def step_of(item: PlannedCase, mix: Any = None) -> models.TrainingStep:

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from lrbench.analysis.accelerators.roofs import RoofRow
@@ -31,7 +32,7 @@ from lrbench.results import store
 from lrbench.results.schema import Record
 from lrbench.tests.analysis.rows import calibration
 from lrbench.tests.bench import faults
-from lrbench.tests.bench.environments import PROCESSOR
+from lrbench.tests.bench.environments import H200, PROCESSOR
 from lrbench.tests.bench.runs import Instant, Silent, run
 from lrbench.tests.command_line import start_python
 
@@ -273,7 +274,7 @@ def test_a_worker_that_is_still_importing_torch_dies_with_its_parent(tmp_path: P
         "worker = WorkerProcess(); time.sleep(60)"
     )
     process = start_python(code, tmp_path)
-    (child,) = wait_for_children(process.pid)
+    (child,) = wait_for_workers(process)
     process.kill()
     process.wait()
     wait_for_end([child])
@@ -282,50 +283,40 @@ def test_a_worker_that_is_still_importing_torch_dies_with_its_parent(tmp_path: P
 def test_an_interrupt_ends_a_hanging_worker(tmp_path: Path) -> None:
     process = start_python(SWEEP_SLOWLY, tmp_path, "hangs")
     wait_for_cases(process, 1)
-    children = wait_for_children(process.pid)
+    workers = wait_for_workers(process)
     process.send_signal(signal.SIGINT)
     output, _ = process.communicate(timeout=60)
     assert output.split() == ["interrupted", "True", "60", "None"]
-    wait_for_end(children)
+    wait_for_end(workers)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_killing_the_sweep_loses_no_row_and_leaves_no_worker(tmp_path: Path) -> None:
     process = start_python(SWEEP_SLOWLY, tmp_path, "slow")
     wait_for_cases(process, 4)
-    children = wait_for_children(process.pid)
+    workers = wait_for_workers(process)
     process.kill()
     process.wait()
-    wait_for_end(children)
+    wait_for_end(workers)
     (recovered,) = store.recover(tmp_path)
     assert store.read_results(recovered).num_rows >= 3
     outcome = run(tmp_path, [faults.planned("slow", seq_len=32)], resume=True, executor=Instant())
     assert (len(outcome.resumed), outcome.records) == (1, [])
 
 
-def wait_for_children(pid: int) -> list[int]:
-    import psutil
-
-    deadline = time.monotonic() + 30
-    while time.monotonic() < deadline:
-        children = [child.pid for child in psutil.Process(pid).children(recursive=True)]
-        if children:
-            return children
+def wait_for_workers(process: subprocess.Popen[str]) -> list[psutil.Process]:
+    sweep, deadline = psutil.Process(process.pid), time.monotonic() + 30
+    while not (workers := sweep.children(recursive=True)):
+        assert time.monotonic() < deadline, "the sweep started no worker"
         time.sleep(0.05)
-    raise AssertionError("the sweep started no worker")
+    return workers
 
 
-def wait_for_end(children: Sequence[int]) -> None:
+def wait_for_end(workers: Sequence[psutil.Process]) -> None:
     deadline = time.monotonic() + 10
-    while any(is_running(child) for child in children) and time.monotonic() < deadline:
+    while any(each.is_running() and each.status() != psutil.STATUS_ZOMBIE for each in workers):
+        assert time.monotonic() < deadline, "a worker outlives its sweep"
         time.sleep(0.05)
-    assert not any(is_running(child) for child in children)
-
-
-def is_running(pid: int) -> bool:
-    import psutil
-
-    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
 
 
 @pytest.mark.parametrize(("device_count", "devices", "most"), [(0, 2, 1), (1, 2, 1), (4, 5, 4), (4, 0, 4)])
@@ -338,8 +329,7 @@ def test_more_devices_than_there_are_is_refused(tmp_path: Path, device_count: in
 
 
 def test_a_sweep_about_a_gpu_keeps_no_row_of_a_worker_without_one(tmp_path: Path) -> None:
-    environment = dataclasses.replace(PROCESSOR, device_kind="cuda", device_name="NVIDIA H200", device_count=1)
-    (record,) = run(tmp_path, [faults.planned("right")], environment=environment).records
+    (record,) = run(tmp_path, [faults.planned("right")], environment=H200).records
     assert (record.status, record.time_ms) == ("error", None)
     assert record.reason == "the worker runs on cpu, the sweep is about cuda"
 
