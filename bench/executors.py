@@ -12,7 +12,6 @@ from collections.abc import Callable, Generator, Hashable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from itertools import takewhile
 from pathlib import Path
-from typing import Protocol
 
 from ..kernels.baselines.spec import Baseline
 from ..results.lock import hold
@@ -117,24 +116,6 @@ def in_turn(planned: Sequence[PlannedCase]) -> Iterator[PlannedCase]:
         yield item
 
 
-class Executor(contextlib.AbstractContextManager["Executor"], Protocol):
-    """Runs cases in worker processes and yields outcomes as they come; a context manager that ends these.
-
-    Attributes:
-        devices: how many of them take cases at a time.
-    """
-
-    devices: int
-
-    def environment(self) -> Environment:
-        """Return where cases are run, as a worker sees it; raises as :func:`.workers.ask_machine`."""
-        ...
-
-    def run(self, cases: Queue, limits: Limits, started: Started) -> Outcomes:
-        """Yield every case with its outcome; closing the iterator stops workers that are busy."""
-        ...
-
-
 def run_cases(
     cases: Queue, limits: Limits, started: Started, session: ReplaceableWorker, stop: threading.Event | None = None
 ) -> Outcomes:
@@ -199,11 +180,11 @@ class LocalExecutor(contextlib.AbstractContextManager["LocalExecutor"]):
         return None
 
     def environment(self) -> Environment:
-        """See :class:`Executor`."""
+        """Return where cases are run, as a worker sees it; raises as :func:`.workers.ask_machine`."""
         return probe_environment(self.worker_to_ask())
 
     def run(self, cases: Queue, limits: Limits, started: Started) -> Outcomes:
-        """See :class:`Executor`."""
+        """Yield every case with its outcome; closing the iterator stops workers that are busy."""
         if len(self._sessions) == 1:
             yield from run_cases(cases, limits, started, self._sessions[0])
             return

@@ -150,8 +150,9 @@ def plan(request: Request, *, device_kind: str) -> list[PlannedCase]:
         planned.extend(_plan_baseline(baseline, request, preset, kinds, ops))
     here = {item.case.impl for item in planned}
     if missing := [name for name in request.impls or () if name not in here]:
-        ours = (each for op in kernels.FAMILIES[request.kernel] for each in kernels.get_operation(op).implementations)
-        known = list(dict.fromkeys(each.name for each in (*ours, *baselines.baselines_for(request.kernel))))
+        names = [i.name for op in kernels.FAMILIES[request.kernel] for i in kernels.get_operation(op).implementations]
+        names += [baseline.name for baseline in baselines.baselines_for(request.kernel)]
+        known = list(dict.fromkeys(names))
         meant = nearest(missing[0], known) or f"these have: {', '.join(known)}"
         raise ValueError(f"impl {', '.join(missing)} has no case in this sweep; {meant}")
     first, step = request.shard

@@ -9,7 +9,6 @@ worker reads its requests from one file and writes its replies into another.
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import json
 import os
 import signal
@@ -130,8 +129,8 @@ def profile(planned: Sequence[PlannedCase], run: Run, program: str, timeout_s: f
     died = len(replies) < len(planned)
     done = [n for n, reply in enumerate(replies) if reply["status"] == "ok"]
     measured = dict(zip(done, split_cases(kernels, len(done), died=died), strict=True))
-    crash = not_measured("crash", "the process died over it or before")
-    tried = enumerate(itertools.zip_longest(planned, replies, fillvalue=crash))
+    replies += [not_measured("crash", "the process died over it or before")] * (len(planned) - len(replies))
+    tried = enumerate(zip(planned, replies, strict=True))
     return [build_row(run, item, reply, measured.get(n), version) for n, (item, reply) in tried]
 
 

@@ -79,7 +79,7 @@ class RayExecutor(contextlib.AbstractContextManager["RayExecutor"]):
             raise RuntimeError(f"cannot find out what a node of the cluster is: {_one_line(error)}") from None
 
     def run(self, cases: Queue, limits: Limits, started: Started) -> Outcomes:
-        """See :class:`.Executor`."""
+        """See :meth:`.LocalExecutor.run`."""
         ray = self._ray
         self._connect()
         losses: Counter[str] = Counter()

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
 from types import FrameType, MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ..analysis.accelerators.roofs import RoofRow, write_roofs
 from ..kernels import baselines
@@ -34,9 +34,14 @@ from .compile_ahead import Compiler
 from .derived import Run, build_record
 from .display import SweepProgress
 from .environment import Environment, version_of
-from .executors import Executor, LocalExecutor, Queue, autotunes
+from .executors import LocalExecutor, Queue, autotunes
 from .plan import PlannedCase
 from .workers import Limits, ReplaceableWorker, Reply, Started, not_measured
+
+if TYPE_CHECKING:
+    from .ray import RayExecutor
+
+    Executor: TypeAlias = LocalExecutor | RayExecutor
 
 installed_versions = functools.cache(baselines.installed_versions)
 COMPILING, WRITING = "waiting for compilation", "writing"

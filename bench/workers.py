@@ -125,12 +125,12 @@ def _decode_target(data: Mapping[str, Any]) -> Implementation | Baseline:
     return Implementation(**declared)
 
 
-class WorkerDiedError(Exception):
-    """The worker ended without an answer; the message says how."""
+class WorkerLostError(Exception):
+    """The worker is gone without an answer: it died (status crash), or was late and was killed (status timeout)."""
 
-
-class WorkerTimeoutError(Exception):
-    """The worker gave no answer in time and was killed."""
+    def __init__(self, status: str, reason: str) -> None:
+        super().__init__(reason)
+        self.status = status
 
 
 class WorkerStoppedError(Exception):
@@ -174,8 +174,7 @@ class WorkerProcess:
         """Send a request and return the reply.
 
         Raises:
-            WorkerDiedError: the process ended, or did not come up.
-            WorkerTimeoutError: no reply within ``timeout_s``.
+            WorkerLostError: the process ended or did not come up, or sent no reply within ``timeout_s``.
             WorkerStoppedError: ``stop`` was set meanwhile.
         """
         if self.waited_s is None:
@@ -185,7 +184,7 @@ class WorkerProcess:
         try:
             self._connection.send_bytes(json.dumps(request).encode())
         except OSError:
-            raise WorkerDiedError(self._describe_end()) from None
+            raise WorkerLostError("crash", self._describe_end()) from None
         return self._receive(timeout_s, stop)
 
     def _receive(self, timeout_s: float, stop: threading.Event | None) -> dict[str, Any]:
@@ -196,12 +195,12 @@ class WorkerProcess:
             if left <= 0:
                 where = self._describe_stack()
                 self.kill()
-                raise WorkerTimeoutError(f"no result within {timeout_s:g} s{where}")
+                raise WorkerLostError("timeout", f"no result within {timeout_s:g} s{where}")
             try:
                 if self._connection.poll(min(left, longest)):
                     return json.loads(self._connection.recv_bytes())
             except (EOFError, OSError):
-                raise WorkerDiedError(self._describe_end()) from None
+                raise WorkerLostError("crash", self._describe_end()) from None
         self.kill()
         raise WorkerStoppedError
 
@@ -344,9 +343,8 @@ class ReplaceableWorker(contextlib.AbstractContextManager["ReplaceableWorker"]):
         up = worker.waited_s is not None
         try:
             reply = worker.ask(request, timeout_s, stop=self._stop)
-        except (WorkerDiedError, WorkerTimeoutError) as error:
-            status = "crash" if isinstance(error, WorkerDiedError) else "timeout"
-            outcomes = [not_measured(status, str(error)) for _ in range(number)]
+        except WorkerLostError as error:
+            outcomes = [not_measured(error.status, str(error)) for _ in range(number)]
         except WorkerStoppedError:
             raise
         except BaseException:

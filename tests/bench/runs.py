@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from lrbench.bench import run as runner
 from lrbench.bench.environment import Environment, finished_cases
-from lrbench.bench.executors import Executor, LocalExecutor, Outcomes, Queue
+from lrbench.bench.executors import LocalExecutor, Outcomes, Queue
 from lrbench.bench.plan import PlannedCase
 from lrbench.bench.run import Outcome
 from lrbench.bench.workers import Limits, not_measured
@@ -60,7 +61,7 @@ def run(
     planned: Sequence[PlannedCase],
     progress: Silent | None = None,
     resume: bool = False,
-    executor: Executor | None = None,
+    executor: Any = None,
     timeout_s: float = 120.0,
     environment: Environment = PROCESSOR,
     **more: object,

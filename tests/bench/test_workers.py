@@ -33,7 +33,7 @@ def test_a_worker_that_does_not_answer_says_where_it_was() -> None:
     """The function that waits, and the one of this package that called it."""
     worker = workers.WorkerProcess()
     worker.ask(encode_request([faults.planned("right")], Limits(timeout_s=120.0)), 120.0)
-    with pytest.raises(workers.WorkerTimeoutError) as caught:
+    with pytest.raises(workers.WorkerLostError) as caught:
         worker.ask(encode_request([faults.planned("waits_in_another_module")], Limits(timeout_s=3.0)), 3.0)
     assert "no result within 3 s; it was in wait (" in str(caught.value)
     assert "called by waits_in_another_module (bench/faults.py:" in str(caught.value)
@@ -43,7 +43,7 @@ def test_a_worker_that_writes_no_stack_is_ended_all_the_same(monkeypatch: pytest
     worker = workers.WorkerProcess()
     folder = Path(worker._folder.name)
     monkeypatch.setattr(workers, "STACK_FILE", "another")
-    with pytest.raises(workers.WorkerTimeoutError, match=r"^no result within 0\.001 s$"):
+    with pytest.raises(workers.WorkerLostError, match=r"^no result within 0\.001 s$"):
         worker.ask(encode_request([faults.planned("hangs")], Limits(timeout_s=1.0)), 0.001)
     assert not folder.exists()
 
