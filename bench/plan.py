@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
@@ -141,13 +141,27 @@ def plan(request: Request, *, device_kind: str) -> list[PlannedCase]:
     dtypes = request.dtypes or preset.dtypes or (("bf16",) if device_kind == "cuda" else ("fp32",))
     kinds = list(itertools.product(sorted(dict.fromkeys(modes), key=MODE_ORDER.index), dtypes))
 
+    targets: list[tuple[Operation, Implementation | Baseline]] = [
+        (op, each) for op in ops for each in op.implementations if _wanted(each, request, preset, device_kind)
+    ]
+    targets += [(baselines.get_operation(each.op), each) for each in baseline_list]
     planned: list[PlannedCase] = []
-    for operation in ops:
-        for implementation in operation.implementations:
-            if _wanted(implementation, request, preset, device_kind):
-                planned.extend(_plan_ours(operation, implementation, request, preset, kinds))
-    for baseline in baseline_list:
-        planned.extend(_plan_baseline(baseline, request, preset, kinds, ops))
+    for (operation, target), (mode, dtype) in itertools.product(targets, kinds):
+        # An implementation that is named has every case, if only to say why it cannot run, except training steps of
+        # operations without a model.
+        has_case = request.impls or (mode in operation.modes_of(target) and dtype in target.dtypes)
+        if not has_case or (mode == "train" and not operation.models):
+            continue
+        if isinstance(target, Implementation):
+            problems = _our_problems(request, preset, operation, target, mode, dtype)
+        else:
+            problems = _baseline_problems(request, preset, target, mode, ops)
+        names: dict[str, Any] = {"op": operation.name, "impl": target.name, "provider": package_of(target)}
+        for columns in problems:
+            if mode == "train":
+                columns["layers"] = request.layers or operation.model(columns)[0]
+            case = Case(kernel=request.kernel, **names, mode=mode, dtype=dtype, **columns)
+            planned.append(PlannedCase(case=case, target=target))
     here = {item.case.impl for item in planned}
     if missing := [name for name in request.impls or () if name not in here]:
         names = [i.name for op in kernels.FAMILIES[request.kernel] for i in kernels.get_operation(op).implementations]
@@ -320,72 +334,44 @@ def drop_covered(chunk_sizes: Sequence[int], seq_len: int) -> list[int]:
     return [c for c in dict.fromkeys(chunk_sizes) if c < seq_len or c == min(covering)]
 
 
-def _plan_ours(
-    operation: Operation,
-    implementation: Implementation,
-    request: Request,
-    preset: Preset,
-    kinds: Sequence[tuple[str, str]],
-) -> Iterable[PlannedCase]:
-    for mode, dtype in kinds:
-        if not _has_case(request, operation, implementation, mode, dtype):
-            continue
-        for sizes in _problems(request, preset, operation, mode):
-            chunks: list[int | None] = [None]
-            # In a model an implementation chooses its chunk length, unless one is asked for.
-            if implementation.chunked and (mode in ("fw", "fwbw", "bw") or (mode == "train" and request.chunk_sizes)):
-                axis = request.chunk_sizes or preset.chunk_sizes
-                if not request.chunk_sizes and (chosen := implementation.chosen_chunk(sizes, dtype)):
-                    axis = (*axis, chosen)
-                chunks = list(drop_covered(axis, sizes["seq_len"]))
-            # A decoding step has one state, kept in fp32: no states between chunks.
-            usual = ("fp32",) if mode == "step" else preset.state_dtypes
-            own = [each for each in usual if each in implementation.state_dtypes]
-            state_dtypes = request.state_dtypes or (own if implementation.state_dtypes else (None,))
-            for state_dtype, chunk_size in itertools.product(state_dtypes, chunks):
-                columns: dict[str, Any] = {**sizes, "state_dtype": state_dtype, "chunk_size": chunk_size}
-                yield _planned(request, implementation, operation.name, mode, dtype, columns)
+def _our_problems(
+    request: Request, preset: Preset, operation: Operation, implementation: Implementation, mode: str, dtype: str
+) -> Iterator[dict[str, Any]]:
+    """The sizes of an implementation's cases, with chunk lengths and dtypes of states."""
+    for sizes in _problems(request, preset, operation, mode):
+        chunks: list[int | None] = [None]
+        # In a model an implementation chooses its chunk length, unless one is asked for.
+        if implementation.chunked and (mode in ("fw", "fwbw", "bw") or (mode == "train" and request.chunk_sizes)):
+            axis = request.chunk_sizes or preset.chunk_sizes
+            if not request.chunk_sizes and (chosen := implementation.chosen_chunk(sizes, dtype)):
+                axis = (*axis, chosen)
+            chunks = list(drop_covered(axis, sizes["seq_len"]))
+        # A decoding step has one state, kept in fp32: no states between chunks.
+        usual = ("fp32",) if mode == "step" else preset.state_dtypes
+        own = [each for each in usual if each in implementation.state_dtypes]
+        state_dtypes = request.state_dtypes or (own if implementation.state_dtypes else (None,))
+        for state_dtype, chunk_size in itertools.product(state_dtypes, chunks):
+            yield {**sizes, "state_dtype": state_dtype, "chunk_size": chunk_size}
 
 
-def _plan_baseline(
-    baseline: Baseline, request: Request, preset: Preset, kinds: Sequence[tuple[str, str]], ops: Sequence[Operation]
-) -> Iterable[PlannedCase]:
+def _baseline_problems(
+    request: Request, preset: Preset, baseline: Baseline, mode: str, ops: Sequence[Operation]
+) -> Iterator[dict[str, Any]]:
+    """The sizes of a baseline's cases, with chunk lengths and contexts."""
     swept = baseline.op if _same_sizes(baseline, request) else None
     # A baseline of an operation that is swept takes that operation's sizes, one of another operation those of the
     # family's first operation, head dims of the state included.
     beside = baseline.op not in {operation.name for operation in ops}
-    own = swept or (kernels.FAMILIES[request.kernel][0] if beside else baseline.op)
-    for mode, dtype in kinds:
-        if not _has_case(request, baselines.get_operation(baseline.op), baseline, mode, dtype):
-            continue
-        # With as many channels, a model of another operation is wider than Hawk, whose width is 3/4 of its channels.
-        if mode == "train" and own != baseline.op and baselines.get_operation(own).channelwise:
-            continue
-        cached = mode == "step" and baselines.get_operation(baseline.op).cache
-        contexts = (request.contexts or preset.contexts) if cached else (None,)
-        chunk_sizes = request.chunk_sizes or preset.chunk_sizes
-        problems = _problems(request, preset, baselines.get_operation(own), mode)
-        for sizes, context in itertools.product(problems, contexts):
-            for adapted in baselines.plan_sizes(baseline, sizes, chunk_sizes, op=swept):
-                yield _planned(request, baseline, baseline.op, mode, dtype, {**adapted, "context": context})
-
-
-def _has_case(request: Request, operation: Operation, target: Implementation | Baseline, mode: str, dtype: str) -> bool:
-    """Whether there is a case. An implementation that is named has every one, if only to say why it cannot run, except
-    training steps of operations without a model."""
-    if mode == "train" and not operation.models:
-        return False
-    return bool(request.impls) or (mode in operation.modes_of(target) and dtype in target.dtypes)
-
-
-def _planned(
-    request: Request, target: Implementation | Baseline, op: str, mode: str, dtype: str, columns: Mapping[str, Any]
-) -> PlannedCase:
-    if mode == "train":
-        columns = {**columns, "layers": request.layers or baselines.get_operation(op).model(columns)[0]}
-    whose = package_of(target)
-    case = Case(kernel=request.kernel, op=op, impl=target.name, provider=whose, mode=mode, dtype=dtype, **columns)
-    return PlannedCase(case=case, target=target)
+    own = baselines.get_operation(swept or (kernels.FAMILIES[request.kernel][0] if beside else baseline.op))
+    # With as many channels, a model of another operation is wider than Hawk, whose width is 3/4 of its channels.
+    if mode == "train" and own.name != baseline.op and own.channelwise:
+        return
+    cached = mode == "step" and baselines.get_operation(baseline.op).cache
+    contexts = (request.contexts or preset.contexts) if cached else (None,)
+    chunk_sizes = request.chunk_sizes or preset.chunk_sizes
+    for sizes, context in itertools.product(_problems(request, preset, own, mode), contexts):
+        for adapted in baselines.plan_sizes(baseline, sizes, chunk_sizes, op=swept):
+            yield {**adapted, "context": context}
 
 
 def package_of(target: Implementation | Baseline) -> str:
