@@ -12,6 +12,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from operator import itemgetter
 from types import MappingProxyType
@@ -33,6 +34,9 @@ EXPECTED_S = 10.0
 not multiply the estimate."""
 
 MAX_REASONS = 30
+
+MODEL_OF = "(model of "
+"""What the implementation of a row of modelled times begins with."""
 
 GAP = 2
 """Blanks between the columns of a table."""
@@ -310,20 +314,26 @@ def best_tables(records: Sequence[Record]) -> list[tuple[str, list[Row]]]:
     than the measured one, an operation's last row is the runtime model's time there, at the chunk length best for it.
     """
     timed = [record for record in records if record.time_ms is not None]
+    modelled = [
+        replace(r, impl=f"{MODEL_OF}{r.accelerator})", time_ms=r.model_time_ms, state_dtype=None, suspect=None)
+        for r in timed
+        if r.model_time_ms is not None and r.accelerator != r.device_accelerator
+    ]
     tables: list[tuple[str, list[Row]]] = []
-    for (mode, dtype), here in grouped(timed, lambda r: (r.mode, r.dtype)).items():
+    for (mode, dtype), here in grouped([*timed, *modelled], lambda r: (r.mode, r.dtype)).items():
         rows: dict[tuple[Any, ...], dict[str, Any]] = {}
         several = len({(r.seq_len, r.batch) for r in here}) > len({r.seq_len for r in here})
         best: dict[tuple[Any, ...], Record] = {}
         for r in sorted(here, key=lambda r: r.time_ms or 0.0):
             best.setdefault((r.op, r.impl, several and r.batch, _size(r), r.state_dtype, _column_of(r)), r)
         columns = dict.fromkeys(map(_column_title, sorted({key[-1] for key in best})))
-        for key in sorted(best, key=lambda k: (k[0] not in {"mlstm_sig", "mlstm_exp"}, k[0], k[2:4], k[1], k[-1])):
+        for key in sorted(best, key=_place):
             record = best[key]
             states = f" ({record.state_dtype} states)" if record.state_dtype not in (None, "fp32") else ""
             named = {"operation": record.op, "implementation": record.impl + states}
             row = rows.setdefault(key[:-1], {**named, "size": _size(record, batch=several), **columns})
-            row[_column_title(key[-1])] = _time_cell(record.time_ms, record) + (" ?" if record.suspect else "")
+            chunk = f" @{record.chunk_size}" if record.chunk_size else ""
+            row[_column_title(key[-1])] = f"{record.time_ms:.4g}{chunk}{' ?' if record.suspect else ''}"
         tokens = {(r.batch or 1) * (r.seq_len or 1) for r in best.values()}
         at = f" at {tokens.pop():,} tokens" if len(tokens) == 1 else ""
         chunked = " @ best chunk" if any(record.chunk_size for record in best.values()) else ""
@@ -331,35 +341,14 @@ def best_tables(records: Sequence[Record]) -> list[tuple[str, list[Row]]]:
         if mode == "step":
             axis, at = "context", at.replace("tokens", "sequences")
         title = f"{MODE_NAMES[mode]}, {dtype}{'' if axis == 'tokens' else at}: ms{chunked}, by {axis}"
-        modelled = _model_rows(here, several)
-        merged: list[Row] = []
-        for problem, group in itertools.groupby(rows.values(), key=lambda row: (row["operation"], row["size"])):
-            merged += [*group, *modelled.get(problem, ())]
-        tables.append((title, merged))
+        tables.append((title, list(rows.values())))
     return tables
 
 
-def _model_rows(records: Sequence[Record], several: bool) -> dict[tuple[str, str], list[Row]]:
-    """Return (operation, size) -> row of modelled times on ``--gpu``; none where that device was measured.
-
-    Args:
-        several: whether sizes name the batch.
-    """
-    elsewhere = (r for r in records if r.model_time_ms is not None and r.accelerator != r.device_accelerator)
-    best: dict[tuple[str, str], dict[int, Record]] = {}
-    for record in sorted(elsewhere, key=lambda r: r.model_time_ms or 0.0):
-        best.setdefault((record.op, _size(record, batch=several)), {}).setdefault(_column_of(record), record)
-    return {
-        (op, size): [
-            {
-                "operation": op,
-                "implementation": f"(model of {next(iter(lengths.values())).accelerator})",
-                "size": size,
-                **{_column_title(column): _time_cell(each.model_time_ms, each) for column, each in lengths.items()},
-            }
-        ]
-        for (op, size), lengths in best.items()
-    }
+def _place(key: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return where the row of (op, impl, batch, size, state dtype, column) comes: mLSTM first, models last."""
+    op, impl, *sizes, _, column = key
+    return op not in {"mlstm_sig", "mlstm_exp"}, op, sizes, impl.startswith(MODEL_OF), impl, column
 
 
 def _column_of(record: Record) -> int:
@@ -382,10 +371,6 @@ def _size(sizes: Record, *, batch: bool = False) -> str:
     if sizes.d_model is not None:
         return f"{sizes.d_model} -> {sizes.d_ff}"
     return f"{sizes.channels} channels{layers}" if sizes.channels else ""
-
-
-def _time_cell(time_ms: float | None, record: Record) -> str:
-    return f"{time_ms:.4g}" + (f" @{record.chunk_size}" if record.chunk_size else "")
 
 
 def reasons(records: Sequence[Record]) -> list[Row]:
