@@ -61,15 +61,15 @@ def kernel_rows(name: str | None = None) -> list[Row]:
     """
     wanted = None if name is None else named_family(name)[1]
     families = {name: kernels.FAMILIES[name]} if name in kernels.FAMILIES else kernels.FAMILIES
-    rows: dict[tuple[str, str, str], Row] = {}
+    rows: dict[tuple[str | None, str, str], Row] = {}
     for kernel, ops in families.items():
         targets: list[tuple[str, Implementation | Baseline, str]]
         targets = [(op, impl, impl.summary) for op in ops for impl in kernels.get_operation(op).implementations]
         targets += [(b.op, b, b.settings) for b in baselines.baselines_for(kernel)]
         for each, target, what in targets:
-            if wanted and (each not in wanted or (each, target.name) in {key[1:] for key in rows}):
+            if wanted and each not in wanted:
                 continue
-            rows[kernel, each, target.name] = {
+            row = {
                 "kernel": kernel,
                 "op": each,
                 "impl": target.name,
@@ -79,6 +79,8 @@ def kernel_rows(name: str | None = None) -> list[Row]:
                 "dtypes": "/".join(target.dtypes),
                 "what": what,
             }
+            # Of one operation, what several families are compared with is listed once.
+            rows.setdefault((None if wanted else kernel, each, target.name), row)
     return list(rows.values())
 
 

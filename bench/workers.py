@@ -90,10 +90,7 @@ class Limits:
 
 def encode_request(items: Sequence[PlannedCase], limits: Limits) -> dict[str, Any]:
     """Return the request to treat cases as ``limits`` says."""
-    return {
-        "limits": dataclasses.asdict(limits),
-        "items": [dataclasses.asdict(item) | {"target": _encode_target(item.target)} for item in items],
-    }
+    return {"limits": dataclasses.asdict(limits), "items": list(map(dataclasses.asdict, items))}
 
 
 def decode_request(request: Mapping[str, Any]) -> tuple[list[PlannedCase], Limits]:
@@ -110,18 +107,11 @@ def decode_request(request: Mapping[str, Any]) -> tuple[list[PlannedCase], Limit
     return items, Limits(**request["limits"])
 
 
-def _encode_target(target: Implementation | Baseline) -> dict[str, Any]:
-    """Encode one of ours as its declaration, so that undeclared ones can be run too, and a baseline by its name."""
-    if isinstance(target, Baseline):
-        return {"baseline": target.name, "op": target.op}
-    return {"implementation": dataclasses.asdict(target)}
-
-
-def _decode_target(data: Mapping[str, Any]) -> Implementation | Baseline:
-    if "baseline" in data:
-        return baselines.get_baseline(data["op"], data["baseline"])
-    fields = data["implementation"].items()
-    declared: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in fields}
+def _decode_target(fields: Mapping[str, Any]) -> Implementation | Baseline:
+    """Return one of ours as it was declared, which may be nowhere here, and a baseline by its name."""
+    if "provider" in fields:
+        return baselines.get_baseline(fields["op"], fields["name"])
+    declared: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in fields.items()}
     return Implementation(**declared)
 
 
