@@ -308,12 +308,12 @@ def brief_rows(families: Families) -> list[dict[str, Any]]:
 
 def planned_cases(kernel: str, problem: Problem, mode: str, impls: Sequence[str]) -> list[PlannedCase]:
     """Return the cases of sides in a mode, one per chunk length; ValueError where a side is not declared."""
-    planned = []
+    planned, dtype = [], str(problem.dtype)
     for impl in impls:
         side = problem.sides.get(impl, Side())
         op = side.op or problem.op
-        given: dict[str, Any] = {**problem.sizes, **side.sizes}
         operation = baselines.get_operation(op)
+        given: dict[str, Any] = {**problem.sizes, **side.sizes}
         sizes = {name: size for name, size in given.items() if name in operation.sizes}
         target: Implementation | Baseline
         if impl == DEFAULT:
@@ -325,28 +325,23 @@ def planned_cases(kernel: str, problem: Problem, mode: str, impls: Sequence[str]
             columns["impl"] = "+".join((impl, *problem.options))
             columns["state_dtype"] = "fp32" if target.state_dtypes else None
             # What the implementation chooses, in the row as in a sweep: counts depend on it.
-            preferred = target.chosen_chunk(sizes, str(problem.dtype))
+            preferred = target.chosen_chunk(sizes, dtype)
         else:
             preferred = next(iter(target.chunk_sizes), None)
             if problem.options:
                 # A baseline whose gradients are right only with an option declares fw alone.
                 target = replace(target, modes=MODES)
-        every = side.chunk_sizes == "every"
-        for chunk_size in _every_chunk(target, mode, str(problem.dtype), sizes) if every else side.chunk_sizes:
-            columns["chunk_size"] = preferred if chunk_size == "own" else chunk_size
-            case = Case(kernel=kernel, op=op, mode=mode, dtype=str(problem.dtype), **columns, **sizes)
+        if side.chunk_sizes == "every":
+            longest = max(SHORTEST_CHUNK, next_power_of_two(sizes["seq_len"]))
+            lengths = [1 << n for n in range(SHORTEST_CHUNK.bit_length() - 1, longest.bit_length())]
+            refused = {n: target.why_unsupported(mode, dtype, None, {**sizes, "chunk_size": n}) for n in lengths}
+            chunks: Sequence[int | None] = [n for n, reason in refused.items() if reason is None]
+        else:
+            chunks = [preferred if size == "own" else size for size in side.chunk_sizes]
+        for chunk_size in chunks:
+            case = Case(kernel=kernel, op=op, mode=mode, dtype=dtype, chunk_size=chunk_size, **columns, **sizes)
             planned.append(PlannedCase(case=case, target=target, options=problem.options))
     return planned
-
-
-def _every_chunk(
-    target: Implementation | Baseline, mode: str, dtype: str, sizes: Mapping[str, int]
-) -> Sequence[int | Literal["own"]]:
-    """Return the chunk lengths that "every" means for an implementation of ours: those that it takes."""
-    assert isinstance(target, Implementation)
-    longest = max(SHORTEST_CHUNK, next_power_of_two(sizes["seq_len"]))
-    lengths = (1 << n for n in range(SHORTEST_CHUNK.bit_length() - 1, longest.bit_length()))
-    return [n for n in lengths if target.why_unsupported(mode, dtype, None, {**sizes, "chunk_size": n}) is None]
 
 
 def compile_first(family: Family, environment: Environment) -> None:

@@ -248,7 +248,7 @@ class References:
         dtype = DTYPES[case.dtype]
         # For half-precision inputs fp32 holds the reference exactly enough, at half the memory.
         kept = torch.float32 if dtype in (torch.bfloat16, torch.float16) else torch.float64
-        grad_out = _OutputGradient(dtype) if case.gradients else None
+        grad_out = partial(_output_gradient, dtype=dtype) if case.gradients else None
         definition = _portable(operation) if portable else resolve(operation.recurrent)
         assert definition is not None, "checked_cases asks for the portable form only where there is one"
         form, formed_by = _low_precision_form(operation, case)
@@ -284,18 +284,10 @@ class References:
         return values
 
 
-class _OutputGradient:
-    """Draws the output gradient of a problem: always the same for the same shape and device, rounded to the dtype."""
-
-    def __init__(self, dtype: torch.dtype) -> None:
-        self.dtype = dtype
-        self._drawn: Tensor | None = None
-
-    def __call__(self, out: Tensor) -> Tensor:
-        if self._drawn is None:
-            generator = torch.Generator(device=out.device).manual_seed(SEED + 1)
-            self._drawn = torch.randn(out.shape, generator=generator, device=out.device).to(self.dtype)
-        return self._drawn
+def _output_gradient(out: Tensor, dtype: torch.dtype) -> Tensor:
+    """Draw an output's gradient: always the same for the same shape and device, rounded to the dtype."""
+    generator = torch.Generator(device=out.device).manual_seed(SEED + 1)
+    return torch.randn(out.shape, generator=generator, device=out.device).to(dtype)
 
 
 def expect_step(operation: Operation, case: Case, inputs: Mapping[str, Tensor], state: Any) -> Expected:
@@ -405,9 +397,8 @@ def _recurrence_affordable(case: Case, device: str) -> bool:
 def _portable(operation: Operation) -> Callable[..., Tensor] | None:
     for implementation in operation.implementations:
         if implementation.name == "torch":
-            function = operation.function(implementation)
             options = {"chunk_size": _FORM_CHUNK} if implementation.chunked else {}
-            return partial(function, **options)
+            return partial(operation.function(implementation), **options)
     return None
 
 
@@ -420,12 +411,9 @@ def _low_precision_form(operation: Operation, case: Case) -> tuple[Callable[...,
     """A torch form other than the one that is checked, to say what error the dtype itself makes, and its name."""
     sizes = case.sizes
     square = sizes.get("batch", 1) * sizes.get("num_heads", 1) * sizes.get("seq_len", 1) ** 2
-    forms = {
-        "portable": _portable(operation),
-        "parallel": resolve(operation.parallel) if operation.parallel else None,
-        "recurrent": resolve(operation.recurrent),
-    }
-    prefer_parallel = _is_portable(case) and square <= _MAX_SQUARE
-    order = ("parallel", "portable", "recurrent") if prefer_parallel else ("portable", "parallel", "recurrent")
-    # Every operation has a recurrent definition.
-    return next((form, name) for name in order if (form := forms[name]) is not None)
+    portable = _portable(operation)
+    if operation.parallel and (portable is None or (_is_portable(case) and square <= _MAX_SQUARE)):
+        return resolve(operation.parallel), "parallel"
+    if portable is not None:
+        return portable, "portable"
+    return resolve(operation.recurrent), "recurrent"

@@ -211,15 +211,12 @@ class SweepProgress:
         self._expected_s = expected_s
         self._console = Console(stderr=True, highlight=False)
         self._bar: _Bar | None = None
-        self._statuses: Counter[str] = Counter()
-        self._total = 0
-        self._what = ""
-        self._printed = self._began = self._left = self._whole = self._uncompiled_s = 0.0
+        self._uncompiled_s = 0.0
         self._compiling: tuple[float, int, int] | None = None
 
     def begin(self, total: int, what: str) -> None:
         """A pass over ``total`` cases begins."""
-        self._total, self._what, self._statuses = total, what, Counter()
+        self._total, self._what, self._statuses = total, what, Counter[str]()
         self._left = self._whole = sum(self._expected_s.values()) or total
         self._began = self._printed = time.monotonic()
         if not self._console.is_terminal:

@@ -39,11 +39,6 @@ class KernelCounts:
     name: str
     values: Mapping[str, float]
 
-    def sum_of(self, metrics: Iterable[str]) -> float | None:
-        """Return the sum of those of ``metrics`` that are there, None where none is."""
-        there = [self.values[name] for name in metrics if name in self.values]
-        return sum(there) if there else None
-
 
 def find_ncu() -> str | None:
     """Return the path of ncu: on PATH, else the newest where its installers put it; None where there is none."""
@@ -111,25 +106,23 @@ def _number(metric: str, text: str, unit: str) -> float:
         raise ValueError(f"{metric} must be a number, got {text!r}") from None
 
 
+def total(kernels: Iterable[KernelCounts], *metrics: str) -> float | None:
+    """Return the sum of metrics over kernels, None where no kernel has a counter of any."""
+    values = [kernel.values[metric] for kernel in kernels for metric in metrics if metric in kernel.values]
+    return sum(values) if values else None
+
+
 def add_up(kernels: Sequence[KernelCounts]) -> dict[str, Any]:
-    """Return what was measured of the kernels of one call as columns of a :class:`..results.schema.ProfileRow`.
-
-    A sum is None where no kernel has a counter of it.
-    """
-
-    def total(*metrics: str) -> float | None:
-        sums = [value for kernel in kernels if (value := kernel.sum_of(metrics)) is not None]
-        return sum(sums) if sums else None
-
+    """Return what was measured of the kernels of one call as columns of a :class:`..results.schema.ProfileRow`."""
     return {
         "launches": len(kernels),
         "kernel_names": [kernel.name for kernel in kernels],
-        "kernel_tensor_flops": [kernel.sum_of(TENSOR_METRICS) or 0.0 for kernel in kernels],
-        "kernel_dram_bytes": [kernel.sum_of((DRAM_READ, DRAM_WRITE)) or 0.0 for kernel in kernels],
-        "measured_tensor_flops": total(*TENSOR_METRICS),
-        "dram_read_bytes": total(DRAM_READ),
-        "dram_write_bytes": total(DRAM_WRITE),
-        "l2_bytes": total(L2),
+        "kernel_tensor_flops": [total([kernel], *TENSOR_METRICS) or 0.0 for kernel in kernels],
+        "kernel_dram_bytes": [total([kernel], DRAM_READ, DRAM_WRITE) or 0.0 for kernel in kernels],
+        "measured_tensor_flops": total(kernels, *TENSOR_METRICS),
+        "dram_read_bytes": total(kernels, DRAM_READ),
+        "dram_write_bytes": total(kernels, DRAM_WRITE),
+        "l2_bytes": total(kernels, L2),
     }
 
 

@@ -17,7 +17,7 @@ from lrbench.bench.plan import PlannedCase
 from lrbench.kernels import baselines, get_operation
 from lrbench.results.schema import Record
 from lrbench.tests.analysis.rows import case
-from lrbench.tests.bench.environments import H200
+from lrbench.tests.bench.environments import H200, PROCESSOR
 
 CASE = case("mlstm_sig", "fused_chunk")
 PLANNED = PlannedCase(case=CASE, target=get_operation("mlstm_sig").implementation("fused_chunk"))
@@ -59,8 +59,7 @@ def test_a_failed_case_keeps_its_count_and_has_no_rate() -> None:
 
 
 def test_a_cpu_row_never_stands_on_a_gpus_roofline() -> None:
-    here = dataclasses.replace(H200, device_kind="cpu", device_name="a processor", device_accelerator=None)
-    row = record(2.0, environment=here)
+    row = record(2.0, environment=PROCESSOR)
     assert row.roofline_fraction is None
     assert row.suspect is None
     assert row.model_time_ms

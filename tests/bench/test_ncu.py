@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from lrbench.bench import ncu
-from lrbench.bench.ncu import KernelCounts, add_up, parse_raw_csv
+from lrbench.bench.ncu import KernelCounts, add_up, parse_raw_csv, total
 from lrbench.tests.command_line import script
 
 RAW_PAGE = """\
@@ -40,16 +40,16 @@ def test_kernels_numbers_and_units() -> None:
     assert states.values["dram__bytes_read.sum"] == 805_306_368
     assert states.values["dram__bytes_write.sum"] == 134_217_728
     assert states.values["lts__t_bytes.sum"] == pytest.approx(1_073_740_000)
-    assert walk.sum_of(ncu.TENSOR_METRICS) == 103_079_215_104 + 1000
+    assert total([walk], *ncu.TENSOR_METRICS) == 103_079_215_104 + 1000
     assert fill.name.startswith("void at::native::vectorized_elementwise_kernel<4, FillFunctor<float>, 1>(int")
     assert "dram__bytes_read.sum" not in fill.values
-    assert fill.sum_of(ncu.TENSOR_METRICS) == 0
+    assert total([fill], *ncu.TENSOR_METRICS) == 0
 
 
 def test_a_counter_that_the_device_lacks_is_none_and_not_zero() -> None:
-    total = add_up([KernelCounts(name="a", values={"dram__bytes_read.sum": 1.0}), KernelCounts(name="b", values={})])
-    assert total["dram_read_bytes"] == 1
-    assert [total[name] for name in ("measured_tensor_flops", "dram_write_bytes", "l2_bytes")] == [None] * 3
+    found = add_up([KernelCounts(name="a", values={"dram__bytes_read.sum": 1.0}), KernelCounts(name="b", values={})])
+    assert found["dram_read_bytes"] == 1
+    assert [found[name] for name in ("measured_tensor_flops", "dram_write_bytes", "l2_bytes")] == [None] * 3
 
 
 @pytest.mark.parametrize(

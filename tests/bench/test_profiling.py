@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import dataclasses
 import io
 import json
 import os
@@ -20,7 +19,7 @@ from lrbench.bench.profiling import ProfileRow, split_cases
 from lrbench.kernels.baselines.spec import Runnable
 from lrbench.results import store
 from lrbench.tests.bench import faults
-from lrbench.tests.bench.environments import H200
+from lrbench.tests.bench.environments import H200, PROCESSOR
 from lrbench.tests.command_line import Lrbench, refused, script
 
 FAKE_NCU = """#!{python}
@@ -192,8 +191,7 @@ def test_a_dry_run_prints_the_command_and_leaves_its_requests(
 
 def test_without_ncu_or_a_gpu_there_is_one_clear_line(fake, profile: Lrbench, monkeypatch: pytest.MonkeyPatch) -> None:
     fake()
-    here = dataclasses.replace(H200, device_kind="cpu", device_name="a processor")
-    monkeypatch.setattr(session, "probe_environment", lambda: here)
+    monkeypatch.setattr(session, "probe_environment", lambda: PROCESSOR)
     monkeypatch.setattr(ncu, "find_ncu", lambda: "/bin/sh")
     missing = "ncu (Nsight Compute) must be on PATH or named with --ncu, got "
     for options, message in (
