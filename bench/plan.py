@@ -243,13 +243,10 @@ def _check_axes(request: Request, ops: Sequence[Operation], chosen: Sequence[Bas
 def _select(request: Request, preset: Preset, device_kind: str) -> tuple[list[Operation], list[Baseline]]:
     one_of("kernel", request.kernel, kernels.FAMILIES)
     family = kernels.FAMILIES[request.kernel]
-    of_baselines = {b.op for b in baselines.baselines_for(request.kernel)}
-    if request.ops:
-        for name in request.ops:
-            one_of("op", name, (*family, *sorted(of_baselines - set(family))), f" for kernel {request.kernel}")
-        chosen = [name for name in family if name in request.ops]
-    else:
-        chosen = list(family[: preset.operations])
+    compared = {b.op for b in baselines.baselines_for(request.kernel)}
+    for name in request.ops or ():
+        one_of("op", name, (*family, *sorted(compared - set(family))), f" for kernel {request.kernel}")
+    chosen = [name for name in family if name in request.ops] if request.ops else family[: preset.operations]
     ops = [kernels.get_operation(name) for name in chosen]
     family_baselines = _family_baselines(request, ops)
     if request.baselines:
