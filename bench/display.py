@@ -256,14 +256,14 @@ class SweepProgress:
         """A case has its outcome."""
         self._statuses[status] += 1
         self._left -= self._expected_s.get(item.case.case_id, 0.0) if self._expected_s else 1
+        failures = ", ".join(f"{self._statuses[each]} {each}" for each in FAILED if self._statuses[each])
         if self._bar is not None:
-            self._bar.failures = self._failures()
+            self._bar.failures = failures
             self._bar.update(self._task, advance=1, left=timedelta(seconds=round(self._seconds_left())))
         elif time.monotonic() - self._printed > PRINT_EVERY_S:
             self._printed = time.monotonic()
             done, left = self._statuses.total(), describe_s(self._seconds_left())
-            failures = f", {self._failures()}" if self._failures() else ""
-            line = f"{self._what}: {done} of {self._total} cases, {left} left{failures}; {item}"
+            line = f"{self._what}: {done} of {self._total} cases, {left} left{failures and ', '}{failures}; {item}"
             self._console.print(line, markup=False, soft_wrap=True)
 
     def _seconds_left(self) -> float:
@@ -274,9 +274,6 @@ class SweepProgress:
         known = EXPECTED_S if self._expected_s else 0.0
         longer = (time.monotonic() - self._began + known) / (self._whole - self._left + known)
         return self._left * longer + self._uncompiled_s
-
-    def _failures(self) -> str:
-        return ", ".join(f"{self._statuses[status]} {status}" for status in FAILED if self._statuses[status])
 
     def end(self) -> None:
         """The pass is over."""

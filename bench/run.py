@@ -202,13 +202,13 @@ def _outcomes(
                 stack.enter_context(compiler)
 
         def start(item: PlannedCase) -> None:
-            # With several devices another may be timing now, so there all is compiled before the first case.
-            if compiler is not None and executor.devices == 1:
+            if compiler is not None:
                 seconds[COMPILING] += compiler.compile_for(item)
             progress.started(item)
 
         progress.begin(len(todo), "measuring")
         if compiler is not None and executor.devices > 1:
+            # One device may be timing while another begins a case, so nothing is left to compile then.
             seconds[COMPILING] += compiler.compile_all() * executor.devices
         yield from refused
         shared = tempfile.TemporaryDirectory(dir=temporary_folder(), prefix="references-")
