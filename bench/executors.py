@@ -121,7 +121,6 @@ def run_cases(
 ) -> Outcomes:
     """Run cases one after the other until none is left, each process of the queue in a worker of its own."""
     before: PlannedCase | None = None
-    session.start()
     with contextlib.suppress(WorkerStoppedError):
         while (stop is None or not stop.is_set()) and (item := cases.take(before)) is not None:
             started(item)
@@ -163,11 +162,6 @@ class LocalExecutor(contextlib.AbstractContextManager["LocalExecutor"]):
                 self._threads.submit(session.__exit__, kind, *rest)
         self._threads.shutdown()
 
-    def start(self) -> None:
-        """Start all workers and do not wait for them."""
-        for session in self._sessions:
-            session.start()
-
     def worker_to_ask(self) -> ReplaceableWorker | None:
         """Return the worker to ask what this machine is; None for one of its own.
 
@@ -176,7 +170,8 @@ class LocalExecutor(contextlib.AbstractContextManager["LocalExecutor"]):
         """
         if self.devices == 1:
             return self._sessions[0]
-        self.start()
+        for session in self._sessions:
+            session.start()
         return None
 
     def environment(self) -> Environment:

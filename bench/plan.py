@@ -156,11 +156,11 @@ def plan(request: Request, *, device_kind: str) -> list[PlannedCase]:
             problems = _our_problems(request, preset, operation, target, mode, dtype)
         else:
             problems = _baseline_problems(request, preset, target, mode, ops)
-        names: dict[str, Any] = {"op": operation.name, "impl": target.name, "provider": package_of(target)}
+        code: dict[str, Any] = {"op": operation.name, "impl": target.name, "provider": package_of(target)}
         for columns in problems:
             if mode == "train":
                 columns["layers"] = request.layers or operation.model(columns)[0]
-            case = Case(kernel=request.kernel, **names, mode=mode, dtype=dtype, **columns)
+            case = Case(kernel=request.kernel, **code, mode=mode, dtype=dtype, **columns)
             planned.append(PlannedCase(case=case, target=target))
     here = {item.case.impl for item in planned}
     if missing := [name for name in request.impls or () if name not in here]:

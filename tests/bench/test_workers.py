@@ -70,7 +70,8 @@ def test_several_workers_at_once() -> None:
     cases = Queue([faults.planned("slow", seq_len=32 + n) for n in range(8)])
     limits = Limits(timeout_s=120.0)
     with LocalExecutor(workers_per_device=2) as executor:
-        executor.start()
+        for session in executor._sessions:
+            session.start()
         pids = [session._worker._process.pid for session in executor._sessions]
         outcomes = list(executor.run(cases, limits, lambda _: None))
         (again,) = executor.run(Queue([faults.planned("right")]), limits, lambda _: None)
