@@ -367,15 +367,6 @@ def _size(sizes: Record, *, batch: bool = False) -> str:
     return f"{sizes.channels} channels{layers}" if sizes.channels else ""
 
 
-def reasons(records: Sequence[Record]) -> list[Row]:
-    """Return one row per distinct (operation, implementation, status, reason) of what is not ok, with the count."""
-    counts = Counter((r.op, r.impl, r.status, r.reason) for r in records if r.status != "ok")
-    return [
-        {"operation": op, "implementation": impl, "status": status, "cases": n, "reason": reason}
-        for (op, impl, status, reason), n in counts.most_common()
-    ]
-
-
 def print_summary(records: Sequence[Record]) -> None:
     """Print the tables that follow a sweep: the best times, the statuses, and why cases failed."""
     for title, rows in best_tables(records):
@@ -385,10 +376,15 @@ def print_summary(records: Sequence[Record]) -> None:
         return
     statuses = Counter(record.status for record in records)
     print("cases: " + ", ".join(f"{n} {status}" for status, n in statuses.most_common()))
-    if failures := reasons(records):
-        _print_table(failures[:MAX_REASONS], None)
-        if len(failures) > MAX_REASONS:
-            print(f"and {len(failures) - MAX_REASONS} more reasons in the file")
+    reasons = Counter((r.op, r.impl, r.status, r.reason) for r in records if r.status != "ok")
+    failures = [
+        {"operation": op, "implementation": impl, "status": status, "cases": n, "reason": reason}
+        for (op, impl, status, reason), n in reasons.most_common(MAX_REASONS)
+    ]
+    if failures:
+        _print_table(failures, None)
+    if len(reasons) > MAX_REASONS:
+        print(f"and {len(reasons) - MAX_REASONS} more reasons in the file")
     for record in records:
         if record.suspect:
             print(f"suspect (? above): {record.op} {record.impl} {record.mode} T={record.seq_len}: {record.suspect}")

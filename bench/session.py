@@ -115,11 +115,12 @@ def run_sweep(
     runs_cases = get_executor(executor, devices=devices)
     check_folder(output)
     with hold_folder_and_gpus(output, devices if executor == "local" else 0, wait=wait), runs_cases:
-        measured = None
         if calibrate or (calibrate is None and executor == "local"):
             asked = runs_cases.worker_to_ask() if isinstance(runs_cases, LocalExecutor) else None
             measured = calibration.calibrate(short=True, gpu_only=calibrate is None, session=asked)
-        environment = runs_cases.environment() if measured is None else measured.environment
+        else:
+            measured = calibration.Calibration(environment=runs_cases.environment(), rows=[], failure=None)
+        environment = measured.environment
         environment_s = time.monotonic() - began
         jobs = default_jobs(environment.device_kind, devices) if jobs is None else jobs
         accelerator, planned, expected_s, done = _begin(
@@ -127,7 +128,7 @@ def run_sweep(
         )
         if budget_s is None:
             budget_s = max(plan.preset_for(request, environment.device_kind).budget_s for request in requests)
-        if measured is not None and measured.failure:
+        if measured.failure:
             note(f"not calibrated: {measured.failure}")
         note(*store.recovered_notes(output))
         outcome = sweep(
@@ -140,7 +141,7 @@ def run_sweep(
             accelerator=accelerator,
             jobs=jobs if executor == "local" else 0,
             time_limit_s=time_limit_s,
-            roofs=() if measured is None else measured.rows,
+            roofs=measured.rows,
             done=done,
         )
     note(*conclusion(outcome))

@@ -165,7 +165,7 @@ def test_a_sweep_calibrates_a_local_gpu_unless_told_otherwise(
         monkeypatch.setattr(executor, "environment", lambda _: short.environment)
     code, _, err = lrbench("sweep", "--impl", "torch", "--output", tmp_path, *options)
     assert (code, seen.get("asked")) == (0, asked)
-    assert seen["roofs"] == (answer.rows if asked else ())
+    assert seen["roofs"] == (answer.rows if asked else [])
     assert (f"not calibrated: {failure}" in err) == bool(failure)
 
 
