@@ -413,21 +413,3 @@ def best_rows(frame: pd.DataFrame, by: Sequence[str] = PROBLEM_COLUMNS) -> pd.Da
     order = positions[frame["time_ms"].to_numpy()[positions].argsort(kind="stable")]
     repeated = frame[[name for name in by if name in frame.columns]].take(order).duplicated(keep="first")
     return frame.take(sorted(order[~repeated.to_numpy()]))
-
-
-def single(frame: pd.DataFrame, column: str, wanted: object = None, *, option: str | None = None) -> pd.DataFrame:
-    """Keep the rows whose ``column`` is ``wanted``; where nothing is wanted there must be one value only.
-
-    Raises:
-        ValueError: no row has the wanted value, or there are several values and none is wanted; the message lists them.
-    """
-    values = [value for value in frame[column].unique() if value == value and value is not None]
-    listed = ", ".join(str(value) for value in sorted(values, key=str)) or "none"
-    option = option or column
-    if wanted is not None:
-        if wanted not in values:
-            raise ValueError(f"{option} must be one of {listed} in these results, got {wanted!r}")
-        return frame[frame[column] == wanted]
-    if len(values) > 1:
-        raise ValueError(f"{option} must be chosen where results hold several: {listed}")
-    return frame

@@ -28,7 +28,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TypeAlias
 
-from .schema import RECORD_COLUMNS, SCHEMA_VERSION, ErrorsRow, ProfileRow, Record, RoofRow
+from .schema import RECORD_COLUMNS, ErrorsRow, ProfileRow, Record, RoofRow
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -249,16 +249,16 @@ def _is_valid(row: Mapping[str, Any]) -> bool:
     import pyarrow as pa
 
     try:
-        (stored,) = pa.Table.from_pylist([row], schema=arrow_schema()).to_pylist()
+        table = pa.Table.from_pylist([row], schema=arrow_schema())
+        _check_version(table["schema_version"].to_pylist(), Record, "a journal")
+        _check_rows(table, "a journal")
+        (stored,) = table.to_pylist()
         # Infinities are not written by lrbench.
         json.dumps(stored, allow_nan=False)
     except (pa.ArrowException, ValueError, OverflowError):
         return False
     # The conversion drops fractions of integer columns.
-    kept = all(stored[name] == value for name, value in row.items())
-    named = all(stored[name] is not None for name in NAMING)
-    versions = range(1, SCHEMA_VERSION + 1)
-    return kept and named and _is_timed(stored["status"], stored["time_ms"]) and stored["schema_version"] in versions
+    return all(stored[name] == value for name, value in row.items())
 
 
 def _parse(line: bytes) -> dict[str, Any] | None:
@@ -546,13 +546,8 @@ def _check_rows(table: pa.Table, where: str) -> None:
             raise ValueError(f"{name} must be in every row, got null in {where}")
     if {"status", "time_ms"} <= held:
         for status, time_ms in zip(table["status"].to_pylist(), table["time_ms"].to_pylist(), strict=True):
-            if not _is_timed(status, time_ms):
+            if status == "ok" and not (time_ms is not None and 0 < time_ms < math.inf):
                 raise ValueError(f"time_ms must be a positive number in rows with status ok, got {time_ms} in {where}")
-
-
-def _is_timed(status: str, time_ms: float | None) -> bool:
-    """Whether a row has a time if its status says so."""
-    return status != "ok" or (time_ms is not None and 0 < time_ms < math.inf)
 
 
 def _named_by_folders(path: Path) -> dict[str, str | None]:

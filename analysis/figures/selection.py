@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...kernels.baselines import get_implementation
 from ...results.arguments import unknown
-from ...results.select import MODE_NAMES, failed_rows, is_ok, latest_rows, of_family, ok_rows, short_size, single
+from ...results.select import MODE_NAMES, failed_rows, is_ok, latest_rows, of_family, ok_rows, short_size
 from ..derive import derive_anew, without_removed
 from .findings import OURS
 from .style import operation_label, series_label, sizes_in_words
@@ -118,8 +118,7 @@ def choose(frame: pd.DataFrame, selection: Selection, over: str = "seq_len", *, 
     latest = latest_rows(known if selection.kernel is None else of_family(known, selection.kernel))
     # Every step below copies the rows that it keeps: only the columns that decide, numbered by their place in latest.
     rows = latest[[*CHOICE_COLUMNS]].assign(measured=is_ok(latest)).reset_index(drop=True)
-    by_key = selection.device is not None and selection.device in set(rows["device_accelerator"].dropna())
-    rows = single(rows, "device_accelerator" if by_key else "device_name", selection.device, option="device")
+    rows = _on_device(rows, selection.device)
     # Raises where nothing was measured at it; which rows are shown is decided below.
     _with(rows, "head_dim_v", selection.head_dim, option="head_dim")
     if selection.modes is None and (calls := rows["mode"].isin(("fw", "fwbw", "bw"))).any():
@@ -185,6 +184,22 @@ def choose(frame: pd.DataFrame, selection: Selection, over: str = "seq_len", *, 
     found |= {"head_dim": _int(chosen_dim), "seq_len": _int(length), "other_dims": other_dims}
     found["dims"] = {} if along else {key[0]: pair for key, pair in dims.items()}
     return Chosen(rows=derive_anew(latest.take(rows.index)), **(given | found))
+
+
+def _on_device(rows: pd.DataFrame, wanted: str | None) -> pd.DataFrame:
+    """Keep the rows of the device with this key or name; where none is wanted there must be one device only.
+
+    ValueError lists the devices.
+    """
+    by_key = wanted is not None and wanted in set(rows["device_accelerator"])
+    column = "device_accelerator" if by_key else "device_name"
+    known = set(rows[column].dropna())
+    listed = ", ".join(sorted(known)) or "none"
+    if wanted is None and len(known) > 1:
+        raise ValueError(f"device must be chosen where results hold several: {listed}")
+    if wanted is not None and wanted not in known:
+        raise ValueError(f"device must be one of {listed} in these results, got {wanted!r}")
+    return rows if wanted is None else rows[rows[column] == wanted]
 
 
 def _held(measured: pd.DataFrame) -> dict[str, int]:
