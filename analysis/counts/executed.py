@@ -265,14 +265,24 @@ def _launch_of(run: Run, role: Role) -> Any:
     return getattr(run.config, "output" if role.name == "h" else role.name)
 
 
-Blocks = tuple[int, int, int, int, int, int]
-"""DX, DZ, BLOCK_X, BLOCK_Z and how many of each cover them."""
+class Blocks(NamedTuple):
+    """How a role's launches divide its head dims: DX into ``launches`` blocks of X, DZ into ``columns`` of Z.
+
+    Where a launch takes the whole contraction, ``launches`` are the steps that it takes it in.
+    """
+
+    dx: int
+    dz: int
+    block_x: int
+    block_z: int
+    launches: int
+    columns: int
 
 
 def _row_sums(run: Run, role: Role, blocks: Blocks) -> int:
     """Return how many sums a row has: one a program or, holding whole states, one a warp, of 16 columns."""
     launch = _launch_of(run, role)
-    return launch.multiplied_columns(blocks[1]) // 16 if isinstance(launch, WholeStateConfig) else blocks[-1]
+    return launch.multiplied_columns(blocks.dz) // 16 if isinstance(launch, WholeStateConfig) else blocks.columns
 
 
 def blocks_of(run: Run, role: Role) -> Blocks:
@@ -282,7 +292,7 @@ def blocks_of(run: Run, role: Role) -> Blocks:
     # A Lightning kernel takes the whole contraction at once.
     block_x = min(getattr(launch, "block_x", MAX_HEAD_DIM), padded(dx))
     block_z = min(launch.block_z, padded(dz))
-    return dx, dz, block_x, block_z, -(-dx // block_x), -(-dz // block_z)
+    return Blocks(dx, dz, block_x, block_z, -(-dx // block_x), -(-dz // block_z))
 
 
 def _again(name: str) -> str:
@@ -319,7 +329,7 @@ def _launches(run: Run, role: Role, blocks: Blocks) -> list[Launch]:
 def _anchor_size(run: Run, role: Role, blocks: Blocks) -> int:
     """Return the numbers of a state that is kept at an anchor, padded as its tiles are."""
     launch = _launch_of(run, role)
-    kept = launch.multiplied_columns(blocks[1]) if isinstance(launch, WholeStateConfig) else blocks[1]
+    kept = launch.multiplied_columns(blocks.dz) if isinstance(launch, WholeStateConfig) else blocks.dz
     return int(kept) * sum(part.block_x for part in _launches(run, role, blocks))
 
 
@@ -457,8 +467,8 @@ def _role_traffic(run: Run, role: Role, blocks: Blocks, total: Executed) -> None
     loaded; states once a chunk. For the gates' gradients one more tensor like Z, row sums for each column block and,
     walking, states at anchors in between (stored by dq, loaded by dk). Every further load of the same data is a reread.
     """
-    dx, dz, contractions = blocks[0], blocks[1], blocks[4]
-    launches = contractions if run.walks else 1
+    dx, dz = blocks.dx, blocks.dz
+    launches = blocks.launches if run.walks else 1
     share_x, share_z = (run.qk_share, 1.0) if role.x_is_qk else (1.0, run.qk_share)
     x, z = run.seq_len * dx * run.widths.qkv, run.seq_len * dz * run.widths.qkv
     normalises = run.makes_denominators and role.name == "h"

@@ -12,7 +12,6 @@ from . import mlstm, rglru, scalar_decay
 from .executed_mlp import GATED_MLP
 
 MODES = ("fw", "bw", "fwbw", "step")
-COUNTINGS = ("detailed", "published")
 
 TILE = 64
 """Rows and columns of the tiles in which chunkwise kernels compute the intra-chunk square."""
@@ -72,7 +71,7 @@ def check_formulation(op: str, formulation: str, mode: str, counting: str) -> No
     """Raise ValueError unless the operation has the formulation, and that the mode and the counting."""
     one_of("op", op, tuple(FORMULATIONS))
     one_of("mode", mode, MODES)
-    one_of("counting", counting, COUNTINGS)
+    one_of("counting", counting, ("detailed", "published"))
     if mode == "step" and "recurrent" not in FORMULATIONS[op]:
         raise ValueError(f"mode must be fw, bw or fwbw for {op}, got 'step'")
     one_of(f"formulation of {op}", formulation, FORMULATIONS[op])
@@ -97,9 +96,7 @@ def _modes_of(op: str, formulation: str) -> tuple[str, ...]:
 def _is_published(op: str, formulation: str, mode: str) -> bool:
     if op == "rglru":
         return mode == "fw" and formulation in rglru.PUBLISHED
-    return (
-        op in mlstm.OPERATIONS and mode in ("fw", "step") and formulation in ("chunkwise", "parallel", "recurrent")
-    )  # fmt: skip
+    return op in mlstm.OPERATIONS and formulation in ("chunkwise", "parallel", "recurrent") and mode in ("fw", "step")
 
 
 def is_counted(op: str, formulation: str, mode: str) -> bool:

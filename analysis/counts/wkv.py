@@ -16,9 +16,6 @@ from __future__ import annotations
 
 from .model import Factors, Problem, Scalar, Tally, Work, decoding
 
-STATE_TENSORS = 3
-"""num, den and max."""
-
 
 def combinations(length: int) -> int:
     """Return how often a work-efficient inclusive scan of ``length`` elements combines two of them.
@@ -128,7 +125,8 @@ def _log_add(f: Factors) -> Scalar:
 def passed(problem: Problem, direction: str) -> Tally:
     """Return one pass of a problem."""
     if direction == "step":
-        return decoding(recurrent_forward(problem), STATE_TENSORS * problem.cells * problem.widths.state)
+        # The state is num, den and max.
+        return decoding(recurrent_forward(problem), 3 * problem.cells * problem.widths.state)
     backward = direction == "backward"
     if problem.formulation == "scan":
         return (scan_backward if backward else scan_forward)(problem)
