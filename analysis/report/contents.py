@@ -17,7 +17,7 @@ from ...results.select import is_ok, ok_rows
 from ..derive import gradient_twice
 from ..figures.selection import MODE_TITLES
 from ..figures.style import operation_label
-from . import chunks, failures, figures, speedups, summary
+from . import chunks, figures, speedups, summary
 from .markup import ABSENT, Cell, Html, TableRow, join, number, numeric, paragraph, render, size, table
 from .subject import Subject, known, load_subjects, name_cell, other_subjects
 
@@ -169,12 +169,12 @@ class Report:
 
     def failures(self) -> Html:
         """Return the cases that failed, and why; those that an implementation does not take are in a fold."""
-        failed, limits = failures.failed_of(self.subject)
-        told = failures.failure_table("Cases that failed", failed) if len(failed) else paragraph("No case failed.")
+        failed, limits = summary.failed_of(self.subject)
+        told = summary.failure_table("Cases that failed", failed) if len(failed) else paragraph("No case failed.")
         if limits.empty:
             return told
         caption = f"{len(limits):,} cases that were not tried"
-        return join(told, render("details", caption, failures.failure_table(caption, limits)))
+        return join(told, render("details", caption, summary.failure_table(caption, limits)))
 
     def elsewhere(self) -> Html:
         """Return what was measured on other devices."""

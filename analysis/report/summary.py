@@ -1,21 +1,26 @@
-"""What was run, on what, and what to be careful with; ``sections.html.j2`` puts it into sentences."""
+"""What was run, on what, what failed, and what to be careful with; ``sections.html.j2`` puts it into sentences."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from ...results.select import families, ok_rows
+from ...results.select import failed_rows, families, ok_rows, short_size
 from ..figures.findings import OURS
 from ..figures.selection import lowered_runs
-from .failures import failed_of
-from .markup import listed
+from .markup import ABSENT, Html, TableRow, listed, size, table
 from .speedups import Speedup
-from .subject import Subject
+from .subject import Subject, lengths, name_cell
 
 if TYPE_CHECKING:
     import pandas as pd
+
+NUMBER = re.compile(r"\d+(\.\d+)?(e[+-]?\d+)?", re.IGNORECASE)
+
+BY_DESIGN = ("unsupported", "unavailable")
+"""Statuses of cases that were not tried: an implementation does not take them, or is not installed."""
 
 
 def facts(subject: Subject, speedups: Sequence[Speedup]) -> dict[str, Any]:
@@ -80,3 +85,47 @@ def heading(subject: Subject) -> str:
         "" if set(subject.rows["provider"]) <= {OURS} else f" and {'its' if len(several) == 1 else 'their'} baselines"
     )
     return f"{listed(several)}{beside} on {subject.device_name}"
+
+
+def failed_of(subject: Subject) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Return the cases that failed, and those that were not tried."""
+    failed = failed_rows(subject.rows)
+    limits = failed["status"].isin(BY_DESIGN)
+    return failed[~limits], failed[limits]
+
+
+def failure_table(caption: str, failed: pd.DataFrame) -> Html:
+    """Return one row for each implementation, mode, status and reason, the most cases first.
+
+    Reasons that differ in figures only count as one, and that of the first case is shown.
+    """
+    alike = failed["reason"].fillna("").map(lambda reason: NUMBER.sub("#", reason))
+    groups = [group for _, group in failed.groupby(["op", "impl", "mode", "status", alike], dropna=False, sort=True)]
+    rows: list[TableRow] = []
+    for group in sorted(groups, key=len, reverse=True):
+        first = next(group.itertuples(index=False))
+        rows.append(
+            {
+                "implementation": name_cell(first),
+                "mode": first.mode,
+                "status": first.status,
+                "cases": size(len(group)),
+                "sequence lengths": lengths(group["seq_len"].dropna()) if group["seq_len"].notna().any() else ABSENT,
+                "head dims": _listed(group["head_dim_v"]),
+                "chunk lengths": _listed(group["chunk_size"]),
+                "reason": reason(group),
+            }
+        )
+    return table(caption, rows)
+
+
+def reason(group: pd.DataFrame) -> str:
+    """Return the first reason of a group, and how many more there are that differ in their figures."""
+    reasons = list(dict.fromkeys(str(each) for each in group["reason"].dropna()))
+    if not reasons:
+        return "no reason was stored"
+    return reasons[0] if len(reasons) == 1 else f"{reasons[0]} (and {len(reasons) - 1} more that differ in figures)"
+
+
+def _listed(values: Any) -> str:
+    return ", ".join(short_size(value) for value in sorted({int(value) for value in values.dropna()})) or ABSENT
