@@ -89,7 +89,7 @@ def test_a_full_disk_is_no_regression() -> None:
     assert (finished.returncode, finished.stderr) == (2, b"lrbench: [Errno 28] No space left on device\n")
 
 
-def test_what_an_encoding_has_not_is_written_as_an_escape() -> None:
+def test_characters_that_an_encoding_lacks_are_written_as_escapes() -> None:
     """In the C locale a table is not cut short where a claim has a sign of no ASCII."""
     shown = call("reproduce", "lightning-constant", "--gpu", "h200", PYTHONIOENCODING="ascii").stdout
     assert "\\u2264 1.1" in shown
@@ -266,6 +266,7 @@ def test_options_become_a_request(monkeypatch: pytest.MonkeyPatch, lrbench: Lrbe
         (("sweep", "--executor", "slurm"), "executor must be one of local, ray, got 'slurm'"),
         (("sweep", "--no-such-option"), "no-such-option"),
         (("presets", "--kernel", "tlfa"), "kernel must be one of tfla"),
+        (("kernels", "zzz"), ", or an operation, got 'zzz'"),
         *(
             ((*command.split(), "--format", "xml"), "format must be one of table, json, csv")
             for command in ("kernels", "check a --baseline b", "compare a b", "history op:x", "baseline update a")
@@ -346,6 +347,7 @@ def test_an_output_that_is_no_folder_exits_2_before_the_machine_is_looked_at(
     ("command", "known"),
     [
         ("kernels", [{"op": "attention", "impl": "torch.sdpa_flash"}]),
+        ("kernels wkv4", [{"op": "wkv4", "impl": "scan"}, {"op": "wkv4", "impl": "jax.associative_scan"}]),
         ("presets", [{"kernel": "tfla", "preset": "default", "size": "head_dim 64, 128, 256, 512"}]),
         ("gpus", [{"key": "h100_sxm", "also": "h100", "defined_in": "lrbench"}, {"key": "cpu"}]),
         (
@@ -359,10 +361,10 @@ def test_an_output_that_is_no_folder_exits_2_before_the_machine_is_looked_at(
     ],
 )
 def test_listings_in_every_format(command: str, known: list[dict[str, object]], run: Run) -> None:
-    rows = run.json(command)
+    rows = run.json(*command.split())
     assert all(any(row.items() <= each.items() for each in rows) for row in known)
-    assert len(run(command, "--all").splitlines()) > len(rows)
-    assert len(list(csv.DictReader(io.StringIO(run(command, "--format", "csv"))))) == len(rows)
+    assert len(run(*command.split(), "--all").splitlines()) > len(rows)
+    assert len(list(csv.DictReader(io.StringIO(run(*command.split(), "--format", "csv"))))) == len(rows)
 
 
 RUN = "run:df900796"
@@ -399,13 +401,6 @@ def test_answers_fit_a_terminal(command: str, width: int, monkeypatch: pytest.Mo
     assert max((len(line) for line in lines if not line.startswith(sentences)), default=0) <= width
     assert len(lines) <= 40 or command in LISTINGS or (command.startswith(("check", "compare")) and len(lines) < 50)
     assert not re.search(r"^\w+: \S+  \w+: ", out, re.MULTILINE)
-
-
-def test_kernels_of_an_operation(lrbench: Lrbench, run: Run) -> None:
-    rows = run.json("kernels", "wkv4")
-    assert {row["op"] for row in rows} == {"wkv4"} and {"scan", "jax.associative_scan"} <= {r["impl"] for r in rows}
-    assert "torch.sdpa_flash" in run("kernels", "attention")
-    assert lrbench("kernels", "zzz")[0] == 2
 
 
 def test_help_has_every_command_in_a_group_and_a_whole_sentence_for_each(run: Run) -> None:

@@ -40,11 +40,9 @@ def test_count_prints_every_part_of_the_papers_table(counting: str, run: Run) ->
     assert sum(printed["parts"].values()) == printed["flops"]
     assert printed["flops"] == 5129724224 + 64 * (128 - 4) * (counting == "detailed")
     assert printed["intensity"] == printed["flops"] / printed["bytes"]
-
-
-def test_functions_cost_what_is_said(run: Run) -> None:
-    heavier = run.json(*PUBLISHED.split(), "--factor", "exp=4", "--factor", "log=2")
-    assert heavier["flops"] > run.json(*PUBLISHED.split())["flops"]
+    if counting == "detailed":
+        heavier = run.json(*PUBLISHED.split(), "--factor", "exp=4", "--factor", "log=2")
+        assert heavier["flops"] > printed["flops"]
 
 
 def test_count_as_a_table_begins_with_totals(run: Run) -> None:
@@ -553,9 +551,7 @@ def test_short_names_and_measured_roofs_are_explained(run: Run) -> None:
     assert spec["accelerator_part"] == "H200 141 GB HBM3e SXM5"
     assert "H200" in measured["roofs"]
     assert measured["accelerator_intensity"] != spec["accelerator_intensity"]
-
-
-def test_the_rates_of_a_cpu_are_said_to_be_measured(run: Run) -> None:
+    # Those of a CPU always are.
     assert "measured" in run.json("predict", "tfla", "--gpu", "cpu", "--dtype", "fp32", "--no-fit")["roofs"]
 
 

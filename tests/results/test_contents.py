@@ -10,7 +10,7 @@ import pytest
 
 from lrbench.results.contents import as_markdown, file_rows, implementation_rows, operation_rows
 from lrbench.results.schema import Record
-from lrbench.results.select import load_rows, matching
+from lrbench.results.select import load_rows
 from lrbench.results.store import HERE, RunWriter, current_files
 from lrbench.tests.command_line import Lrbench, Run
 
@@ -143,11 +143,3 @@ def test_runs_are_listed_newest_first_and_say_whether_they_are_complete(tmp_path
     assert len(json.loads(lrbench("runs", str(tmp_path), "--limit", "1", "--format", "json")[1])) == 1
     code, out, err = lrbench("runs", str(tmp_path), "--limit", "1")
     assert (code, out.splitlines()[1].split()[0], err) == (0, "on-01234", "and 3 older runs: --limit 4\n")
-
-
-def test_a_name_that_selects_nothing_lists_the_near_ones(results: Path) -> None:
-    rows = load_rows(results)
-    for term, near in (("run:rum", "run"), ("impl:fused_chunks", "fused_chunk"), ("kernel:mlstm", "mlstm_sig")):
-        key, wanted = term.split(":")
-        with pytest.raises(ValueError, match=f"{term} selects no row; did you mean {near}"):
-            matching(rows, {key: wanted})

@@ -22,6 +22,7 @@ from lrbench.results.select import (
     matching,
     newest,
     ok_rows,
+    parse_terms,
     select,
 )
 from lrbench.results.store import current_files, read_results, result_files
@@ -227,3 +228,34 @@ def test_a_kernel_is_a_family_or_an_operation() -> None:
     """Also where another family's sweep measured the operation: the case is the same, and its newest row counts."""
     rows = [{"kernel": kernel, "op": op} for kernel, op in (("tfla", "lightning"), ("lightning", "attention"))]
     assert matching([*rows, {"kernel": "tfla", "op": "mlstm_sig"}], {"kernel": "lightning"}) == rows
+
+
+SELECTABLE = [
+    made.row("mlstm_sig", "fused_chunk", git_commit="abc123", run_id="r1"),
+    made.row("mlstm_sig", "fused_chunk", seq_len=1024, git_commit="abc123456", run_id="r2"),
+    made.row("retention", "fused_chunk", git_commit="def", run_id="s1"),
+]
+
+
+def test_terms_select_rows() -> None:
+    assert matching(SELECTABLE, parse_terms("commit:abc123")) == SELECTABLE[:2]
+    assert matching(SELECTABLE, parse_terms("op:mlstm_sig,seq_len:1k")) == SELECTABLE[1:2]
+
+
+@pytest.mark.parametrize(
+    ("terms", "message"),
+    [
+        ("colour:red", "KEY one of run, commit, case"),
+        ("op:", "a selector must be"),
+        ("op:a,op:b", "must name op once"),
+        ("run:r", "run:r must name one run, got r1, r2"),
+        ("op:gla", "op:gla selects no row; op is one of mlstm_sig, retention here"),
+        ("run:r12", "run:r12 selects no row; did you mean r2 or r1"),
+        ("impl:fused_chunks", "impl:fused_chunks selects no row; did you mean fused_chunk"),
+        ("kernel:mlstm", "kernel:mlstm selects no row; did you mean mlstm_sig"),
+        ("seq_len:many", "a size must be a positive integer"),
+    ],
+)
+def test_bad_selectors(terms: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        matching(SELECTABLE, parse_terms(terms))

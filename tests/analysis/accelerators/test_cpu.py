@@ -54,7 +54,7 @@ def test_a_calibration_takes_its_place() -> None:
         lambda data: None,
     ],
 )
-def test_what_does_not_hold_is_not_believed(spoil: Callable[[Any], Any]) -> None:
+def test_a_bad_cache_file_is_passed_over(spoil: Callable[[Any], Any]) -> None:
     path = cpu.remember(ROOFS)
     path.write_text(json.dumps(spoil(json.loads(path.read_text()))))
     assert cpu.recall() is None

@@ -9,7 +9,7 @@ import pytest
 
 from lrbench.analysis.check.compare import as_dict, case_rows, compare, group_rows, judge, unmatched_rows
 from lrbench.analysis.check.statistics import Interval
-from lrbench.results.select import matching, newest, parse_terms
+from lrbench.results.select import newest
 
 from ..measured import failed, measured, run_of, samples, timed
 
@@ -131,31 +131,3 @@ def test_rows_without_samples_fall_back_on_their_intervals() -> None:
 def test_bad_options(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         compare([measured()], [measured()], **options)
-
-
-SELECTABLE = [
-    measured(git_commit="abc123", run_id="r1"),
-    measured(seq_len=1024, git_commit="abc123456", run_id="r2"),
-    measured(op="retention", git_commit="def", run_id="s1"),
-]
-
-
-def test_terms_select_rows() -> None:
-    assert matching(SELECTABLE, parse_terms("commit:abc123")) == SELECTABLE[:2]
-    assert matching(SELECTABLE, parse_terms("op:mlstm_sig,seq_len:1k")) == SELECTABLE[1:2]
-
-
-@pytest.mark.parametrize(
-    ("terms", "message"),
-    [
-        ("colour:red", "KEY one of run, commit, case"),
-        ("op:", "a selector must be"),
-        ("op:a,op:b", "must name op once"),
-        ("run:r", "run:r must name one run, got r1, r2"),
-        ("op:gla", "op:gla selects no row; op is one of mlstm_sig, retention here"),
-        ("seq_len:many", "a size must be a positive integer"),
-    ],
-)
-def test_bad_selectors(terms: str, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        matching(SELECTABLE, parse_terms(terms))
