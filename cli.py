@@ -1407,7 +1407,7 @@ def main() -> None:
         # The caller closed it (>&-). print takes None for it, csv and others do not.
         sys.stdout = io.StringIO()
     elif isinstance(sys.stdout, io.TextIOWrapper):
-        # What the locale's encoding has not is written as an escape, as on standard error.
+        # Characters that the locale's encoding lacks are written as escapes, as on standard error.
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         # Completion is installed for this name; started by python -m lrbench, Typer would take another.

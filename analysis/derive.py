@@ -25,7 +25,7 @@ DERIVED_COLUMNS = (
 )  # fmt: skip
 
 ONCE_SINCE = "2026-11-21T15:00"
-"""From when on the memory of a forward and backward call holds the gradient of the output once."""
+"""Since then rows count the output's gradient once in the memory of a forward and backward call; older ones, twice."""
 
 
 def without_removed(frame: pd.DataFrame) -> pd.DataFrame:

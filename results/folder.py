@@ -31,10 +31,10 @@ def merge(folder: Path) -> list[str]:
     """Put the rows of a folder's runs into one file for each family and ``history.parquet``, and remove the others.
 
     A family's file has the newest row of every case on every device but those of superseded code
-    (:data:`SUPERSEDED`), ``history.parquet`` all others that were measured. Rows which only say that a package was not
-    there are left out, and that it did not import where the case has another row. Calibrations, copies, profiles and
-    errors go to a file of each kind. Subfolders are left as they are. Killed in between, it leaves every row in a file;
-    the next call ends what was begun.
+    (:data:`SUPERSEDED`), ``history.parquet`` all others that were measured. Rows that only say that a package was
+    missing are left out; so are rows that say that one did not import, where the case has another row. Calibrations,
+    copies, profiles and errors go to a file of each kind. Subfolders are left as they are. If it is killed in between,
+    every row is still in a file, and the next call finishes the merge.
 
     Returns:
         what to say of it.

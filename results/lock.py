@@ -42,12 +42,12 @@ def hold(path: Path, what: str, wait: Callable[[str], None] | None = None) -> It
     Raises:
         HeldError: another process holds the lock.
     """
-    if (file := _try(path)) is None:
+    if (file := _lock(path)) is None:
         message = f"{what} is in use by another lrbench: {_holder(path)}"
         if wait is None:
             raise HeldError(message)
         wait(message)
-        while (file := _try(path)) is None:
+        while (file := _lock(path)) is None:
             time.sleep(POLL_S)
     with file:
         try:
@@ -57,7 +57,7 @@ def hold(path: Path, what: str, wait: Callable[[str], None] | None = None) -> It
                 path.unlink(missing_ok=True)
 
 
-def _try(path: Path) -> IO[str] | None:
+def _lock(path: Path) -> IO[str] | None:
     """Return the lock's file, locked, with the holder in it; None where another process has it locked."""
     try:
         file = open(path, "a+", encoding="utf-8")  # noqa: SIM115, held open for the lock
@@ -72,7 +72,7 @@ def _try(path: Path) -> IO[str] | None:
     # The holder before may have removed it between the opening and the lock.
     if os.fstat(file.fileno()).st_nlink == 0:
         file.close()
-        return _try(path)
+        return _lock(path)
     if file.writable():
         since = f"{datetime.now(timezone.utc):%Y-%m-%d %H:%M:%S}"
         holder = {"pid": os.getpid(), "host": socket.gethostname(), "since": since}
@@ -100,11 +100,11 @@ def temporary_folder() -> Path:
     top = Path(tempfile.gettempdir())
     for left in top.glob(f"{TEMPORARY}*/{LOCK_FILE}"):
         with contextlib.suppress(OSError):
-            if left.stat().st_uid == os.getuid() and (file := _try(left)):
+            if left.stat().st_uid == os.getuid() and (file := _lock(left)):
                 _remove(left.parent, os.getpid(), file)
     # Renamed only when it is locked: another process would take an unlocked one for one left behind.
     unlocked = Path(tempfile.mkdtemp(prefix=f".{TEMPORARY}", dir=top))
-    held = _try(unlocked / LOCK_FILE)
+    held = _lock(unlocked / LOCK_FILE)
     folder = unlocked.rename(top / unlocked.name[1:])
     atexit.register(_remove, folder, os.getpid(), held)
     return folder

@@ -143,7 +143,7 @@ class Case(_Problem, _Code):
 
 
 def case_id(row: Mapping[str, Any]) -> str:
-    """Return the id of the case that a row with :data:`CASE_COLUMNS` is of; early versions had not all of them."""
+    """Return the id of a row's case; a null context and null layers are left out, since early versions had neither."""
     named = {name: row[name] for name in CASE_COLUMNS if name not in ("context", "layers") or row[name] is not None}
     text = json.dumps(named, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:16]

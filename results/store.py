@@ -152,7 +152,7 @@ class RunWriter(contextlib.AbstractContextManager["RunWriter"]):
         if not end and self.planned is not None:
             line = json.dumps({PLANNED: self.planned}).encode() + b"\n" + line
         try:
-            with self._kept():
+            with self._saying_where_rows_are():
                 self._file.write(line)
                 self._file.flush()
                 os.fsync(self._file.fileno())
@@ -162,8 +162,8 @@ class RunWriter(contextlib.AbstractContextManager["RunWriter"]):
             raise
 
     @contextlib.contextmanager
-    def _kept(self) -> Iterator[None]:
-        """Say in the error of a full disk where the rows before it are."""
+    def _saying_where_rows_are(self) -> Iterator[None]:
+        """Add to an error, such as that of a full disk, where the rows so far are kept."""
         try:
             yield
         except OSError as error:
@@ -178,7 +178,7 @@ class RunWriter(contextlib.AbstractContextManager["RunWriter"]):
             if self.records:
                 complete = not self.failed and self.planned in (None, len(self.records))
                 rows = (dataclasses.asdict(record) for record in self.records)
-                with self._kept():
+                with self._saying_where_rows_are():
                     write_parquet(rows, self.path, complete=complete, planned=self.planned)
             self.journal.unlink(missing_ok=True)
         finally:

@@ -108,7 +108,10 @@ class Found:
 
 
 class Store:
-    """The ``wanted`` rows, of each case the newest good one, and its device, by default the one with most rows."""
+    """The rows that claims are held against: of each case the newest good one.
+
+    ``device`` is the one asked for, by default the one with most rows; only ``wanted`` rows are taken.
+    """
 
     def __init__(
         self, results: Sequence[Path], device: str | None = None, wanted: Callable[[Row], bool] = lambda _: True
