@@ -20,6 +20,7 @@ from xml.sax.saxutils import escape
 from ...kernels import FAMILIES
 from ...kernels.baselines import get_operation
 from ...kernels.baselines.operations import OPERATIONS
+from ...results.arguments import not_written
 from ...results.select import short_size
 
 if TYPE_CHECKING:
@@ -241,15 +242,13 @@ def new_figure(width: float, height: float) -> Figure:
     return figure
 
 
-def check_format(path: str | Path) -> Path:
-    """Return ``path``; ValueError where its ending is no figure format, before anything is drawn."""
-    path = Path(path)
+def check_format(path: Path) -> None:
+    """Raise ValueError where the ending of ``path`` is no figure format, before anything is drawn."""
     if path.suffix.lower() not in FORMATS:
         raise ValueError(f"output must end in one of {', '.join(FORMATS)}, got {path.name!r}")
-    return path
 
 
-def save_figure(figure: Figure, path: str | Path, *, dpi: int = DPI) -> Path:
+def save_figure(figure: Figure, path: Path, *, dpi: int = DPI) -> Path:
     """Write a figure in the format of the file's ending (.png, .svg, .pdf); equal figures give equal files.
 
     Its label, a sentence for readers who cannot see it, goes with it: as Description of a PNG, as title and desc of an
@@ -261,7 +260,7 @@ def save_figure(figure: Figure, path: str | Path, *, dpi: int = DPI) -> Path:
     Raises:
         ValueError: another ending, a resolution that no picture has, or a file that cannot be written.
     """
-    path = check_format(path)
+    check_format(path)
     if not 1 <= dpi <= MAX_DPI:
         raise ValueError(f"dpi must be from 1 to {MAX_DPI}, got {dpi}")
     text, ending, file = str(figure.get_label()), path.suffix.lower(), io.BytesIO()
@@ -280,5 +279,5 @@ def save_figure(figure: Figure, path: str | Path, *, dpi: int = DPI) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)
     except OSError as error:
-        raise ValueError(f"--output must be a file that can be written, got {path}: {error.strerror}") from error
+        raise not_written(path, "--output", error) from error
     return path

@@ -316,10 +316,20 @@ def with_column(name: str, values: list[object]) -> Callable[[pa.Table], pa.Tabl
         (lambda table: table.append_column("op", table["op"]), r"must have each column once, got op several times"),
     ],
 )
-def test_what_is_no_result_is_refused(change: Callable[[pa.Table], pa.Table], message: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("size", [0, store.LARGE_BYTES])
+def test_what_is_no_result_is_refused(
+    change: Callable[[pa.Table], pa.Table], message: str, size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether a file is read as a whole or its rows are chosen while it is read."""
+    write(tmp_path, RECORD, name="good")
     path = rewrite(write(tmp_path, RECORD), change)
+    monkeypatch.setattr(store, "LARGE_BYTES", size)
+    of_kernel = [[("kernel", "==", "tfla"), ("op", "==", "tfla")]]
     with pytest.raises(ValueError, match=message):
-        store.read_results(path)
+        store.read_results(tmp_path, where=of_kernel)
+    path.write_text("no parquet")
+    with pytest.raises(ValueError, match=r"results must be parquet files, got .*run.parquet"):
+        store.read_results(tmp_path, where=of_kernel)
 
 
 def test_a_folder_is_read_without_calibrations_and_profiles(tmp_path: Path) -> None:
