@@ -903,12 +903,13 @@ def kv_savings(
         missing = ", ".join("--" + name.replace("_", "-") for name in own if name not in given)
         raise ValueError(f"a model of your own needs all of its sizes; missing: {missing}")
     models = (kv_savings.Model(name="own", **given),) if given else kv_savings.MODELS
-    found = (
-        kv_savings.savings(model, number, dtype=dtype, kv_dtype=kv_dtype)
+    rows = [
+        dataclasses.asdict(saving)
         for number in parse_sizes(tokens, "--tokens")
         for model in models
-    )
-    display.show([dataclasses.asdict(saving) for savings in found for saving in savings], format)
+        for saving in kv_savings.savings(model, number, dtype=dtype, kv_dtype=kv_dtype)
+    ]
+    display.show(rows, format)
 
 
 def _accelerator(gpu: str | None, roofs: str) -> Accelerator:

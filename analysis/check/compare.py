@@ -186,10 +186,12 @@ def _key_columns(a: Sequence[Row], b: Sequence[Row], ignore: Sequence[str]) -> t
 def _by_key(rows: Sequence[Row], columns: Sequence[str]) -> dict[tuple[Any, ...], Row]:
     """Return one row per key: newest of every case on a device, then the fastest that was measured."""
     latest = [row for group in grouped(rows, device_of).values() for row in newest(group).values()]
-    # Reversed and fastest last: of equally good rows the first stays.
-    ordered = sorted(latest, key=lambda row: row["time_ms"] if is_measured(row) else math.inf)
-    chosen = {case_key(row, columns): row for row in reversed(ordered)}
-    return {key: chosen[key] for key in dict.fromkeys(case_key(row, columns) for row in latest)}
+    by_key = grouped(latest, lambda row: case_key(row, columns))
+
+    def time_ms(row: Row) -> float:
+        return float(row["time_ms"]) if is_measured(row) else math.inf
+
+    return {key: min(group, key=time_ms) for key, group in by_key.items()}
 
 
 def is_measured(row: Row) -> bool:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
 from ...kernels.scalar_decay.declare import FUSED_CHUNK
-from ...results.select import PROBLEM_COLUMNS, best_rows, records
+from ...results.select import PROBLEM_COLUMNS, best_rows, grouped, records
 from ..model.answers import Question
 from ..model.chunk_size import CHUNKWISE_OPERATIONS, chunk_size_report
 from ..model.fit import ROW_COLUMNS, Fit, fit_rows
@@ -55,10 +56,8 @@ def choices(subject: Subject) -> list[Choice]:
     rows = best_rows(rows, (*PROBLEM_COLUMNS, "chunk_size"))
     # Tuples are made of all rows at once: for each problem's few it would cost as much again.
     number = rows.groupby(list(PROBLEM_COLUMNS), dropna=False, sort=True).ngroup()
-    problems: dict[int, list[Any]] = {n: [] for n in sorted(set(number))}
-    for n, row in zip(number, rows.itertuples(index=False), strict=True):
-        problems[n].append(row)
-    found = (_choice(subject, problem) for problem in problems.values() if len(problem) > 1)
+    problems = grouped(zip(number, rows.itertuples(index=False), strict=True), itemgetter(0))
+    found = (_choice(subject, [row for _, row in problems[n]]) for n in sorted(problems) if len(problems[n]) > 1)
     return [choice for choice in found if choice is not None]
 
 
