@@ -222,7 +222,7 @@ Position = Annotated[
     str | None,
     typer.Argument(
         metavar="KERNEL",
-        help="Kernel family (tfla, lightning, rglru, wkv, gated-mlp) or operation [tfla; of listings all].",
+        help="Kernel family (tfla, lightning, rglru, wkv, gated-mlp) or operation [tfla; all where a command lists].",
     ),
 ]
 Kernel = Annotated[str | None, typer.Option("--kernel", help="The same, as an option.")]
@@ -322,7 +322,8 @@ class HeadsProblem:
         int | None, size("Query-key head dim, the state's size [half for mLSTM, else equal].", also=("--state-size",))
     ]
     dtype: Annotated[
-        str | None, field("Dtype of the inputs: bf16, fp16, fp32, fp64 [bf16; fp16 without it, on a CPU fp32].")
+        str | None,
+        field("Dtype of the inputs: bf16, fp16, fp32, fp64 [bf16; fp16 if the GPU has no bf16; fp32 on a CPU]."),
     ]
     state_dtype: Annotated[str, field("Dtype of the states between chunks: fp32, bf16.", default="fp32")]
 
@@ -450,17 +451,19 @@ def sweep(
     time_limit: Annotated[
         float | None, option("Seconds after which no case starts; --resume runs the rest.", min=0.0)
     ] = None,
-    resume: Annotated[bool, field("Leave out cases --output has from this code.")] = False,
+    resume: Annotated[bool, field("Skip cases that --output already has from this code.")] = False,
     shard: Annotated[str, option("I/N: the I-th of N parts of the cases, for a machine of its own.")] = "1/1",
     dry_run: Annotated[
-        bool, field("Print the cases and how long they take, with --all each; measure nothing.")
+        bool, field("Print what would run and for how long (--all: every case); measure nothing.")
     ] = False,
     every: Every = False,
     jobs: Annotated[int | None, option("Processes that compile ahead on a GPU [cores, at most 16].", min=0)] = None,
     executor: Annotated[str, option("local or ray.")] = "local",
     devices: Annotated[int, option("GPUs to spread the cases over.", min=1)] = 1,
     output: Folder = LOCAL,
-    wait: Annotated[bool, field("Wait where another lrbench sweeps into --output or uses the GPU [exit 2].")] = False,
+    wait: Annotated[
+        bool, field("If another lrbench uses the GPU or --output, wait instead of exiting with 2.")
+    ] = False,
     strict: Annotated[bool, field("Exit 1 on a crash, an error or a wrong result.")] = False,
     calibrate: Annotated[bool | None, option("Measure the device's roofs first, beside the rows [on a GPU].")] = None,
     profile_harness: Annotated[bool, field("Say where the time went and how many kernels were compiled.")] = False,
@@ -544,7 +547,7 @@ def profile(
     output: Folder = LOCAL,
     format: Format = "table",
 ) -> None:
-    """Count cases with Nsight Compute: tensor FLOPs and device-memory bytes beside the counted ones.
+    """Measure cases with Nsight Compute: tensor FLOPs and device-memory bytes, beside the counts.
 
     The preset is `one`: a problem of a usual size, of the family's first operation.
     """
@@ -701,10 +704,10 @@ def best(
     gpu: Gpu = None,
     results: Fitted = None,
     roofs: RoofChoice = "spec",
-    every: Annotated[bool, option("Every kernel of other mathematics, not one of each.", "--all")] = False,
+    every: Annotated[bool, option("All kernels of other operations, not only the fastest of each.", "--all")] = False,
     format: Format = "table",
 ) -> None:
-    """Answer which kernel to use: all that compute a problem, at their best chunk length, by the most they may take."""
+    """Rank the kernels for a problem, each at its best chunk length, by measured time or upper bound."""
     from .bench import choice, display
 
     question = problem.ask(kernel, _accelerator(gpu, roofs), results, roofs=roofs)
@@ -768,7 +771,7 @@ def predict(
     every: Every = False,
     format: Format = "table",
 ) -> None:
-    """Say what a case takes on an accelerator: as measured where it was, and as modelled, with an interval."""
+    """Print how long a case takes on an accelerator: measured if it was, and predicted with an interval."""
     from .analysis.model import validation
     from .analysis.model.answers import prediction, prediction_in_words
     from .bench import choice, display
@@ -814,7 +817,7 @@ def reproduce(
     every: Every = False,
     format: TableFormat = "table",
 ) -> None:
-    """Say of the claims of the documents behind lrbench whether they hold: their numbers beside ours, and a verdict.
+    """Check the claims of the papers and pages behind lrbench: their numbers beside ours, and a verdict.
 
     The claims are data, the verdicts are computed from stored rows, or from the counts. markdown is the page
     docs/reproductions.md. Exit 1 if --run was out of time.
@@ -893,7 +896,7 @@ def kv_savings(
     head_dim: Annotated[int | None, size("Its head dim.")] = None,
     format: Format = "table",
 ) -> None:
-    """Show what the fused MLP saves of a layer's activations, and the key-value cache that memory holds."""
+    """Show the activation memory that the fused MLP saves per layer, and how much key-value cache fits in it."""
     from .analysis.counts import kv_savings
     from .bench import display
 
@@ -1286,7 +1289,8 @@ def results(
         list[Path] | None, typer.Argument(metavar="RESULTS", help="Result files or folders [the committed ones].")
     ] = None,
     run: Annotated[
-        bool, field("Measure what the folder [results/ACCELERATOR] lacks of a complete set of this code; merge.")
+        bool,
+        field("Measure what the folder [results/ACCELERATOR] lacks of a complete set for this code, then merge."),
     ] = False,
     merge: Annotated[
         bool, field("Put the folder's runs in a file for each family, superseded rows in history.parquet.")

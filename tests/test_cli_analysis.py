@@ -123,7 +123,7 @@ def test_chunk_size_with_results(tmp_path: Path, run: Run) -> None:
         "use 128 with fused_chunk: 1 ms measured on h200_sxm (512, which the paper's model chooses: 1.5)\n"
     )
     printed = run(*command, "--all")
-    assert "the choice by the formulation, 512, takes 0.5 ms more than the fastest measured" in printed
+    assert "the model's choice, 512, takes 0.5 ms more than the fastest measured" in printed
     printed = run("chunk-size", "tfla", "--gpu", "h100", "--impl", "fused_chunk", "--results", tmp_path)
     assert re.match(
         r"use \d+ with fused_chunk: at least 0\.\d+ ms on h100_sxm, 0\.\d+ without overlap, no fit: 2 rows; not ",
@@ -176,7 +176,7 @@ def test_the_modelled_chunk_size_is_chosen_by_launches_where_they_are_known(run:
     assert "of the feasible ones 8192, by the launches of fused_chunk (fitted to " in printed
     # Of these the model expects 2048, which was measured, to be faster than 1024, which was not.
     assert "not measured" not in run(*["chunk-size", "tfla", "--gpu", "h200", "--head-dim", "320"]).splitlines()[0]
-    assert "the choice by launches, 8192, takes 0 ms more" in printed
+    assert "the model's choice, 8192, takes 0 ms more" in printed
     # Walks see idle multiprocessors as well: they may choose a length that was fastest nowhere yet.
     report = run.json(*["chunk-size", "tfla", "--gpu", "h200", "--impl", "whole_state", "--seq-len", "64k"])
     assert (report["model"], report["answer"]["chunk_size"]) == ("walks", 65536)

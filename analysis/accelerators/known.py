@@ -54,7 +54,8 @@ DRIVER = Path("/proc/driver/nvidia/gpus")
 
 def default_key() -> str:
     """Return the key of the GPU that is here, as its driver calls it, else :data:`USUAL`. Imports no torch."""
-    if os.environ.get("CUDA_VISIBLE_DEVICES") != "":
+    # What is no name of a GPU, such as nothing or -1, hides them all.
+    if re.match(r"\s*(\d|GPU-|MIG-)", os.environ.get("CUDA_VISIBLE_DEVICES", "0")):
         for path in sorted(DRIVER.glob("*/information")):
             found = re.search(r"^Model:\s*(.+)$", path.read_text(encoding="utf-8", errors="replace"), re.MULTILINE)
             if found and (key := match_device(found[1])):

@@ -181,7 +181,7 @@ def flops_over_chunk_size(theory: Theory) -> Drawing:
     chunks = [2**n for n in range(theory.seq_len.bit_length())]
     others = [each for each in ("recurrent", "parallel") if is_counted(theory.op, each, theory.mode)]
     panels = []
-    for dim in (theory.head_dim // 4, theory.head_dim // 2, theory.head_dim):
+    for dim in dict.fromkeys(max(1, theory.head_dim // part) for part in (4, 2, 1)):
         chunkwise = [_counted(theory, dim, chunk).flops / 1e9 for chunk in chunks]
         lines = [Line(x=chunks, y=chunkwise, style=curve_style(0, "chunkwise"))]
         for n, formulation in enumerate(others, start=1):

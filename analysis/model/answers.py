@@ -263,7 +263,7 @@ def chunk_size_answer(report: Mapping[str, Any], rows: int) -> str:
     # Beside it the one that the paper's model chooses, which many would take; else the second best.
     others = [each for each in at.values() if each["measured_ms"] is not None and each is not at[chosen]]
     if others:
-        paper = min(at.values(), key=lambda each: each["model_upper_ms"])
+        paper = min(at.values(), key=lambda each: each["chunkwise_upper_ms"])
         other = paper if paper in others else min(others, key=lambda each: each["measured_ms"])
         whose = ", which the paper's model chooses" if other is paper else ""
         text += f" ({other['chunk_size']}{whose}: {other['measured_ms']:.4g})"
@@ -294,7 +294,7 @@ def chunk_size_columns(report: Mapping[str, Any]) -> list[dict[str, Any]]:
 def chunk_size_in_words(report: Mapping[str, Any], accelerator: Accelerator) -> str:
     """Return what the whole table of candidates comes to: the models' optima, and what choosing by them costs."""
     chosen, fitted = report["runtime_optimal_feasible"], report["fitted"]
-    formulation = min(report["candidates"], key=lambda each: each["model_upper_ms"])
+    formulation = min(report["candidates"], key=lambda each: each["chunkwise_upper_ms"])
     lines = [
         f"best for FLOPs: {report['flop_optimal']:.1f}, of the feasible ones {report['flop_optimal_feasible']}",
         f"for the modelled time on {accelerator.part}: {report['runtime_optimal']:.1f}, of the feasible ones "
@@ -308,6 +308,5 @@ def chunk_size_in_words(report: Mapping[str, Any], accelerator: Accelerator) -> 
             f"{100 * fitted['median_error']:.2g} % in the median, {100 * fitted['worst_error']:.2g} % at worst)"
         )
     if report["regret_ms"] is not None:
-        whose = f"the choice by {'launches' if report['model'] == 'launches' else 'the formulation'}"
-        lines.append(f"{whose}, {chosen}, takes {report['regret_ms']:.4g} ms more than the fastest measured")
+        lines.append(f"the model's choice, {chosen}, takes {report['regret_ms']:.4g} ms more than the fastest measured")
     return "\n".join(lines)

@@ -9,8 +9,7 @@ Per chunk, FLOPs are a L^2 + b L + c and bytes p L + q, so per token the runtime
 which for mLSTMsig, with the paper's printed total, are the paper's closed forms; every other chunkwise operation goes
 the same way with its own parts. The coefficients are read off the count formulas themselves.
 
-That is what the formulation asks for. An implementation that walks its chunks tile by tile asks for others; where its
-launches are known and were measured, :mod:`.terms` says which.
+This is the optimum of the formulation. fused_chunk and whole_state have others, which :mod:`.terms` models.
 """
 
 from __future__ import annotations
@@ -152,9 +151,9 @@ def chunk_size_report(
         measured_best, regret_ms: the fastest measured candidate, and what the modelled choice takes longer than that;
             None where it was not measured.
         fitted: what was fitted, and how well it predicts (:meth:`.fit.Fit.in_figures`); None without a fit.
-        candidates: one mapping per chunk length, modelled and measured. model_upper_ms, model_lower_ms and bound are
-            those of the chunkwise formulation; predicted_ms (None without a fit), low_ms and high_ms those of the
-            implementation.
+        candidates: one mapping per chunk length, modelled and measured. chunkwise_upper_ms, chunkwise_lower_ms and
+            chunkwise_bound are those of the paper's formulation; predicted_ms (None without a fit), low_ms and high_ms
+            those of the implementation.
 
     Raises:
         ValueError: bad sizes or names, as :func:`.counts.count`, or a sequence shorter than the least chunk.
@@ -178,9 +177,9 @@ def chunk_size_report(
         candidates.append(
             {
                 "chunk_size": found.chunk_size,
-                "model_upper_ms": model.upper_ms,
-                "model_lower_ms": model.lower_ms,
-                "bound": model.bound,
+                "chunkwise_upper_ms": model.upper_ms,
+                "chunkwise_lower_ms": model.lower_ms,
+                "chunkwise_bound": model.bound,
                 "predicted_ms": predicted.time_ms,
                 "low_ms": predicted.low_ms,
                 "high_ms": predicted.high_ms,
@@ -195,7 +194,7 @@ def chunk_size_report(
         )
     best = best_of(answers)
     least_flops = min(candidates, key=lambda each: each["flops"])
-    chosen = min(candidates, key=lambda each: each["predicted_ms" if fit else "model_upper_ms"])
+    chosen = min(candidates, key=lambda each: each["predicted_ms" if fit else "chunkwise_upper_ms"])
     timed = [each for each in candidates if each["measured_ms"] is not None]
     fastest = min(timed, key=lambda each: each["measured_ms"], default=None)
     return {

@@ -79,7 +79,7 @@ class Fit:
     """A model of a time fitted to measured rows of one implementation and mode.
 
     Attributes:
-        model: by the formulation, or by launches.
+        model: FORMULATION, WALKS or LAUNCHES of :mod:`.terms`.
         accelerator: key of the device that was measured.
         roofs: which roofs the rates were taken with: spec, measured or a path.
         constants: name -> value, in ms or, of a rate, full rate over the rate reached; 0 where others explain it all.
@@ -133,7 +133,7 @@ class Fit:
         share = measured.sms / accelerator.sms if self.model is LAUNCHES else 1.0
         gains = [here / there * share for here, there in zip(*rates, strict=True)]
         if self.model is LAUNCHES:
-            what = " with its multiprocessors and the tiles of sm_90: the rates of one are"
+            what = " with its multiprocessors and the tile sizes of compute capability 9.0: the rates of one are"
             low_ms, high_ms = latency_ms / max(1.0, *gains) + rates_ms, latency_ms / min(1.0, *gains) + rates_ms
         else:
             what, there_ms = ": its rates are", self._parts(case, measured)[1]

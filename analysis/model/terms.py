@@ -5,11 +5,11 @@ rate and a share of the bandwidth, a state waits for the one before it, and laun
 
     t = launches t_launch + n t_step + x_FLOPs tau_FLOPs + x_bytes tau_bytes
 
-with n steps one after the other: chunks of a sequence, tokens of a recurrence. Programs that hold whole states wait now
-for memory, now for products. In place of n t_step they have x_walk tau_walk, where tau_walk is the time that the choice
-of a chunk length expects on an H200. Where the launches are known (:mod:`.schedule`), their programs run in waves, as
-many at once as the multiprocessors hold, so that 4,096 programs and 4,100 take different times. Launches run one after
-the other, and of one launch
+with n steps one after the other: chunks of a sequence, tokens of a recurrence. whole_state's programs wait partly for
+memory and partly for products, so x_walk tau_walk replaces n t_step, where tau_walk is the time that the choice of a
+chunk length expects on an H200. Where the launches are known (:mod:`.schedule`), their programs run in waves, as many
+at once as the multiprocessors hold, so that 4,096 programs and 4,100 take different times. Launches run one after the
+other, and of one launch
 
     t = t_launch + waves (t_start + steps t_step) + x_FLOPs FLOPs_SM / alpha_SM + (x_bytes B_states + x_merge B_merge)
         / beta
