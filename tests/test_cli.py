@@ -489,9 +489,10 @@ def test_the_gpu_that_is_here_is_the_default(tmp_path: Path, monkeypatch: pytest
         monkeypatch.setattr("lrbench.analysis.accelerators.known.DRIVER", folder)
         for command in ("best", "predict", "chunk-size"):
             assert f'"accelerator": "{key}"' in run(command, "mlstm_sig", "--format", "json")
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.setattr("lrbench.analysis.accelerators.known.DRIVER", tmp_path / "NVIDIA B200")
-    assert run.json("predict")["accelerator"] == "h100_sxm"
+    for visible, key in (("", "h100_sxm"), ("-1", "h100_sxm"), ("GPU-5f0e", "b200")):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+        assert run.json("predict")["accelerator"] == key
 
 
 def test_verify_runs_triton_kernels_in_the_interpreter() -> None:
