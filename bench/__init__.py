@@ -15,7 +15,7 @@
 | *worker processes* | |
 | `workers` | starts, asks, ends and replaces them |
 | `serve`, `worker` | where such a process begins, and what it does with a case |
-| `check` | output and gradients against float64 |
+| `correctness` | output and gradients against float64 |
 | `memory` | the peak memory of a call |
 | `clock` | times a call |
 | `noise` | what else the machine did meanwhile |

@@ -97,7 +97,7 @@ def _draw_once(
     import torch
 
     from ..kernels.baselines.pytorch import eager
-    from .check import DTYPES as TORCH_DTYPES
+    from .correctness import DTYPES as TORCH_DTYPES
 
     references: dict[str, Callable[..., Tensor]] = {
         "eager": eager,

@@ -32,7 +32,7 @@ from torch.utils.checkpoint import checkpoint
 
 from ..kernels.baselines import get_operation
 from ..results.schema import Case
-from . import check
+from . import correctness
 
 RECOMPUTED = ("attention", "lightning")
 """Operations whose models recompute their blocks in the backward pass."""
@@ -113,8 +113,8 @@ class Attention(Heads):
         super().__init__(mix, case)
         rates = ROTARY_BASE ** -torch.linspace(0, 1, case.sizes["head_dim_qk"] // 2 + 1, dtype=torch.float64)[:-1]
         angles = torch.arange(case.sizes["seq_len"], dtype=torch.float64)[:, None, None] * rates
-        self.register_buffer("cos", angles.cos().to(check.DTYPES[case.dtype]))
-        self.register_buffer("sin", angles.sin().to(check.DTYPES[case.dtype]))
+        self.register_buffer("cos", angles.cos().to(correctness.DTYPES[case.dtype]))
+        self.register_buffer("sin", angles.sin().to(correctness.DTYPES[case.dtype]))
 
     def rotated(self, x: Tensor) -> Tensor:
         """Rotate the halves of x [B, T, H, K] into each other."""
@@ -252,7 +252,7 @@ class Model(nn.Module):
         super().__init__()
         device = next(iter(inputs.values())).device
         made = design(case, inputs, torch.autocast(device.type, enabled=False)(mix))
-        self.dtype, self.recompute = check.DTYPES[case.dtype], case.op in RECOMPUTED
+        self.dtype, self.recompute = correctness.DTYPES[case.dtype], case.op in RECOMPUTED
         table = nn.Embedding(vocabulary, made.width)
         self.embedding = nn.Sequential(table, LayerNorm(made.width)) if case.op == "wkv4" else table
         self.blocks = nn.ModuleList([Block(made) for _ in range(case.sizes["layers"])])
@@ -276,9 +276,9 @@ class TrainingStep:
     """
 
     def __init__(self, case: Case, inputs: Mapping[str, Tensor], mix: Mix) -> None:
-        device, dtype = next(iter(inputs.values())).device, check.DTYPES[case.dtype]
+        device, dtype = next(iter(inputs.values())).device, correctness.DTYPES[case.dtype]
         _, vocabulary = get_operation(case.op).model(case.sizes)
-        torch.manual_seed(check.SEED)
+        torch.manual_seed(correctness.SEED)
         with device:
             self.model = Model(case, inputs, mix, vocabulary)
             self.tokens = torch.randint(vocabulary, (case.sizes["batch"], case.sizes["seq_len"] + 1))

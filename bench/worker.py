@@ -28,7 +28,7 @@ from ..kernels import baselines, resolve
 from ..kernels.baselines.spec import Baseline, Runnable
 from ..kernels.spec import Implementation, Operation
 from ..results.schema import IMPORT_FAILED, Case
-from . import autotuning, check, clock, memory, models
+from . import autotuning, clock, correctness, memory, models
 from .plan import PlannedCase
 from .workers import Limits, Reply, decode_request, not_measured
 
@@ -64,8 +64,8 @@ class Worker:
 
     def __init__(self, device: str) -> None:
         self.device = device
-        self.inputs = check.Inputs(device)
-        self.references = check.References()
+        self.inputs = correctness.Inputs(device)
+        self.references = correctness.References()
         self._clock: clock.Clock | None = None
         self._seconds: dict[str, float] = {}
         self._lapped = 0.0
@@ -178,27 +178,27 @@ class Worker:
         checked, state = case, ()
         if case.mode == "step":
             inputs = self.inputs.get(operation, case)
-            state = check.state_before_step(operation, case, self.device)
-            expected = check.expect_step(operation, case, inputs, state)
+            state = correctness.state_before_step(operation, case, self.device)
+            expected = correctness.expect_step(operation, case, inputs, state)
         else:
             checked, inputs, expected = self._expect(operation, item, small=small)
         prepared = prepare(dataclasses.replace(item, case=checked), inputs, state)
-        with _poisoned(item.target, expected, check.DTYPES[checked.dtype]):
+        with _poisoned(item.target, expected, correctness.DTYPES[checked.dtype]):
             results = _call_once(prepared.runnable, expected.grad_out if case.gradients else None)
-        factor = 1.0 if case.provider == "lrbench" else check.PEER_FACTOR
-        verdict = check.compare(results, expected, case.state_dtype, factor=factor)
+        factor = 1.0 if case.provider == "lrbench" else correctness.PEER_FACTOR
+        verdict = correctness.compare(results, expected, case.state_dtype, factor=factor)
         if verdict.failure:
             raise CaseFailure("incorrect", verdict.failure)
-        return {"checked": check.describe_check(case, checked), "rel_error": verdict.rel_error}
+        return {"checked": correctness.describe_check(case, checked), "rel_error": verdict.rel_error}
 
     def _expect(
         self, operation: Operation, item: PlannedCase, *, small: bool = False
-    ) -> tuple[Case, dict[str, Tensor], check.Expected]:
+    ) -> tuple[Case, dict[str, Tensor], correctness.Expected]:
         """Return the case at the shape it is checked at, its inputs and the expected results.
 
         A reference that does not fit in memory is no fault of the implementation: the check then takes a smaller shape.
         """
-        shapes = check.checked_cases(operation, item.case, self.device)
+        shapes = correctness.checked_cases(operation, item.case, self.device)
         if small:
             shapes = shapes[-1:]
         while True:
@@ -225,7 +225,7 @@ class Worker:
         if case.mode == "train":
             return self._make_step(item, operation)
         inputs = self.inputs.get(operation, case)
-        state = check.state_before_step(operation, case, self.device) if case.mode == "step" else ()
+        state = correctness.state_before_step(operation, case, self.device) if case.mode == "step" else ()
         prepared = prepare(item, inputs, state, config)
         start = time.perf_counter()
         call, prepare_call = _timed_parts(prepared, case.mode)
@@ -239,7 +239,7 @@ class Worker:
         """Return a training step ready to be timed. It has been taken once, so the optimizer's state exists."""
         self.release(everything=True)
         one = {**item.case.sizes, "seq_len": 1}
-        inputs = operation.make_inputs(one, dtype=check.DTYPES[item.case.dtype], device=self.device)
+        inputs = operation.make_inputs(one, dtype=correctness.DTYPES[item.case.dtype], device=self.device)
         step = models.TrainingStep(item.case, inputs, mixing(item, inputs))
         start = time.perf_counter()
         loss = float(step())
@@ -297,7 +297,7 @@ def _keywords(item: PlannedCase) -> dict[str, Any]:
     if item.target.chunked and case.chunk_size is not None:
         given["chunk_size"] = case.chunk_size
     if case.state_dtype not in (None, "fp32"):
-        given["state_dtype"] = check.DTYPES[case.state_dtype]
+        given["state_dtype"] = correctness.DTYPES[case.state_dtype]
     return given
 
 
@@ -341,7 +341,7 @@ def _noted(kernels: dict[str, str]) -> Iterator[None]:
 
 
 def _poisoned(
-    target: Implementation | Baseline, expected: check.Expected, dtype: torch.dtype
+    target: Implementation | Baseline, expected: correctness.Expected, dtype: torch.dtype
 ) -> AbstractContextManager[Any]:
     """Make an output element that is never written show as NaN, in our code and, on a GPU, in outside packages.
 
@@ -350,7 +350,7 @@ def _poisoned(
     the caching allocator hands out again.
     """
     if isinstance(target, Implementation):
-        return check.PoisonEmpty()
+        return correctness.PoisonEmpty()
     if next(iter(expected.values.values())).device.type == "cuda":
         blocks = [torch.full(v.shape, float("nan"), dtype=dtype, device=v.device) for v in expected.values.values()]
         del blocks
@@ -363,7 +363,7 @@ def _call_once(runnable: Runnable, grad_out: Tensor | None) -> dict[str, Tensor]
         with torch.no_grad():
             return {"out": runnable.to_canonical("out", runnable.forward())}
     out = runnable.forward()
-    gradients = check.differentiate(out, runnable.leaves, _in_own_layout(runnable, out, grad_out))
+    gradients = correctness.differentiate(out, runnable.leaves, _in_own_layout(runnable, out, grad_out))
     results = {"out": runnable.to_canonical("out", out.detach())}
     return results | {name: runnable.to_canonical(name, gradient) for name, gradient in gradients.items()}
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lrbench.bench import check, models, worker
+from lrbench.bench import correctness, models, worker
 from lrbench.bench.plan import PlannedCase, Request, package_of, plan
 from lrbench.bench.workers import Limits
 from lrbench.kernels import resolve
@@ -35,7 +35,7 @@ def planned(op: str, impl: str, dtype: str = "fp32", **sizes: int) -> PlannedCas
 def step_of(item: PlannedCase, mix: Any = None) -> models.TrainingStep:
     """Return the step, of the implementation or of ``mix``."""
     operation = get_operation(item.case.op)
-    inputs = operation.make_inputs({**item.case.sizes, "seq_len": 1}, dtype=check.DTYPES[item.case.dtype])
+    inputs = operation.make_inputs({**item.case.sizes, "seq_len": 1}, dtype=correctness.DTYPES[item.case.dtype])
     return models.TrainingStep(item.case, inputs, mix or worker.mixing(item, inputs))
 
 
@@ -63,8 +63,8 @@ def test_every_implementation_trains_the_same_model(op: str, impl: str) -> None:
     double = dataclasses.replace(item, case=dataclasses.replace(item.case, dtype="fp64"))
     exact, low = gradients(step_of(double, definition)), gradients(step_of(item, definition))
     for name, value in gradients(step_of(item)).items():
-        bound = check._bound(check.relative_error(low[name], exact[name]), exact[name], torch.float32)
-        assert check.relative_error(value, exact[name]) <= bound, name
+        bound = correctness._bound(correctness.relative_error(low[name], exact[name]), exact[name], torch.float32)
+        assert correctness.relative_error(value, exact[name]) <= bound, name
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from lrbench.bench import check, worker
+from lrbench.bench import correctness, worker
 from lrbench.bench.clock import CpuClock
 from lrbench.bench.plan import PlannedCase
 from lrbench.bench.workers import Limits, encode_request
@@ -25,7 +25,7 @@ from lrbench.tests.bench import faults
 def test_a_reference_that_does_not_fit_is_taken_at_a_smaller_shape(
     monkeypatch: pytest.MonkeyPatch, seq_len: int, limit: int, checked: str
 ) -> None:
-    evaluate = check.evaluate
+    evaluate = correctness.evaluate
     asked: list[int] = []
 
     def limited(operation: Any, function: Any, inputs: Any, grad_out: Any, **keywords: Any) -> dict[str, torch.Tensor]:
@@ -34,7 +34,7 @@ def test_a_reference_that_does_not_fit_is_taken_at_a_smaller_shape(
             raise torch.OutOfMemoryError("CUDA out of memory")
         return evaluate(operation, function, inputs, grad_out, **keywords)
 
-    monkeypatch.setattr(check, "evaluate", limited)
+    monkeypatch.setattr(correctness, "evaluate", limited)
     columns = worker.Worker("cpu").verify(faults.planned("right", batch=4, seq_len=seq_len))
     assert asked[0] == 4
     assert columns["checked"] == checked
@@ -58,7 +58,7 @@ def test_a_layout_of_its_own_is_made_outside_the_timed_region() -> None:
     sizes = {"batch": 1, "seq_len": 4, "d_model": 8, "d_ff": 16}
     for mode in ("fw", "fwbw"):
         case = made.case("gated_mlp", "torch", mode=mode, dtype="fp32", **sizes)
-        inputs = check.Inputs("cpu").get(operation, case)
+        inputs = correctness.Inputs("cpu").get(operation, case)
         items = [PlannedCase(case=case, target=target) for target in (implementation, plain)]
         leaves = worker.prepare(items[0], inputs).runnable.leaves
         for name in ("w_up", "w_gate"):

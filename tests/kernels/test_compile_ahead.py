@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from lrbench.bench.check import DTYPES
 from lrbench.bench.compile_ahead import compile_cases
+from lrbench.bench.correctness import DTYPES
 from lrbench.bench.plan import PlannedCase, Request, plan
 from lrbench.bench.worker import prepare
 from lrbench.kernels import get_operation

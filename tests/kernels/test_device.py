@@ -16,7 +16,7 @@ import torch
 import triton
 from torch import Tensor
 
-from lrbench.bench import check
+from lrbench.bench import correctness
 from lrbench.bench.plan import PlannedCase
 from lrbench.bench.worker import prepare
 from lrbench.kernels import Implementation, Operation
@@ -173,19 +173,22 @@ def test_inputs_of_two_devices_are_refused(
 
 def check_against_reference(operation: Operation, implementation: Implementation, case: Case, device: str) -> None:
     """Hold the output and every gradient, and a decoding step's output, to the definition in float64."""
-    inputs = check.Inputs(device).get(operation, case)
-    expected = check.References().get(operation, case, inputs, portable=False)
+    inputs = correctness.Inputs(device).get(operation, case)
+    expected = correctness.References().get(operation, case, inputs, portable=False)
     runnable = prepare(PlannedCase(case=case, target=implementation), inputs).runnable
     out = runnable.forward()
-    gradients = check.differentiate(out, runnable.leaves, expected.grad_out) if case.mode == "fwbw" else {}
-    verdict = check.compare({"out": out.detach(), **gradients}, expected, case.state_dtype)
+    gradients = correctness.differentiate(out, runnable.leaves, expected.grad_out) if case.mode == "fwbw" else {}
+    verdict = correctness.compare({"out": out.detach(), **gradients}, expected, case.state_dtype)
     assert verdict.failure is None
     if "step" in implementation.modes:
         case = replace(case, mode="step", seq_len=1, chunk_size=None)
-        inputs, state = check.Inputs(device).get(operation, case), check.state_before_step(operation, case, device)
-        expected = check.expect_step(operation, case, inputs, state)
+        inputs, state = (
+            correctness.Inputs(device).get(operation, case),
+            correctness.state_before_step(operation, case, device),
+        )
+        expected = correctness.expect_step(operation, case, inputs, state)
         out = prepare(PlannedCase(case=case, target=implementation), inputs, state).runnable.forward()
-        assert check.compare({"out": out}, expected, case.state_dtype).failure is None
+        assert correctness.compare({"out": out}, expected, case.state_dtype).failure is None
 
 
 @pytest.mark.gpu

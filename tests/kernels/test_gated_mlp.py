@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lrbench.bench.check import relative_error
+from lrbench.bench.correctness import relative_error
 from lrbench.kernels.gated_mlp import GATED_MLP, gated_mlp
 from lrbench.kernels.gated_mlp import fused as module
 from lrbench.kernels.gated_mlp.config import ACTIVATIONS, GatedMlpConfig, TileConfig, invalid_reason, select_tile

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lrbench.bench.check import DTYPES
+from lrbench.bench.correctness import DTYPES
 from lrbench.bench.plan import PlannedCase
 from lrbench.bench.worker import Worker
 from lrbench.kernels import Operation, resolve

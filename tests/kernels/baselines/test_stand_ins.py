@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils._pytree import tree_leaves
 
-from lrbench.bench.check import state_before_step
+from lrbench.bench.correctness import state_before_step
 from lrbench.bench.derived import Run, build_record
 from lrbench.bench.plan import PlannedCase
 from lrbench.bench.worker import Worker
