@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import re
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -92,7 +94,8 @@ def refused(lrbench: Lrbench, *arguments: object) -> str:
 def full_speed_seconds(work: Callable[[], object]) -> float:
     """Return the processor time that work takes, here and in its processes, on a core that nobody slows down.
 
-    Others that share a core's caches and units make it slower: a loop whose time is known says by how much.
+    Others that share a core's units, its caches and the memory make it slower: loops whose times are known say by how
+    much.
     """
     slowness, start = _slowness(), os.times()
     work()
@@ -101,8 +104,16 @@ def full_speed_seconds(work: Callable[[], object]) -> float:
 
 
 def _slowness() -> float:
-    """Return how many times as long as at full speed a loop takes, 1 at least."""
-    full_speed_s, start, total = 0.13, time.process_time(), 0
+    """Return how many times as long as at full speed two loops take, the slower one of them, 1 at least."""
+    start, total = time.process_time(), 0
     for n in range(2_000_000):
         total += n * n % 7
-    return max(1.0, (time.process_time() - start) / full_speed_s)
+    numbers_s = time.process_time() - start
+    # Objects in an order that no cache foresees, as in a command's answer.
+    start = time.process_time()
+    rows = [{"n": n, "name": str(n)} for n in range(100_000)]
+    random.Random(0).shuffle(rows)
+    rows.sort(key=itemgetter("name"))
+    total += sum(row["n"] for row in rows)
+    objects_s = time.process_time() - start
+    return max(1.0, numbers_s / 0.13, objects_s / 0.095)
