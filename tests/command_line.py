@@ -97,13 +97,13 @@ def full_speed_seconds(work: Callable[[], object]) -> float:
     Others that share a core's units, its caches and the memory make it slower: loops whose times are known say by how
     much.
     """
-    slowness, start = _slowness(), os.times()
+    slow, start = slowness(), os.times()
     work()
     end = os.times()
-    return (sum(end[:4]) - sum(start[:4])) / min(slowness, _slowness())
+    return (sum(end[:4]) - sum(start[:4])) / min(slow, slowness())
 
 
-def _slowness() -> float:
+def slowness() -> float:
     """Return how many times as long as at full speed two loops take, the slower one of them, 1 at least."""
     start, total = time.process_time(), 0
     for n in range(2_000_000):
