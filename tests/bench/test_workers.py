@@ -182,7 +182,7 @@ def test_two_devices_share_an_implementation_by_problems(tmp_path: Path, monkeyp
 
 @pytest.mark.speed
 def test_a_case_costs_little_beside_its_own_work() -> None:
-    """Of the time from one outcome to the next, what the worker does not count as its own is below 5 ms at full speed."""
+    """From one outcome to the next, what the worker does not count as its own takes less than 5 ms at full speed."""
     slow = slowness()
     cases = Queue([faults.planned("right", seq_len=32 + n) for n in range(30)])
     seconds: list[float] = []
