@@ -66,8 +66,8 @@ def _why_not_on(known: Known, question: Question) -> str | None:
         return known.why_not_on(capability)
     if known.nvidia and capability is None and _device(question) == "cuda":
         return f"{known.name} needs a GPU of NVIDIA's with a known compute capability"
-    names: dict[str, Any] = {"kernel": question.op, "op": question.op, "impl": known.name, "provider": known.provider}
-    case = Case(**names, mode=question.mode, dtype=question.dtype)
+    op, mode, dtype = question.op, question.mode, question.dtype
+    case = Case(kernel=op, op=op, impl=known.name, provider=known.provider, mode=mode, dtype=dtype)
     return baselines.known_bad_here(known, case, {}, capability)
 
 

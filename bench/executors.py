@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import queue
 import tempfile
 import threading
 from collections import deque
 from collections.abc import Callable, Generator, Hashable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from itertools import takewhile
 from pathlib import Path
 
+from ..analysis.accelerators.known import visible_gpus
 from ..kernels.baselines.spec import Baseline
 from ..results.lock import hold
 from .environment import Environment, gpu_uuids
@@ -209,14 +208,6 @@ class LocalExecutor(contextlib.AbstractContextManager["LocalExecutor"]):
         finally:
             self._stop.set()
             wait(serving)
-
-
-def visible_gpus(count: int) -> list[str]:
-    """Return the names of the first GPUs that workers may see, as CUDA_VISIBLE_DEVICES takes them: as CUDA does, up to
-    the first name that is none, such as -1 or NoDevFiles."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    names = [str(n) for n in range(count)] if visible is None else [name.strip() for name in visible.split(",")]
-    return list(takewhile(lambda name: name[:1].isdigit() or name.startswith(("GPU-", "MIG-")), names))[:count]
 
 
 @contextlib.contextmanager

@@ -114,6 +114,6 @@ def slowness() -> float:
     rows = [{"n": n, "name": str(n)} for n in range(100_000)]
     random.Random(0).shuffle(rows)
     rows.sort(key=itemgetter("name"))
-    total += sum(row["n"] for row in rows)
+    total += sum(map(itemgetter("n"), rows))
     objects_s = time.process_time() - start
     return max(1.0, numbers_s / 0.13, objects_s / 0.095)

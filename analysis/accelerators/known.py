@@ -11,6 +11,7 @@ import functools
 import os
 import re
 from collections.abc import Mapping
+from itertools import takewhile
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated
@@ -54,13 +55,20 @@ DRIVER = Path("/proc/driver/nvidia/gpus")
 
 def default_key() -> str:
     """Return the key of the GPU that is here, as its driver calls it, else :data:`USUAL`. Imports no torch."""
-    # What is no name of a GPU, such as nothing or -1, hides them all.
-    if re.match(r"\s*(\d|GPU-|MIG-)", os.environ.get("CUDA_VISIBLE_DEVICES", "0")):
+    if visible_gpus(1):
         for path in sorted(DRIVER.glob("*/information")):
             found = re.search(r"^Model:\s*(.+)$", path.read_text(encoding="utf-8", errors="replace"), re.MULTILINE)
             if found and (key := match_device(found[1])):
                 return key
     return USUAL
+
+
+def visible_gpus(count: int) -> list[str]:
+    """Return the names of the first GPUs that workers may see, as CUDA_VISIBLE_DEVICES takes them: as CUDA does, up to
+    the first name that is none, such as -1 or NoDevFiles."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    names = [str(n) for n in range(count)] if visible is None else [name.strip() for name in visible.split(",")]
+    return list(takewhile(lambda name: name[:1].isdigit() or name.startswith(("GPU-", "MIG-")), names))[:count]
 
 
 def user_file() -> Path | None:

@@ -486,7 +486,7 @@ def relative_fit(
     scaled = scaled / norms
     # The normal equations: a few terms of many rows.
     gram, aim, columns = scaled.T @ scaled, scaled.T @ goal, scaled.shape[1]
-    # Mostly no bound is in force: then the only solution without bounds is it.
+    # Usually no bound is active: then the solution without bounds, if there is only one, is the answer.
     unbounded, _, rank, _ = np.linalg.lstsq(gram, aim, rcond=None)
     if rank == columns and (unbounded > 0).all():
         return unbounded / norms

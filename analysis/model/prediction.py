@@ -153,7 +153,7 @@ def measured_on(where: str, noisy: bool) -> str:
 class Answer:
     """What a case takes: as measured where it was, else as fitted, else between the model's bounds.
 
-    What a model says is worked out when it is asked for: where a time was measured, nobody may ask.
+    The model's part is computed when it is first read: a measured time needs none.
 
     Attributes:
         case: what is asked about; ``predicted`` raises ValueError where its mode is not counted.

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from lrbench.analysis.accelerators.known import visible_gpus
 from lrbench.bench import executors, workers
 from lrbench.bench.executors import LocalExecutor, Queue
 from lrbench.bench.plan import PlannedCase
@@ -145,12 +146,12 @@ def test_gpus_are_named_as_the_user_does_and_held_once(tmp_path: Path, monkeypat
     monkeypatch.setattr(executors, "gpu_uuids", lambda names: {name: f"GPU-{name}" for name in names})
     for hidden in ("", "-1", "NoDevFiles"):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
-        assert executors.visible_gpus(5) == []
+        assert visible_gpus(5) == []
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    assert executors.visible_gpus(2) == ["0", "1"]
+    assert visible_gpus(2) == ["0", "1"]
     with executors.hold_gpus(2):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2, 1")
-        assert executors.visible_gpus(5) == ["2", "1"]
+        assert visible_gpus(5) == ["2", "1"]
         with executors.hold_gpus(1):
             pass
         with pytest.raises(HeldError, match=f"GPU 1 is in use by another lrbench: process {os.getpid()} "):
