@@ -261,7 +261,7 @@ def brief_sections(sections: dict[str, list[Row]]) -> dict[str, list[Row]]:
             if row["missing"]
         ],
         f"{len(applying)} of {len(failures)} known failures apply here": [
-            {name: row[name] for name in ("impl", "when", "reason")} for row in applying
+            {name: row[name] for name in ("impl", "op", "when", "reason")} for row in applying
         ],
     }
 

@@ -195,7 +195,7 @@ OF_FAMILY: dict[str, tuple[Preset, ...]] = {
             TRAIN,
             seq_lens=(1024, 8192),
             batch=8,
-            impls=("fused", "chunked", "naive", "fla.fused_recurrent_hgrn", "fla.chunk_hgrn", "torch.compile", "torch"),
+            impls=("fused", "chunked", "naive", "fla.fused_recurrent_hgrn", "torch.compile", "torch"),
         ),
         Preset(
             name="long",
