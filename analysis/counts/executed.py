@@ -405,25 +405,30 @@ def _sweep(run: Run, role: Role, blocks: Blocks, total: Executed) -> None:
     """
     dx, dz, block_x, block_z, contractions, columns = blocks
     tiles = list(_row_tiles(run, role))
-    entries = sum(times * rows * positions for times, rows, positions, _ in tiles)
+    entries = sum(rows * positions for _, rows, positions, _ in tiles)
     rank = 2 * run.seq_len * dx * dz if run.several else 0
     scores = 2 * entries * dx
     needed = _role_products(role, rank, scores, 2 * entries * dz, (columns - 1) * scores)
     per_row_tile = 2 * run.block_t * block_x * contractions * block_z if run.several else 0
     per_column_tile = 2 * run.block_t * run.config.output.block_s * (block_x * contractions + block_z)
-    padded = columns * sum(times * (per_row_tile + met * per_column_tile) for times, _, _, met in tiles)
+    padded = columns * sum(number * per_row_tile + met * per_column_tile for number, _, _, met in tiles)
     needed["padding"] = padded - needed.total()
     add(total.flops, role.name, needed)
 
 
 def _row_tiles(run: Run, role: Role) -> Iterator[tuple[int, int, int, int]]:
-    """Yield of each row tile of a chunk how many chunks have it, its rows, the positions and column tiles it meets."""
+    """Yield of all full row tiles, and then of those at the chunks' ends that have fewer rows: how many there are, the
+    rows of one, and how many positions and column tiles all of them meet. BLOCK_S divides BLOCK_T."""
     block_t, block_s = run.block_t, run.config.output.block_s
     for length, times in run.pieces(run.chunk_size):
-        for row in range(0, length, block_t):
-            rows = min(block_t, length - row)
-            beside = length - row - rows if role.future else row
-            yield times, rows, beside + rows, -(-beside // block_s) + -(-rows // block_s)
+        full, rest = divmod(length, block_t)
+        columns, rest_columns = block_t // block_s, -(-rest // block_s)
+        met = times * full * (full + 1) // 2
+        # The last tile is met by full ones in future roles, and meets them in past ones.
+        by_full, of_full = (times * full, 0) if role.future else (0, times * full)
+        yield times * full, block_t, met * block_t + by_full * rest, met * columns + by_full * rest_columns
+        if rest:
+            yield times, rest, of_full * block_t + times * rest, of_full * columns + times * rest_columns
 
 
 def _states(run: Run, total: Executed, name: str, *, recomputed: bool, normaliser: bool = False) -> None:
@@ -504,8 +509,8 @@ def _issued(run: Run, role: Role, blocks: Blocks) -> float:
         tensors = sum(2 * part.columns * part.dim_x + dz for part in parts)
         return run.seq_len * (tensors * width + sum(part.columns for part in parts) * _gate_bytes(run, role))
     tiles = list(_row_tiles(run, role))
-    loads = sum(times * rows * met for times, rows, _, met in tiles)
-    loaded = sum(times * positions for times, _, positions, _ in tiles)
+    loads = sum(rows * met for _, rows, _, met in tiles)
+    loaded = sum(positions for _, _, positions, _ in tiles)
     products = run.seq_len * block_x + x * run.several + loads * dx
     tensors = columns * (x if contractions == 1 else products) + loaded * (columns * dx + dz)
     row, column = _query_bytes(run, role), _key_bytes(run)
