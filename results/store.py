@@ -55,7 +55,7 @@ of fewer."""
 SAME_CASE = ("case_id", "device_accelerator", "device_name", "status", "noise", "suspect")
 """Of rows that agree in these columns, the newest counts."""
 
-NAMING = ("run_id", "case_id", "measured_at", "op", "impl", "mode", "status")
+NAMING = ("run_id", "case_id", "measured_at", "kernel", "op", "impl", "provider", "mode", "status")
 """Columns that name a row, of which none is null."""
 
 OTHER_ROW_SETS = {
