@@ -63,7 +63,7 @@ def recall() -> Roofs | None:
     """Return the remembered rates of this CPU, or None where there are none for this machine."""
     try:
         data = json.loads(cache_file().read_text(encoding="utf-8"))
-        if data["machine"] != _machine():
+        if data["machine"] != _machine() or "fp32" not in data["matrix_flops"]:
             return None
         return Roofs(
             matrix_flops=MappingProxyType({str(name): float(rate) for name, rate in data["matrix_flops"].items()}),

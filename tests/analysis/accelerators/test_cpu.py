@@ -49,6 +49,7 @@ def test_a_calibration_takes_its_place() -> None:
     [
         lambda data: data | {"machine": data["machine"] | {"cores": 10**6}},
         lambda data: data | {"matrix_flops": {"fp32": "fast"}},
+        lambda data: data | {"matrix_flops": {"bf16": 4e11}},
         lambda data: {name: value for name, value in data.items() if name != "bandwidth_bytes_s"},
         lambda data: [data],
         lambda data: None,
