@@ -1322,10 +1322,7 @@ def results(
         path, left = run_complete(named[0] if paths else None, timeout_s=timeout, time_limit_s=time_limit)
         named = [path]
     elif merge:
-        from .bench.environment import git_state, is_of
-
-        commit, _ = git_state()
-        note(*folder.merge(named[0], lambda row: is_of(row, commit)))
+        note(*folder.merge(named[0]))
     implementations = contents.implementation_rows(named, inventory.declared_implementations())
     if format == "markdown":
         print(contents.as_markdown(contents.file_rows(named), implementations), end="")

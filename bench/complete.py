@@ -159,11 +159,7 @@ def run_complete(folder: Path | None, *, timeout_s: float, time_limit_s: float |
     families = {n: each for n, each in known if each.device == environment.device_kind and each.complete}
     note(*recovered_notes(folder))
     measured = [folder] if files_in(folder, verdicts.ROW_SETS) else []
-
-    def of_today(row: Mapping[str, Any]) -> bool:
-        return is_of(row, environment.git_commit)
-
-    rows = verdicts.Store(measured, device, of_today)
+    rows = verdicts.Store(measured, device, lambda row: is_of(row, environment.git_commit))
     found = [verdicts.evaluate(each, rows) for each in entries.load()]
     sweep: dict[str, Any] = {"gpu": device, "timeout_s": timeout_s, "retry": False, "calibrate": False}
     try:
@@ -175,7 +171,7 @@ def run_complete(folder: Path | None, *, timeout_s: float, time_limit_s: float |
                     note(" | ".join(f"{name} {value}" for name, value in verdict.row().items() if value is not None))
             left = bool(unfinished(families, folder, environment))
     finally:
-        note(*merge(folder, of_today))
+        note(*merge(folder))
     note(f"{folder}: {'some is left: the same command goes on' if left else 'all that can be measured here is there'}")
     return folder, left
 

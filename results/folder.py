@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from operator import itemgetter
 from pathlib import Path
 from statistics import median
@@ -12,7 +12,7 @@ from typing import Any
 
 from .lock import LOCK_FILE, hold
 from .schema import IMPORT_FAILED, was_tried
-from .select import PROBLEM_COLUMNS, Row, grouped
+from .select import Row, grouped
 from .store import holds_results, read_file, recovered_notes, row_set, write_parquet
 
 ORDER = ("kernel", "op", "impl", "mode", "dtype", "seq_len", "case_id", "measured_at")
@@ -26,22 +26,15 @@ SUPERSEDED, FEWEST_CASES = 1.2, 5
 _code = itemgetter("op", "impl", "mode", "dtype", "device_name", "provider_version", "triton_version", "git_commit")
 """Return what was measured: an implementation of one commit, with the versions of its package and of Triton."""
 
-_problem = itemgetter("kernel", "device_name", *PROBLEM_COLUMNS)
-"""Return what the rows of one problem and implementation share, whatever their chunk length."""
 
-
-def merge(folder: Path, of_today: Callable[[Row], bool] = lambda row: True) -> list[str]:
+def merge(folder: Path) -> list[str]:
     """Put the rows of a folder's runs into one file for each family and ``history.parquet``, and remove the others.
 
-    A family's file has the newest row of every case on every device but those of superseded code: of our own older code
-    where the same problem has a row of today's, perhaps at another chunk length, and of :data:`SUPERSEDED`.
-    ``history.parquet`` has all others that were measured. Rows that only say that a package was missing are left out;
-    so are rows that say that one did not import, where the case has another row. Calibrations, copies, profiles and
-    errors go to a file of each kind. Subfolders are left as they are. If it is killed in between, every row is still in
-    a file, and the next call finishes the merge.
-
-    Args:
-        of_today: whether a row was measured with today's code.
+    A family's file has the newest row of every case on every device but those of superseded code
+    (:data:`SUPERSEDED`), ``history.parquet`` all others that were measured. Rows that only say that a package was
+    missing are left out; so are rows that say that one did not import, where the case has another row. Calibrations,
+    copies, profiles and errors go to a file of each kind. Subfolders are left as they are. If it is killed in between,
+    every row is still in a file, and the next call finishes the merge.
 
     Returns:
         what to say of it.
@@ -61,7 +54,7 @@ def merge(folder: Path, of_today: Callable[[Row], bool] = lambda row: True) -> l
             # Rows that agree in every column count once.
             distinct = {json.dumps(row, sort_keys=True): row for row in itertools.chain.from_iterable(present.values())}
             rows = list(distinct.values())
-            parts = _by_family(rows, of_today) if kind == HISTORY else {kind: rows}
+            parts = _by_family(rows) if kind == HISTORY else {kind: rows}
             targets = {folder / f"{name}.parquet": part for name, part in parts.items() if part}
             if {path: len(part) for path, part in present.items()} == {
                 path: len(part) for path, part in targets.items()
@@ -77,7 +70,7 @@ def merge(folder: Path, of_today: Callable[[Row], bool] = lambda row: True) -> l
     return said or [f"nothing to merge in {folder}"]
 
 
-def _by_family(rows: Iterable[Row], of_today: Callable[[Row], bool]) -> dict[str, list[Row]]:
+def _by_family(rows: Iterable[Row]) -> dict[str, list[Row]]:
     """Return file name -> rows: of each family the newest of every case, and the older ones."""
     newest: dict[str, list[Row]] = {}
     older: list[Row] = []
@@ -85,11 +78,8 @@ def _by_family(rows: Iterable[Row], of_today: Callable[[Row], bool]) -> dict[str
     by_case = grouped(kept, itemgetter("kernel", "case_id", "device_name"))
     cases = {key: sorted(group, key=lambda row: (was_tried(row), row["measured_at"])) for key, group in by_case.items()}
     superseded = _superseded(cases.values())
-    ours = [last for *_, last in cases.values() if last["provider"] == "lrbench"]
-    renewed = {_problem(row) for row in ours if row["status"] == "ok" and of_today(row)}
     for (kernel, *_), (*others, last) in cases.items():
-        is_old = _code(last) in superseded or (_problem(last) in renewed and not of_today(last))
-        (older if is_old else newest.setdefault(kernel, [])).append(last)
+        (older if _code(last) in superseded else newest.setdefault(kernel, [])).append(last)
         older += filter(was_tried, others)
     parts = {**newest, HISTORY: older}
     return {

@@ -81,17 +81,6 @@ def test_rows_of_superseded_code_are_history(times_as_long: float, cases: int, k
     assert sum(map(len, held(tmp_path).values())) == len(old) + len(new), "nothing is lost"
 
 
-def test_rows_of_older_code_are_history_beside_one_of_todays(tmp_path: Path) -> None:
-    """Of the problem, whatever the chunk length; problems that have none of today's code keep theirs."""
-    sizes = ({"chunk_size": 64}, {"chunk_size": 128}, {"chunk_size": 64, "seq_len": 512})
-    old = [row(1, **each, git_commit="old") for each in sizes]
-    made.write([*old, row(2, chunk_size=256, git_commit="new")], tmp_path / "sweep-a.parquet")
-    merge(tmp_path, lambda row: row["git_commit"] == "new")
-    found = load_rows(tmp_path / "tfla.parquet", ["git_commit", "chunk_size", "seq_len"])
-    assert sorted((each["git_commit"], each["chunk_size"]) for each in found) == [("new", 256), ("old", 64)]
-    assert len(held(tmp_path)["history.parquet"]) == 2
-
-
 def test_copies_are_called_copies(tmp_path: Path) -> None:
     for name in ("a", "b"):
         shutil.copy(store.HERE / "h200_sxm" / "copies.parquet", tmp_path / f"{name}.copies.parquet")
