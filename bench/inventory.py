@@ -249,7 +249,9 @@ def doctor_sections(environment: Environment) -> dict[str, list[Row]]:
 def brief_sections(sections: dict[str, list[Row]]) -> dict[str, list[Row]]:
     """Return what of :func:`doctor_sections` concerns this machine: what is known, missing or fails here."""
     environment, packages, failures = sections.values()
-    applying = [row for row in failures if row["applies_here"] == "yes"]
+    # A function of several operations counts once.
+    known = {(row["impl"], row["reason"]): row for row in failures}.values()
+    applying = [row for row in known if row["applies_here"] == "yes"]
     return {
         "environment": [row for row in environment if row["value"] is not None],
         "packages": [
@@ -260,8 +262,8 @@ def brief_sections(sections: dict[str, list[Row]]) -> dict[str, list[Row]]:
             for row in packages
             if row["missing"]
         ],
-        f"{len(applying)} of {len(failures)} known failures apply here": [
-            {name: row[name] for name in ("impl", "op", "when", "reason")} for row in applying
+        f"{len(applying)} of {len(known)} known failures apply here": [
+            {name: row[name] for name in ("impl", "when", "reason")} for row in applying
         ],
     }
 
