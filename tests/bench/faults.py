@@ -137,7 +137,7 @@ def exits(*tensors: Tensor, **options: Any) -> Tensor:
 
 def exhausts_memory(*tensors: Tensor, **options: Any) -> Tensor:
     """Ask for a petabyte."""
-    return torch.empty(2**50, dtype=torch.int8).float()
+    return torch.empty(2**50, dtype=torch.int8, device=tensors[0].device).float()
 
 
 def imports_missing(*tensors: Tensor, **options: Any) -> Tensor:

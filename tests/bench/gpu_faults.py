@@ -61,11 +61,6 @@ def hangs_in_a_kernel(*tensors: Tensor, chunk_size: int, **options: Any) -> Tens
     return right(*tensors, chunk_size=chunk_size, **options)
 
 
-def exhausts_memory(*tensors: Tensor, **options: Any) -> Tensor:
-    """Ask for more than the device has."""
-    return torch.empty(2**50, dtype=torch.int8, device=tensors[0].device).float()
-
-
 def tunes_for_minutes(*tensors: Tensor, chunk_size: int, **options: Any) -> Tensor:
     """Have configurations timed that take seconds each."""
     slow_kernel[1,](tensors[0].detach().clone(), 2**31 - 1)

@@ -39,7 +39,7 @@ EXPECTED = {
 
 def planned(fault: str) -> PlannedCase:
     """Return a case of one name, so that it may run in the process of another."""
-    return faults.planned(fault, module="faults" if fault == "right" else "gpu_faults", impl="faulty")
+    return faults.planned(fault, module="faults" if hasattr(faults, fault) else "gpu_faults", impl="faulty")
 
 
 def run_with_next(fault: str) -> list[Reply]:
