@@ -67,17 +67,6 @@ def test_output_that_is_none_of_that_is_refused(text: str, message: str) -> None
         parse_raw_csv(text)
 
 
-def test_what_ncu_complains_about() -> None:
-    text = (
-        "==PROF== Connected to process 1\n"
-        "==ERROR== ERR_NVGPUCTRPERM - The user does not have permission to access NVIDIA GPU Performance Counters\n"
-        "==WARNING== No kernels were profiled.\n"
-    )
-    assert ncu.error_in(text) == "No kernels were profiled."
-    assert ncu.error_in(text.rpartition("==WARNING")[0]).startswith("ERR_NVGPUCTRPERM")
-    assert ncu.error_in("==PROF== Connected to process 1\n") is None
-
-
 def test_only_metrics_that_the_device_has_are_asked_for(tmp_path: Path) -> None:
     listing = "Device NVIDIA V100\ndram__bytes_read   Counter  byte\nsm__ops_path_tensor_src_fp64 Counter inst\n"
     some = script(tmp_path / "some", f"cat <<'END'\n{listing}END")

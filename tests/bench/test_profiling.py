@@ -149,13 +149,14 @@ def test_a_case_that_cannot_run_here_is_not_tried(fake, profile: Lrbench) -> Non
 @pytest.mark.parametrize(
     ("said", "message"),
     [
-        ("==ERROR== ERR_NVGPUCTRPERM - no permission", "ncu failed: ERR_NVGPUCTRPERM - no permission"),
-        ("Segmentation fault", "ncu failed: Segmentation fault"),
+        ("==PROF== Connected\n==ERROR== ERR_NVGPUCTRPERM - no permission\nx", "ERR_NVGPUCTRPERM - no permission"),
+        ("==ERROR== no permission\n==WARNING== No kernels were profiled.\nx", "No kernels were profiled."),
+        ("==PROF== Connected\nSegmentation fault", "Segmentation fault"),
     ],
 )
 def test_what_ncu_says_is_passed_on(fake, profile: Lrbench, tmp_path: Path, said: str, message: str) -> None:
     fake(said=said)
-    assert profile()[::2] == (1, f"profiling on NVIDIA H200: 3 cases\nlrbench: {message}\n")
+    assert profile()[::2] == (1, f"profiling on NVIDIA H200: 3 cases\nlrbench: ncu failed: {message}\n")
     assert not (tmp_path / "out").exists()
 
 
