@@ -23,9 +23,9 @@ from lrbench.bench.worker import Worker
 from lrbench.bench.workers import Limits, decode_request, encode_request
 from lrbench.kernels import mlstm_sig
 from lrbench.results import store
-from lrbench.results.schema import Record
 from lrbench.tests.bench.environments import H200, PROCESSOR
 from lrbench.tests.command_line import Lrbench, refused
+from lrbench.tests.results.test_store import RECORD
 
 BAR = Bar(ours="torch", theirs="peer", mode="fw", ratio=1.5)
 
@@ -53,10 +53,8 @@ def entry(impl: str, chunk_size: int, samples_ms: list[float], mode: str = "fw",
     if samples_ms:
         columns |= {"time_samples_ms": samples_ms, "time_ms": samples_ms[0]}
     sizes = {"batch": 1, "seq_len": 64, "num_heads": 2, "head_dim_qk": 16, "head_dim_v": 32, "chunk_size": chunk_size}
-    record = Record(
-        run_id="r", case_id="c", measured_at="", kernel="tfla", op="mlstm_sig", impl=impl, provider="lrbench",
-        mode=mode, dtype="fp32", status=columns.pop("status", "ok"), input_bytes=0, **sizes, **columns,
-    )  # fmt: skip
+    columns = {"time_samples_ms": None, "time_ms": None, "input_bytes": 0, **sizes, **columns}
+    record = dataclasses.replace(RECORD, impl=impl, mode=mode, dtype="fp32", **columns)
     return record, "" if record.status == "ok" else f"{record.status}: {record.reason}"
 
 
