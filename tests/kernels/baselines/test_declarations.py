@@ -24,6 +24,7 @@ from lrbench.kernels.baselines.spec import Baseline
 from lrbench.kernels.spec import DTYPES, MODES, resolve
 from lrbench.results.schema import SIZE_COLUMNS, Case
 from lrbench.tests.command_line import run_python
+from lrbench.tests.kernels.baselines.test_numerics import case_of
 
 FAMILY = {"batch": 8, "seq_len": 8192, "num_heads": 16, "head_dim_qk": 128, "head_dim_v": 256}
 NAMES = [baseline.name for baseline in BASELINES]
@@ -39,17 +40,9 @@ def find(name: str) -> Baseline:
     return next(baseline for baseline in BASELINES if baseline.name == name)
 
 
-def case_of(baseline: Baseline, *, mode: str | None = None, dtype: str | None = None, **sizes: int) -> Case:
+def planned_case(baseline: Baseline, mode: str | None = None, **sizes: int) -> Case:
     planned = {**plan_sizes(baseline, FAMILY)[0], **sizes}
-    return Case(
-        kernel="tfla",
-        op=baseline.op,
-        impl=baseline.name,
-        provider=baseline.provider,
-        mode=mode or baseline.modes[0],
-        dtype=dtype or baseline.dtypes[0],
-        **planned,
-    )
+    return case_of(baseline, planned, mode or baseline.modes[0], baseline.dtypes[0])
 
 
 def refused(baseline: Baseline, case: Case) -> str | None:
@@ -162,7 +155,7 @@ def test_known_failures_are_refused_where_they_happen(
     expected: str | None,
 ) -> None:
     baseline = find(name)
-    reason = known_bad_here(baseline, case_of(baseline, mode=mode, **sizes), versions, capability)
+    reason = known_bad_here(baseline, planned_case(baseline, mode, **sizes), versions, capability)
     if expected is None:
         assert reason is None
     else:
@@ -189,7 +182,7 @@ def test_known_failures_are_refused_where_they_happen(
 )
 def test_what_a_baseline_cannot_run_is_refused(name: str, changes: dict[str, object], expected: str) -> None:
     baseline = find(name)
-    reason = refused(baseline, dataclasses.replace(case_of(baseline), **changes))
+    reason = refused(baseline, dataclasses.replace(planned_case(baseline), **changes))
     assert reason is not None and re.search(expected, reason)
 
 
@@ -212,7 +205,7 @@ def test_planned_sizes_keep_tokens_and_embedding_and_run(baseline: Baseline) -> 
             assert ("chunk_size" in sizes) == bool(baseline.chunk_sizes)
             # What keeps T x T matrices may refuse these lengths.
             if baseline.formulation != "parallel":
-                assert refused(baseline, case_of(baseline, **sizes)) is None, sizes
+                assert refused(baseline, planned_case(baseline, **sizes)) is None, sizes
 
 
 def test_attention_and_mamba_have_their_own_heads() -> None:

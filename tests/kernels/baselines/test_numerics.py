@@ -35,12 +35,14 @@ LOW_PRECISION_TOLERANCE = 3e-2
 """For bf16 matmul operands; a wrong layout, scale or gate is off by far more."""
 
 
+def case_of(baseline: Baseline, sizes: Mapping[str, int], mode: str, dtype: str) -> Case:
+    names = {"kernel": baseline.kernels[0], "op": baseline.op, "impl": baseline.name, "provider": baseline.provider}
+    return Case(**names, mode=mode, dtype=dtype, **sizes)
+
+
 def make_case(baseline: Baseline, family: dict[str, int], dtype: str, chunk_size: int | None = None) -> Case:
     sizes = plan_sizes(baseline, family, (chunk_size,) if chunk_size else ())[0]
-    mode = "fwbw" if "fwbw" in baseline.modes else "fw"
-    return Case(
-        kernel="tfla", op=baseline.op, impl=baseline.name, provider=baseline.provider, mode=mode, dtype=dtype, **sizes
-    )
+    return case_of(baseline, sizes, "fwbw" if "fwbw" in baseline.modes else "fw", dtype)
 
 
 def make_inputs(operation: Operation, case: Case, device: str) -> dict[str, Tensor]:

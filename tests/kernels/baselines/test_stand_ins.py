@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import importlib.util
 import sys
 import types
@@ -28,7 +27,7 @@ from lrbench.kernels.rglru.reference import recurrent
 from lrbench.kernels.wkv.reference import recurrent as wkv
 from lrbench.results.schema import Case
 from lrbench.tests.bench.environments import H200
-from lrbench.tests.kernels.baselines.test_numerics import relative_errors
+from lrbench.tests.kernels.baselines.test_numerics import case_of, relative_errors
 
 SIZES = {"batch": 2, "seq_len": 37, "channels": 24}
 MLP_SIZES = {"batch": 1, "seq_len": 5, "d_model": 16, "d_ff": 24}
@@ -183,17 +182,13 @@ def stand_ins(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return seen
 
 
-def case_of(baseline: Baseline, mode: str = "fwbw") -> Case:
-    sizes = MLP_SIZES if baseline in MLPS else SIZES
-    return Case(
-        kernel=baseline.kernels[0], op=baseline.op, impl=baseline.name, provider=baseline.provider, mode=mode,
-        dtype="fp32", **sizes,
-    )  # fmt: skip
+def small_case(baseline: Baseline, mode: str = "fwbw") -> Case:
+    return case_of(baseline, MLP_SIZES if baseline in MLPS else SIZES, mode, "fp32")
 
 
 def errors_of(baseline: Baseline, dtype: torch.dtype = torch.float32) -> dict[str, float]:
     """Return the errors of the output and of the gradients, where there are any, against the definition."""
-    operation, case = get_operation(baseline.op), case_of(baseline)
+    operation, case = get_operation(baseline.op), small_case(baseline)
     inputs = operation.make_inputs(case.sizes, dtype=dtype)
     runnable, gradients = resolve(baseline.build)(case, inputs), "fwbw" in baseline.modes
     errors = relative_errors(operation, runnable, inputs, gradients=gradients)
@@ -219,9 +214,7 @@ def test_a_step_agrees_with_the_definition(baseline: Baseline) -> None:
     family = {"batch": 2, "seq_len": 1, "num_heads": 3, "head_dim_qk": 16, "head_dim_v": 32}
     (sizes,) = plan_sizes(baseline, family)
     context = 9 if get_operation(baseline.op).cache else None
-    case = dataclasses.replace(
-        case_of(baseline, "step"), dtype=baseline.dtypes[-1], **{**dict.fromkeys(SIZES), **sizes, "context": context}
-    )
+    case = case_of(baseline, {**sizes, "context": context}, "step", baseline.dtypes[-1])
     item = PlannedCase(case=case, target=baseline)
     worker = Worker("cpu")
     assert worker.verify(item)["rel_error"] < (1e-5 if case.dtype == "fp32" else 1e-2)
@@ -235,7 +228,7 @@ def test_gating_in_place_allocates_two_tensors(stand_ins: list[Any]) -> None:
     inputs = get_operation("gated_mlp").make_inputs(MLP_SIZES, dtype=torch.float32)
     up, gate = (inputs["x"] @ inputs[name] for name in ("w_up", "w_gate"))
     assert gate_in_place(up, gate) is up
-    resolve(baseline.build)(case_of(baseline, "fw"), inputs)
+    resolve(baseline.build)(small_case(baseline, "fw"), inputs)
     assert stand_ins == [("gate_in_place", {"dynamic": False})]
 
 
@@ -260,7 +253,7 @@ def test_closed_gates_have_finite_gradients(name: str) -> None:
     baseline = get_baseline("rglru", name)
     inputs = get_operation("rglru").make_inputs(SIZES, dtype=torch.float32)
     inputs["r"] = torch.full_like(inputs["r"], -20.0)
-    runnable = resolve(baseline.build)(case_of(baseline), inputs)
+    runnable = resolve(baseline.build)(small_case(baseline), inputs)
     gradients = torch.autograd.grad(runnable.forward().sum(), list(runnable.leaves.values()))
     assert all(bool(gradient.isfinite().all()) for gradient in gradients)
 
@@ -280,6 +273,6 @@ def test_sizes_beside_another_family() -> None:
 def test_products_alone_are_an_operation_of_their_own() -> None:
     run = Run.start(H200)
     for baseline in MLPS:
-        item = PlannedCase(case=case_of(baseline, "fw"), target=baseline)
+        item = PlannedCase(case=small_case(baseline, "fw"), target=baseline)
         record = build_record(run, item, {"status": "ok", "reason": None, "columns": {}})
         assert record.same_math and (record.op == "projections") == (baseline.name == "torch.gemms")
