@@ -116,6 +116,23 @@ PORTABLE_SHAPES = {
     "gated_mlp": (mlp_sizes(1, 8, 8),),
 }  # fmt: skip
 
+ENGINE_SHAPES = (
+    (2, 1000, 3, 128, 256), (1, 700, 2, 64, 64), (2, 513, 2, 24, 40), (1, 512, 2, 256, 512), (1, 400, 2, 16, 136),
+    (1, 200, 1, 1024, 72),
+)  # fmt: skip
+WHOLE_STATE_SHAPES = (
+    (2, 1000, 3, 128, 256), (1, 700, 2, 64, 64), (2, 513, 2, 80, 160), (1, 450, 2, 160, 320), (1, 300, 1, 192, 96),
+    (1, 512, 2, 256, 512), (1, 400, 2, 128, 128), (1, 300, 1, 40, 328), (1, 200, 1, 512, 72),
+)  # fmt: skip
+LIGHTNING_SHAPES = (
+    (2, 1000, 3, 128, 128), (1, 700, 2, 64, 64), (2, 513, 2, 24, 40), (1, 512, 2, 256, 256), (1, 400, 2, 16, 136),
+    (1, 200, 1, 200, 72),
+)  # fmt: skip
+MLP_SHAPES = (
+    (4096, 4096, 1792), (1024, 512, 3584), (300, 1032, 520), (65, 72, 136), (16, 2048, 1024), (1, 256, 264),
+)  # fmt: skip
+"""Sizes of the GPU's cases: batch, length, heads and head dims; of an MLP its tokens and dims."""
+
 
 @on_each(
     *(portable(op, impl, dtype, chunk_size=16) for op, impl in PORTABLE for dtype in DTYPES),
@@ -215,14 +232,7 @@ PORTABLE_SHAPES = {
             *((op, *other) for op in MLSTM for other in (("xl_chunk", 256), ("limit_chunk", 64))),
             *((op, "fused_chunk", 256) for op in ("simple_gla", "retention", "gated_retention", "mamba2_ssd")),
         )
-        for sizes in (
-            (2, 1000, 3, 128, 256),
-            (1, 700, 2, 64, 64),
-            (2, 513, 2, 24, 40),
-            (1, 512, 2, 256, 512),
-            (1, 400, 2, 16, 136),
-            (1, 200, 1, 1024, 72),
-        )
+        for sizes in ENGINE_SHAPES
         for dtype in (F32, F16, BF16)
     ),
     *(
@@ -231,17 +241,7 @@ PORTABLE_SHAPES = {
             *itertools.product(MLSTM, (64, 256, 1024)),
             *((op, 256) for op in ("simple_gla", "retention", "gated_retention", "mamba2_ssd", "lightning")),
         )
-        for sizes in (
-            (2, 1000, 3, 128, 256),
-            (1, 700, 2, 64, 64),
-            (2, 513, 2, 80, 160),
-            (1, 450, 2, 160, 320),
-            (1, 300, 1, 192, 96),
-            (1, 512, 2, 256, 512),
-            (1, 400, 2, 128, 128),
-            (1, 300, 1, 40, 328),
-            (1, 200, 1, 512, 72),
-        )
+        for sizes in WHOLE_STATE_SHAPES
         for dtype in (F16, BF16)
     ),
     # More heads than multiprocessors: those that are left over are cut into chunks.
@@ -254,14 +254,7 @@ PORTABLE_SHAPES = {
     *(
         on_gpu("lightning", impl, dtype, sizes=heads(*sizes), chunk_size=256)
         for impl in (*LIGHTNING, "fused_chunk")
-        for sizes in (
-            (2, 1000, 3, 128, 128),
-            (1, 700, 2, 64, 64),
-            (2, 513, 2, 24, 40),
-            (1, 512, 2, 256, 256),
-            (1, 400, 2, 16, 136),
-            (1, 200, 1, 200, 72),
-        )
+        for sizes in LIGHTNING_SHAPES
         for dtype in (F32, F16, BF16)
     ),
     *(
@@ -305,18 +298,7 @@ PORTABLE_SHAPES = {
         for seq_len in ((1, 2, 31, 33, 127, 128) if op == "wkv4" else (1, 2, 63, 65))
     ),
     *(on_gpu("rglru_layer", "fused", dtype, sizes=channels(2, 1000, 256)) for dtype in (F16, BF16)),
-    *(
-        each
-        for sizes in (
-            (4096, 4096, 1792),
-            (1024, 512, 3584),
-            (300, 1032, 520),
-            (65, 72, 136),
-            (16, 2048, 1024),
-            (1, 256, 264),
-        )
-        for each in each_mlp(on_gpu, F32, F16, BF16, sizes=mlp_sizes(*sizes))
-    ),
+    *(each for sizes in MLP_SHAPES for each in each_mlp(on_gpu, F32, F16, BF16, sizes=mlp_sizes(*sizes))),
 )
 def test_matches_reference(case: Case) -> None:
     laws.check_matches_reference(case, **case.law)
@@ -508,8 +490,6 @@ def test_leaves_inputs_alone(case: Case) -> None:
 
 
 INTERPRETED = [(op, impl) for op, impl in KERNELS if not get_operation(op).implementation(impl).architectures]
-
-
 BAD = {
     op: heads(2, 20, 2, 16, 32) if op in HEADS else SIZES["interpret"][1 if op in CHANNELS else 2] for op in OPERATIONS
 }
