@@ -37,34 +37,20 @@ def test_unknown_accelerator_lists_the_known_ones() -> None:
     assert "cpu" in known_accelerators()
 
 
-@pytest.mark.parametrize(
-    ("name", "key"),
-    [
-        ("NVIDIA H200", "h200_sxm"),
-        ("NVIDIA H200 NVL", None),
-        ("NVIDIA H100 80GB HBM3", "h100_sxm"),
-        ("NVIDIA H100 PCIe", "h100_pcie"),
-        ("NVIDIA H100 NVL", None),
-        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", None),
-        ("NVIDIA A100-SXM4-80GB", "a100_80_sxm"),
-        ("NVIDIA A100 80GB PCIe", "a100_80_pcie"),
-        ("NVIDIA A100-SXM4-40GB", "a100_40"),
-        ("NVIDIA A100-PCIE-40GB", "a100_40"),
-        ("Tesla V100-SXM2-32GB", "v100"),
-        ("Tesla V100-PCIE-32GB", None),
-        ("NVIDIA B200", "b200"),
-        ("NVIDIA GB200", None),
-        ("NVIDIA L40S", "l40s"),
-        ("NVIDIA L40", None),
-        ("NVIDIA GeForce RTX 4090", "rtx_4090"),
-        ("NVIDIA GeForce RTX 4090 Laptop GPU", None),
-        ("NVIDIA GeForce RTX 5090", "rtx_5090"),
-        ("AMD Instinct MI300X", "mi300x"),
-        ("AMD EPYC 9654", None),
-    ],
-)
-def test_driver_names(name: str, key: str | None) -> None:
-    assert match_device(name) == key
+def test_driver_names() -> None:
+    keys = {
+        "NVIDIA H200": "h200_sxm", "NVIDIA H100 80GB HBM3": "h100_sxm", "NVIDIA H100 PCIe": "h100_pcie",
+        "NVIDIA A100-SXM4-80GB": "a100_80_sxm", "NVIDIA A100 80GB PCIe": "a100_80_pcie",
+        "NVIDIA A100-SXM4-40GB": "a100_40", "NVIDIA A100-PCIE-40GB": "a100_40", "Tesla V100-SXM2-32GB": "v100",
+        "NVIDIA B200": "b200", "NVIDIA L40S": "l40s", "NVIDIA GeForce RTX 4090": "rtx_4090",
+        "NVIDIA GeForce RTX 5090": "rtx_5090", "AMD Instinct MI300X": "mi300x",
+    }  # fmt: skip
+    others = (
+        "NVIDIA H200 NVL", "NVIDIA H100 NVL", "NVIDIA H100 80GB HBM3 MIG 1g.10gb", "Tesla V100-PCIE-32GB",
+        "NVIDIA GB200", "NVIDIA L40", "NVIDIA GeForce RTX 4090 Laptop GPU", "AMD EPYC 9654",
+    )  # fmt: skip
+    keys |= dict.fromkeys(others)
+    assert {name: match_device(name) for name in keys} == keys
 
 
 def test_fp32_is_bounded_by_tf32_where_there_is_one() -> None:
