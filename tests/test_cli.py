@@ -239,51 +239,45 @@ def test_options_become_a_request(monkeypatch: pytest.MonkeyPatch, lrbench: Lrbe
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("command", "message"),
     [
-        (("sweep", "--kernel", "tlfa"), "kernel must be one of tfla"),
-        (("sweep", "--gpu", "h1000"), "accelerator must be one of "),
-        (
-            ("sweep", "--preset", "fast"),
-            "preset must be one of quick, default, full, one, verify, interpret, decode for",
-        ),
-        (("sweep", "--kernel", "retention", "--op", "mlstm_sig"), "op must be retention or left out for the operation"),
-        (("verify", "--kernel", "zzz"), ", or an operation, got 'zzz'"),
-        (("sweep", "--op", "mlstm"), "op must be one of mlstm_sig, mlstm_exp"),
-        (("sweep", "--impl", "tffla"), "impl tffla has no case in this sweep; these have: fused_chunk"),
-        (("sweep", "--baselines", "flash"), "names, got 'flash'; did you mean fla or flash_attn?"),
-        (("sweep", "--mode", "forward"), "mode must be one of fw, fwbw, bw, step, train, got 'forward'"),
-        (("sweep", "--state-dtype", "int8"), "state_dtype must be one of fp64, fp32, fp16, bf16, got 'int8'"),
-        (("sweep", "--dtype", "float32"), "dtype must be one of fp64, fp32, fp16, bf16, got 'float32'"),
-        (("sweep", "--seq-len", "1k,8q"), "--seq-len must be a positive integer such as 512 or 8k, got '8q'"),
-        (("sweep", "--num-heads", "9" * 23), "num_heads must be from 1 to 2147483647"),
-        (("sweep", "--timeout", "nan"), "--timeout"),
-        (("sweep", "--time-limit", "-1"), "--time-limit"),
-        (("sweep", "--op", ","), "--op must have at least one name, got ','"),
-        (("sweep", "--batch", "2", "--tokens", "1k"), "give batch or tokens, not both"),
-        (("sweep", "--executor", "slurm"), "executor must be one of local, ray, got 'slurm'"),
-        (("sweep", "--no-such-option"), "no-such-option"),
-        (("presets", "--kernel", "tlfa"), "kernel must be one of tfla"),
-        (("kernels", "zzz"), ", or an operation, got 'zzz'"),
+        ("sweep --kernel tlfa", "kernel must be one of tfla"),
+        ("sweep --gpu h1000", "accelerator must be one of "),
+        ("sweep --preset fast", "preset must be one of quick, default, full, one, verify, interpret, decode for"),
+        ("sweep --kernel retention --op mlstm_sig", "op must be retention or left out for the operation"),
+        ("verify --kernel zzz", ", or an operation, got 'zzz'"),
+        ("sweep --op mlstm", "op must be one of mlstm_sig, mlstm_exp"),
+        ("sweep --impl tffla", "impl tffla has no case in this sweep; these have: fused_chunk"),
+        ("sweep --baselines flash", "names, got 'flash'; did you mean fla or flash_attn?"),
+        ("sweep --mode forward", "mode must be one of fw, fwbw, bw, step, train, got 'forward'"),
+        ("sweep --state-dtype int8", "state_dtype must be one of fp64, fp32, fp16, bf16, got 'int8'"),
+        ("sweep --dtype float32", "dtype must be one of fp64, fp32, fp16, bf16, got 'float32'"),
+        ("sweep --seq-len 1k,8q", "--seq-len must be a positive integer such as 512 or 8k, got '8q'"),
+        (f"sweep --num-heads {10**23}", "num_heads must be from 1 to 2147483647"),
+        ("sweep --timeout nan", "--timeout"),
+        ("sweep --time-limit -1", "--time-limit"),
+        ("sweep --op ,", "--op must have at least one name, got ','"),
+        ("sweep --batch 2 --tokens 1k", "give batch or tokens, not both"),
+        ("sweep --executor slurm", "executor must be one of local, ray, got 'slurm'"),
+        ("sweep --no-such-option", "no-such-option"),
+        ("presets --kernel tlfa", "kernel must be one of tfla"),
+        ("kernels zzz", ", or an operation, got 'zzz'"),
         *(
-            ((*command.split(), "--format", "xml"), "format must be one of table, json, csv")
+            (f"{command} --format xml", "format must be one of table, json, csv")
             for command in ("kernels", "check a --baseline b", "compare a b", "history op:x", "baseline update a")
         ),
-        (("compare", "torch", "torch", "--live"), "--live compares two implementations, got torch twice"),
-        (("compare", "torch", "nonsense", "--live"), "impl nonsense has no case in this sweep"),
-        (("compare", "torch,parallel", "step", "--live"), "impl torch,parallel, step has no case in this sweep"),
-        *(
-            (("check", "a", "--baseline", "b", "--min-compared", s), "--min-compared")
-            for s in ("2", "-1", "nan", "half")
-        ),
-        (("swep",), "swep"),
+        ("compare torch torch --live", "--live compares two implementations, got torch twice"),
+        ("compare torch nonsense --live", "impl nonsense has no case in this sweep"),
+        ("compare torch,parallel step --live", "impl torch,parallel, step has no case in this sweep"),
+        *((f"check a --baseline b --min-compared {s}", "--min-compared") for s in ("2", "-1", "nan", "half")),
+        ("swep", "swep"),
     ],
 )
 def test_bad_usage_exits_2_with_one_message_and_no_output(
-    arguments: tuple[str, ...], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lrbench: Lrbench
+    command: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lrbench: Lrbench
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    code, out, err = lrbench(*arguments)
+    code, out, err = lrbench(*command.split())
     assert (code, out) == (2, ""), err
     assert message in err
     assert "Traceback" not in err
