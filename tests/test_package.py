@@ -76,21 +76,19 @@ def test_installed_wheel_works(wheel: Path, tmp_path: Path) -> None:
     target = tmp_path / "site"
     command = [sys.executable, "-m", "pip", "install", "--no-deps", "--no-index", "--target", str(target), str(wheel)]
     subprocess.run(command, capture_output=True, check=True)
-    code = "\n".join(
-        [
-            "import lrbench",
-            "from lrbench.kernels import FAMILIES, get_operation, resolve",
-            "from lrbench.cli import main",
-            "for name in (name for names in FAMILIES.values() for name in names):",
-            "    operation = get_operation(name)",
-            "    assert callable(resolve(operation.inputs)) and callable(resolve(operation.recurrent))",
-            "    assert all(callable(operation.function(i)) for i in operation.implementations if not i.requires)",
-            "from lrbench.results.store import committed_results, result_files",
-            "assert result_files(committed_results('h200_sxm'))",
-            "print(lrbench.__file__, flush=True)",
-            "main()",
-        ]
-    )
+    code = """
+import lrbench
+from lrbench.kernels import FAMILIES, get_operation, resolve
+from lrbench.cli import main
+for name in (name for names in FAMILIES.values() for name in names):
+    operation = get_operation(name)
+    assert callable(resolve(operation.inputs)) and callable(resolve(operation.recurrent))
+    assert all(callable(operation.function(i)) for i in operation.implementations if not i.requires)
+from lrbench.results.store import committed_results, result_files
+assert result_files(committed_results('h200_sxm'))
+print(lrbench.__file__, flush=True)
+main()
+"""
     printed = run_python(code, "--help", cwd=tmp_path, env={**ENVIRON, "PYTHONPATH": str(target)})
     assert Path(printed.splitlines()[0]).is_relative_to(target)
     assert "sweep" in printed

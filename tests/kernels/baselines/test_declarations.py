@@ -74,16 +74,14 @@ def test_operations_of_baselines_alone_are_complete() -> None:
 
 def test_adapters_import_no_package() -> None:
     """Declaring, planning and asking what is here import neither torch nor any outside package."""
-    code = "\n".join(
-        [
-            "import sys",
-            "from lrbench.kernels import baselines as b",
-            f"[b.plan_sizes(x, {FAMILY!r}, (64, 128)) for x in b.BASELINES]",
-            "[b.availability(x) for x in b.BASELINES]",
-            "b.installed_versions()",
-            f"print(*(set(sys.modules) & {HEAVY!r}))",
-        ]
-    )
+    code = f"""
+import sys
+from lrbench.kernels import baselines as b
+[b.plan_sizes(x, {FAMILY!r}, (64, 128)) for x in b.BASELINES]
+[b.availability(x) for x in b.BASELINES]
+b.installed_versions()
+print(*(set(sys.modules) & {HEAVY!r}))
+"""
     assert run_python(code).split() == []
 
 
