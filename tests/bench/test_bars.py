@@ -23,7 +23,7 @@ from lrbench.bench.worker import Worker
 from lrbench.bench.workers import Limits, decode_request, encode_request
 from lrbench.kernels import mlstm_sig
 from lrbench.results import store
-from lrbench.tests.bench.environments import H200, PROCESSOR
+from lrbench.tests.bench.runs import H200, PROCESSOR
 from lrbench.tests.command_line import Lrbench, refused
 from lrbench.tests.results.test_store import RECORD
 

@@ -16,8 +16,7 @@ from lrbench.bench.executors import Outcomes, Queue, autotunes, in_turn
 from lrbench.bench.plan import PlannedCase, Request, plan
 from lrbench.bench.workers import Limits
 from lrbench.tests.bench import runs
-from lrbench.tests.bench.environments import H200
-from lrbench.tests.bench.runs import Instant, Silent
+from lrbench.tests.bench.runs import H200, Instant, Silent
 
 
 @pytest.fixture(autouse=True)

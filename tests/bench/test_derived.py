@@ -17,7 +17,7 @@ from lrbench.bench.plan import PlannedCase
 from lrbench.kernels import baselines, get_operation
 from lrbench.results.schema import Record
 from lrbench.tests.analysis.rows import case
-from lrbench.tests.bench.environments import H200, PROCESSOR
+from lrbench.tests.bench.runs import H200, PROCESSOR
 
 CASE = case("mlstm_sig", "fused_chunk")
 PLANNED = PlannedCase(case=CASE, target=get_operation("mlstm_sig").implementation("fused_chunk"))

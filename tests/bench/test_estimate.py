@@ -11,7 +11,7 @@ from lrbench.bench.display import describe_s
 from lrbench.bench.estimate import CASE_S, COMPILE_S, STEP_S, WORKER_S, cases_s, compile_s
 from lrbench.bench.plan import Request, plan
 from lrbench.tests.bench import faults
-from lrbench.tests.bench.environments import H200, PROCESSOR
+from lrbench.tests.bench.runs import H200, PROCESSOR
 
 
 @pytest.fixture(autouse=True)

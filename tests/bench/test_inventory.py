@@ -9,7 +9,7 @@ import pytest
 from lrbench.bench import inventory
 from lrbench.kernels import baselines
 from lrbench.kernels.baselines.spec import KnownBad
-from lrbench.tests.bench.environments import PROCESSOR
+from lrbench.tests.bench.runs import PROCESSOR
 
 
 def test_a_known_failure_applies_only_where_its_own_conditions_hold(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ from lrbench.bench.profiling import ProfileRow, split_cases
 from lrbench.kernels.baselines.spec import Runnable
 from lrbench.results import store
 from lrbench.tests.bench import faults
-from lrbench.tests.bench.environments import H200, PROCESSOR
+from lrbench.tests.bench.runs import H200, PROCESSOR
 from lrbench.tests.command_line import Lrbench, refused, script
 
 FAKE_NCU = """#!{python}

@@ -17,8 +17,7 @@ from lrbench.bench.ray import RayExecutor
 from lrbench.bench.run import get_executor
 from lrbench.bench.workers import Limits
 from lrbench.tests.bench import faults
-from lrbench.tests.bench.environments import PROCESSOR
-from lrbench.tests.bench.runs import run
+from lrbench.tests.bench.runs import PROCESSOR, run
 
 
 @pytest.fixture(scope="module")

@@ -32,8 +32,7 @@ from lrbench.results import store
 from lrbench.results.schema import Record
 from lrbench.tests.analysis.rows import calibration
 from lrbench.tests.bench import faults
-from lrbench.tests.bench.environments import H200, PROCESSOR
-from lrbench.tests.bench.runs import Instant, Silent, run
+from lrbench.tests.bench.runs import H200, PROCESSOR, Instant, Silent, run
 from lrbench.tests.command_line import start_python
 
 

@@ -26,7 +26,7 @@ from lrbench.kernels.mlstm_exp import mlstm_exp
 from lrbench.kernels.rglru.reference import recurrent
 from lrbench.kernels.wkv.reference import recurrent as wkv
 from lrbench.results.schema import Case
-from lrbench.tests.bench.environments import H200
+from lrbench.tests.bench.runs import H200
 from lrbench.tests.kernels.baselines.test_numerics import case_of, relative_errors
 
 SIZES = {"batch": 2, "seq_len": 37, "channels": 24}
@@ -111,30 +111,22 @@ def mlstm_step(
     return mlstm_exp(*tensors, *gates, impl="recurrent", initial_state=(c, n, m[..., 0]))[:, 0], None
 
 
-class SiLUMul:
+def silu_mul(a: Tensor, b: Tensor) -> Tensor:
     """liger-kernel's signature: the activated argument comes first."""
-
-    @staticmethod
-    def apply(a: Tensor, b: Tensor) -> Tensor:
-        assert a.is_contiguous()
-        assert b.is_contiguous()
-        return F.silu(a) * b
+    assert a.is_contiguous() and b.is_contiguous()
+    return F.silu(a) * b
 
 
-class GateUp:
+def gate_up(y: Tensor) -> Tensor:
     """liger-kernel's signature: gate and up side by side."""
-
-    @staticmethod
-    def apply(y: Tensor) -> Tensor:
-        gate, up = y.chunk(2, dim=-1)
-        return F.silu(gate) * up
+    gate, up = y.chunk(2, dim=-1)
+    return F.silu(gate) * up
 
 
 def gemm_swiglu(x: Tensor, gate: Tensor, up: Tensor, multiplier: float, store_preact: bool) -> tuple[Tensor, None]:
     """liger-kernel's signature: x [B, S, D], weights [F, D]."""
     assert (multiplier, store_preact) == (1.0, False)
-    assert gate.is_contiguous()
-    assert up.is_contiguous()
+    assert gate.is_contiguous() and up.is_contiguous()
     return F.silu(x @ gate.T) * (x @ up.T), None
 
 
@@ -159,7 +151,10 @@ def stand_ins(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         "mlstm_kernels.torch.recurrent.triton_step": {"mlstm_recurrent_step__triton": mlstm_step},
         "fla.ops.hgrn": {"fused_recurrent_hgrn": hgrn, "chunk_hgrn": hgrn},
         "accelerated_scan.scalar": {"scan": channels_first},
-        "liger_kernel.ops.swiglu": {"LigerSiLUMulFunction": SiLUMul, "LigerFusedGateUpSiLUMulFunction": GateUp},
+        "liger_kernel.ops.swiglu": {
+            "LigerSiLUMulFunction": types.SimpleNamespace(apply=silu_mul),
+            "LigerFusedGateUpSiLUMulFunction": types.SimpleNamespace(apply=gate_up),
+        },
         "liger_kernel.ops.mlp": {"gemm_swiglu": gemm_swiglu},
         "xformers": {"__version__": "0.0.99"},
         "xformers.ops": {},
