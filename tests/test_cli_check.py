@@ -127,18 +127,17 @@ def test_a_reader_that_leaves_does_not_change_the_verdict(runs: dict[str, Path])
     assert code == 1 and "compared 4 of 4 cases" in errors
 
 
-def test_rerun_says_where_it_cannot(lrbench: Lrbench, runs: dict[str, Path]) -> None:
-    code, _, err = lrbench("check", runs["slow"], "--baseline", runs["old"], "--rerun")
-    assert code == 1
-    assert "not measured again: the run is of " in err
-
-
-def test_rerun_settles_cases(lrbench: Lrbench, runs: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rerun_settles_cases_or_says_where_it_cannot(
+    lrbench: Lrbench, runs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What is measured again takes the place of what was slow; the outcome says so."""
+    command = ("check", runs["slow"], "--baseline", runs["old"], "--rerun", "--format", "json")
+    code, _, err = lrbench(*command)
+    assert code == 1 and "not measured again: the run is of " in err
     fast = {row["case_id"]: row for row in run_of(4, seed=9)}
     monkeypatch.setattr(run, "why_not_again", lambda rows, environment: None)
     monkeypatch.setattr(run, "measure_again", lambda rows, *_, **__: {r["case_id"]: fast[r["case_id"]] for r in rows})
-    code, out, err = lrbench("check", runs["slow"], "--baseline", runs["old"], "--rerun", "--format", "json")
+    code, out, err = lrbench(*command)
     assert code == 0
     assert "measuring 4 cases again" in err
     assert all(case["measured_again"] and case["verdict"] == "ok" for case in json.loads(out)["cases"])

@@ -82,26 +82,19 @@ def test_without_a_gpu_a_sweep_measures_nothing() -> None:
     assert (found["rows"], found["failure"], found["environment"]["device_kind"]) == ([], None, "cpu")
 
 
-@pytest.fixture
-def on_a_cpu(short: Calibration, monkeypatch: pytest.MonkeyPatch) -> Calibration:
-    """Make the command find a CPU with the rates of the short form."""
-    environment = dataclasses.replace(short.environment, device_kind="cpu", device_accelerator="cpu")
-    done = dataclasses.replace(short, environment=environment)
-    monkeypatch.setattr(calibrate, "calibrate", lambda *, short: done)
-    cpu.local_cpu.cache_clear()
-    return done
-
-
 def test_the_command_prints_stores_and_remembers(
-    on_a_cpu: Calibration, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+    short: Calibration, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    environment = dataclasses.replace(short.environment, device_kind="cpu", device_accelerator="cpu")
+    monkeypatch.setattr(calibrate, "calibrate", lambda **_: dataclasses.replace(short, environment=environment))
+    cpu.local_cpu.cache_clear()
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
     printed = run.json("calibrate", "--output", tmp_path / "out")
-    assert printed == summary_rows(on_a_cpu.rows)
+    assert printed == summary_rows(short.rows)
     assert printed[0]["unit"] == "TB/s"
     stored = store.read_file(tmp_path / "out" / "roofs.parquet", RoofRow).to_pylist()
-    assert stored == [dataclasses.asdict(row) for row in on_a_cpu.rows]
-    best = {row.dtype: row.best_rate for row in on_a_cpu.rows if row.quantity == "matmul"}
+    assert stored == [dataclasses.asdict(row) for row in short.rows]
+    best = {row.dtype: row.best_rate for row in short.rows if row.quantity == "matmul"}
     assert dict(cpu.local_cpu().matrix_flops) == best
     cpu.local_cpu.cache_clear()
 
