@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import io
 import re
+from collections.abc import Callable
 
 import pytest
 from rich.console import Console
@@ -87,20 +88,26 @@ def test_the_time_left_is_what_is_expected_corrected_by_what_was_seen(monkeypatc
     assert "1 of 2 cases, about 50 s left" in screen.getvalue()
 
 
-def test_a_table_that_is_too_wide_says_once_what_its_rows_share(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("COLUMNS", "30")
-    monkeypatch.setattr(Console, "is_terminal", True)
+Shown = Callable[..., list[str]]
+
+
+@pytest.fixture
+def shown(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Shown:
+    """Return the lines that a terminal of so many columns shows of rows, without styles."""
+    monkeypatch.setenv("FORCE_COLOR", "1")
+
+    def show(rows: list[dict[str, object]], width: int, **options: str) -> list[str]:
+        monkeypatch.setenv("COLUMNS", str(width))
+        display.show(rows, "table", **options)
+        return without_styles(capsys.readouterr().out).splitlines()
+
+    return show
+
+
+def test_a_table_that_is_too_wide_says_once_what_its_rows_share(shown: Shown) -> None:
     rows = [{"device": "h200_sxm", "impl": f"package.function_{n}", "empty": None, "time_ms": n} for n in (1, 2)]
-    display.show(rows, "table")
-    assert without_styles(capsys.readouterr().out).splitlines()[:2] == [
-        "device h200_sxm",
-        "impl                time_ms",
-    ]
-    monkeypatch.setenv("COLUMNS", "22")
-    display.show(rows, "table")
-    assert "package.             1\nfunction_1" in without_styles(capsys.readouterr().out)
+    assert shown(rows, 30)[:2] == ["device h200_sxm", "impl                time_ms"]
+    assert "package.             1\nfunction_1" in "\n".join(shown(rows, 22))
 
 
 def test_a_sweep_elsewhere_shows_the_modelled_time_of_the_gpu_that_was_named() -> None:
@@ -134,19 +141,9 @@ ROWS = [
 ]
 
 
-def shown(width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> list[str]:
-    """Return the lines of the table of ROWS on a terminal of ``width`` columns, without styles."""
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    monkeypatch.setenv("COLUMNS", str(width))
-    display.show(ROWS, "table", title="packages that are here or missing")
-    return without_styles(capsys.readouterr().out).splitlines()
-
-
 @pytest.mark.parametrize("width", [40, 60, 80, 120, 160])
-def test_no_word_and_no_command_is_broken(
-    width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    lines = shown(width, monkeypatch, capsys)
+def test_no_word_and_no_command_is_broken(width: int, shown: Shown) -> None:
+    lines = shown(ROWS, width, title="packages that are here or missing")
     assert lines[0].strip() == "packages that are here or missing"
     command = "pip install 'flash-attn-4[cu13]==4.0.0b36' --no-build-isolation"
     (whole,) = (line for line in lines if command in line)
@@ -155,11 +152,9 @@ def test_no_word_and_no_command_is_broken(
     assert words <= {word.rstrip("/") for line in lines for word in re.split(r"\s+|(?<=/)", line)}
 
 
-def test_rows_are_a_table_where_they_fit_and_one_after_the_other_where_not(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert shown(120, monkeypatch, capsys)[1].split() == list(ROWS[0])
-    assert shown(60, monkeypatch, capsys)[1] == "package: flash-attn-4  modes: fw/fwbw/bw/step  rate: 989"
+def test_rows_are_a_table_where_they_fit_and_one_after_the_other_where_not(shown: Shown) -> None:
+    assert shown(ROWS, 120)[0].split() == list(ROWS[0])
+    assert shown(ROWS, 60)[0] == "package: flash-attn-4  modes: fw/fwbw/bw/step  rate: 989"
 
 
 def test_off_a_terminal_a_row_and_a_title_are_a_line_each(capsys: pytest.CaptureFixture[str]) -> None:
