@@ -7,9 +7,16 @@ from typing import Any
 
 import numpy as np
 
+from lrbench.analysis.check.thresholds import load_thresholds
+from lrbench.tests import ROOT
+
 from .rows import row
 
+Row = dict[str, Any]
+
 BASE_MS = 2.0
+THRESHOLDS = load_thresholds(ROOT / "results" / "thresholds.toml")
+"""Those of the committed results."""
 
 
 def samples(median_ms: float, *, noise: float = 0.01, count: int = 10, seed: int = 0) -> list[float]:

@@ -6,24 +6,18 @@ import itertools
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from lrbench.analysis.check.compare import compare
 from lrbench.analysis.check.history import history_rows
 from lrbench.analysis.check.regression import check, summary, worth_measuring_again
-from lrbench.analysis.check.thresholds import load_thresholds
 from lrbench.results.select import load_rows, with_slowness
-from lrbench.tests import ROOT
 from lrbench.tests.command_line import Lrbench
 
-from ..measured import failed, slower, timed
+from ..measured import THRESHOLDS, Row, failed, slower, timed
 from ..rows import write
 
-Row = dict[str, Any]
-
-COMMITTED = load_thresholds(ROOT / "results" / "thresholds.toml")
 BUSY = "busy CPU: waited 1.31 s per s for a core, load 3.1 on 2 cores"
 NOISY = "unclear: noisy"
 
@@ -52,7 +46,7 @@ NOISY = "unclear: noisy"
     ],
 )
 def test_a_noisy_time_is_no_verdict(new: Row, old: Row, expected: str) -> None:
-    found = check([new], [old], COMMITTED)
+    found = check([new], [old], THRESHOLDS)
     (case,) = found.cases
     assert case.verdict == expected
     assert (found.compared == 0) == (expected == NOISY)
@@ -63,12 +57,12 @@ def test_the_three_sweeps_of_one_commit() -> None:
     """Beside another job they took 3.886, 1.435 and 0.963 ms: neither improved nor regressed, and not compared."""
     sweeps = [timed(ms, noise=BUSY) for ms in (3.886, 1.435, 0.963)]
     for old, new in itertools.permutations(sweeps, 2):
-        found = check([new], [old], COMMITTED)
+        found = check([new], [old], THRESHOLDS)
         assert found.counts == {NOISY: 1}
         assert (found.failures, found.too_few, found.passed) == ((), True, False)
         assert compare([old], [new]).pairs[0].verdict == NOISY
-        assert len(check([new], [old], COMMITTED, fail_unclear=True).failures) == 1
-    text = summary(check([sweeps[2]], [sweeps[0]], COMMITTED))
+        assert len(check([new], [old], THRESHOLDS, fail_unclear=True).failures) == 1
+    text = summary(check([sweeps[2]], [sweeps[0]], THRESHOLDS))
     assert text.endswith("1 unclear: noisy; compared 0 of 1 cases, too few (--min-compared 0.5), mostly because: "
                          "measured on a busy machine")  # fmt: skip
     assert [row["verdict"] for row in history_rows(sweeps)] == [None, NOISY, NOISY]
@@ -122,7 +116,7 @@ def six() -> list[list[Row]]:
 def verdicts(pairs: Sequence[tuple[Sequence[Row], Sequence[Row]]]) -> Counter[str]:
     """Return how often the check has which verdict, with each of a pair as the baseline of the other."""
     return sum(
-        (Counter(check(new, old, COMMITTED).counts) for pair in pairs for old, new in itertools.permutations(pair)),
+        (Counter(check(new, old, THRESHOLDS).counts) for pair in pairs for old, new in itertools.permutations(pair)),
         Counter(),
     )
 
@@ -142,7 +136,7 @@ def test_runs_beside_a_load_are_unclear(six: list[list[Row]]) -> None:
     """All of them, against each other and with a quiet baseline; such a run does not pass."""
     for old, new in itertools.permutations(six, 2):
         if new in six[3:]:
-            found = check(new, old, COMMITTED)
+            found = check(new, old, THRESHOLDS)
             assert found.counts == {NOISY: 16}
             assert found.too_few
 
@@ -152,14 +146,14 @@ def test_quiet_runs_are_hardly_marked(six: list[list[Row]]) -> None:
     first, second = six[:2]
     assert sum(row["noise"] is not None for row in first + second) == 1
     assert verdicts([(first, second)]) == {"ok": 31, NOISY: 1}
-    assert check(second, first, COMMITTED).passed and check(first, second, COMMITTED).passed
+    assert check(second, first, THRESHOLDS).passed and check(first, second, THRESHOLDS).passed
 
 
 @pytest.mark.parametrize(("factor", "least"), [(1.3, 6), (1.5, 15)])
 def test_a_slowdown_is_found_in_quiet_runs(six: list[list[Row]], factor: float, least: int) -> None:
     """The threshold of times on a CPU is 1.25: of 15 cases without a mark, those made 1.5x slower are all found."""
     for old, new in itertools.permutations(six[:2]):
-        found = check([slower(row, factor) for row in new], old, COMMITTED)
+        found = check([slower(row, factor) for row in new], old, THRESHOLDS)
         assert not found.passed and not found.too_few
         assert found.counts["regression"] >= least
         assert found.counts[NOISY] == 1

@@ -26,15 +26,12 @@ from lrbench.analysis.check.thresholds import Limits, Thresholds, load_threshold
 from lrbench.results.select import load_rows, select
 from lrbench.tests import ROOT
 
-from ..measured import BASE_MS, failed, measured, run_of, samples, slower, timed
-
-Row = dict[str, Any]
+from ..measured import BASE_MS, THRESHOLDS, Row, failed, measured, run_of, samples, slower, timed
 
 H200 = ROOT / "results" / "h200_sxm"
-COMMITTED = load_thresholds(ROOT / "results" / "thresholds.toml")
 
 
-def judge(new: Row, old: Row, thresholds: Thresholds = COMMITTED, **options: bool) -> CheckResult:
+def judge(new: Row, old: Row, thresholds: Thresholds = THRESHOLDS, **options: bool) -> CheckResult:
     return check([new], [old], thresholds, **options)
 
 
@@ -139,7 +136,7 @@ def test_faster_than_the_hardware_allows_is_unclear() -> None:
     ("new", "old", "limits", "expected"),
     [
         # 2.4 % slower for sure is tolerated, and a regression at a tighter threshold.
-        (timed(2.048, 0.0005), timed(2.0, 0.0005), COMMITTED.defaults, "ok"),
+        (timed(2.048, 0.0005), timed(2.0, 0.0005), THRESHOLDS.defaults, "ok"),
         (timed(2.048, 0.0005), timed(2.0, 0.0005), Limits(time=0.01), "regression"),
         # Counts may not move either way where they are compared.
         *(
@@ -165,25 +162,25 @@ def test_what_worked_and_does_not_always_fails(status: str) -> None:
 def test_a_vanished_case_fails_unless_allowed() -> None:
     old = run_of(3, seed=1)
     for gone in (old[:2], [*old[:2], failed("unavailable", "not installed", chunk_size=48)]):
-        found = check(gone, old, COMMITTED)
+        found = check(gone, old, THRESHOLDS)
         assert found.counts["missing"] == 1
         assert not found.passed
-        allowed = check(gone, old, COMMITTED, allow_missing=True)
+        allowed = check(gone, old, THRESHOLDS, allow_missing=True)
         assert allowed.passed
         assert "1 missing (allowed)" in summary(allowed)
-    assert check(old, old[:2], COMMITTED).counts == {"new": 1, "ok": 2}
+    assert check(old, old[:2], THRESHOLDS).counts == {"new": 1, "ok": 2}
 
 
 def test_a_share_of_the_planned_cases_must_be_compared() -> None:
     """New cases count as planned, absent ones do not; what broke was compared, what began to work was not."""
     old = [*run_of(3, seed=1), failed("oom", "", mode="bw")]
     new = [failed("crash", "", chunk_size=16), *run_of(2, seed=1)[1:], timed(2.0, mode="bw"), timed(2.0, mode="fwbw")]
-    found = check(new, old, COMMITTED, allow_missing=True)
+    found = check(new, old, THRESHOLDS, allow_missing=True)
     assert found.counts == {"failed": 1, "missing": 1, "fixed": 1, "new": 1, "ok": 1}
     assert (found.compared, found.planned, found.too_few) == (2, 4, False)
     # 3 of 30 are a tenth, whatever 0.1 * 30 is.
     many = [*run_of(3), *(failed("unavailable", "", chunk_size=16 * n) for n in range(4, 31))]
-    shares = {share: check(many, run_of(30), COMMITTED, min_compared=share).too_few for share in (0.1, 0.11)}
+    shares = {share: check(many, run_of(30), THRESHOLDS, min_compared=share).too_few for share in (0.1, 0.11)}
     assert shares == {0.1: False, 0.11: True}
 
 
@@ -191,9 +188,9 @@ def test_other_accelerators_are_refused() -> None:
     with pytest.raises(ValueError, match="measured on h200_sxm and the baseline on h100_sxm: they are not comparable"):
         judge(timed(2.0), timed(2.0, accelerator="h100"))
     with pytest.raises(ValueError, match="must be of one accelerator, got h100_sxm, h200_sxm"):
-        check([timed(2.0), timed(2.0, accelerator="h100")], [timed(2.0)], COMMITTED)
+        check([timed(2.0), timed(2.0, accelerator="h100")], [timed(2.0)], THRESHOLDS)
     # A baseline of several accelerators is read where the run's own is among them.
-    assert check([timed(2.0)], [timed(2.0), timed(9.0, accelerator="h100")], COMMITTED).passed
+    assert check([timed(2.0)], [timed(2.0), timed(9.0, accelerator="h100")], THRESHOLDS).passed
 
 
 def test_a_second_measurement_settles_a_case() -> None:
@@ -205,7 +202,7 @@ def test_a_second_measurement_settles_a_case() -> None:
         failed("crash", "", mode="bw"),
         timed(2.0, seq_len=1024, peak_memory_bytes=2**31),
     ]
-    found = check(new, old, COMMITTED)
+    found = check(new, old, THRESHOLDS)
     assert found.counts == {"failed": 1, "regression": 2, "unclear": 1}
     times = samples(2.0, noise=0.002, seed=5)
 
@@ -213,7 +210,7 @@ def test_a_second_measurement_settles_a_case() -> None:
         assert {row["mode"] for row in again} == {"fw", "fwbw"}
         return {row["case_id"]: with_times(row, times) for row in again}
 
-    settled = check_twice(new, old, COMMITTED, measure=measure)
+    settled = check_twice(new, old, THRESHOLDS, measure=measure)
     assert settled.counts == {"failed": 1, "regression": 1, "ok": 2}
     assert [case.measured_again for case in settled.cases if case.verdict == "ok"] == [True, True]
 
@@ -237,7 +234,7 @@ def test_two_runs_of_the_same_code_pass() -> None:
         times = medians * shifts * (1 + 0.01 * generator.standard_normal((CASES, 10)))
         return [with_times(row, each) for row, each in zip(base, times, strict=True)]
 
-    passed = sum(check(drawn(), drawn(), COMMITTED).passed for _ in range(TRIALS))
+    passed = sum(check(drawn(), drawn(), THRESHOLDS).passed for _ in range(TRIALS))
     assert passed >= 99
 
 
@@ -254,7 +251,7 @@ def test_a_slowdown_of_5_percent_is_caught(count: int) -> None:
     caught = 0
     for _ in range(4 * TRIALS):
         old, new = run(BASE_MS, BASE_MS), run(1.05 * BASE_MS, BASE_MS)
-        caught += [case.row["mode"] for case in check(new, old, COMMITTED).failures] == ["fw"]
+        caught += [case.row["mode"] for case in check(new, old, THRESHOLDS).failures] == ["fw"]
     assert caught >= 0.99 * 4 * TRIALS
 
 
@@ -279,7 +276,7 @@ def test_two_runs_of_one_commit_on_the_h200_are_the_same() -> None:
     assert len({(row["git_commit"], row["device_name"], row["driver_version"]) for row in first + second}) == 1
     assert {row["git_dirty"] for row in first + second} == {False}
     for old, new in ((first, second), (second, first)):
-        found = check(new, old, COMMITTED, fail_unclear=True)
+        found = check(new, old, THRESHOLDS, fail_unclear=True)
         assert (found.passed, found.counts) == (True, {"ok": len(first)})
         assert {pair.verdict for pair in compare(old, new).pairs} == {"same"}
 
@@ -296,7 +293,7 @@ def test_two_runs_of_one_commit_pass_with_samples_drawn_anew() -> None:
     for _ in range(TRIALS):
         first, second = ([resampled(row) for row in rows] for rows in runs)
         for way, (new, old) in enumerate(((second, first), (first, second))):
-            passed[way] += check(new, old, COMMITTED).passed
+            passed[way] += check(new, old, THRESHOLDS).passed
     assert min(passed) >= 99
 
 
@@ -316,7 +313,7 @@ def mixed() -> CheckResult:
         failed("crash", "ptxas | died \x1b[31m<at once>", mode="bw"),
         timed(2.05, 0.02, seq_len=1024),
     ]
-    return check(new, old, COMMITTED)
+    return check(new, old, THRESHOLDS)
 
 
 def test_cases_are_listed_worst_first(mixed: CheckResult) -> None:
@@ -415,9 +412,9 @@ def test_missing_thresholds(tmp_path: Path) -> None:
 
 
 def test_committed_thresholds_say_why() -> None:
-    assert COMMITTED.rules
-    assert all(rule["why"] for rule in COMMITTED.rules)
+    assert THRESHOLDS.rules
+    assert all(rule["why"] for rule in THRESHOLDS.rules)
     rows = load_rows(H200)
     fused_chunk = next(row for row in rows if row["impl"] == "fused_chunk" and row["mode"] == "fw")
-    assert COMMITTED.limits(fused_chunk) == COMMITTED.defaults
-    assert COMMITTED.limits({**fused_chunk, "device_kind": "cpu"}).time == 0.25
+    assert THRESHOLDS.limits(fused_chunk) == THRESHOLDS.defaults
+    assert THRESHOLDS.limits({**fused_chunk, "device_kind": "cpu"}).time == 0.25
