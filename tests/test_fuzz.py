@@ -9,7 +9,7 @@ import dataclasses
 import json
 import os
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -141,15 +141,10 @@ def test_edited_thresholds_are_read_or_named(tmp_path: Path, content: bytes) -> 
     read(load_thresholds, path)
 
 
-@pytest.fixture
-def accelerators(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    path = tmp_path / "accelerators.toml"
-    monkeypatch.setenv(VARIABLE, str(path))
-    yield path
-
-
 @fuzz
 @given(edited(ACCELERATORS))
-def test_edited_accelerators_are_read_or_named(accelerators: Path, content: bytes) -> None:
-    accelerators.write_bytes(content)
-    read(lambda _: user_accelerators(), accelerators)
+def test_edited_accelerators_are_read_or_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes) -> None:
+    path = tmp_path / "accelerators.toml"
+    monkeypatch.setenv(VARIABLE, str(path))
+    path.write_bytes(content)
+    read(lambda _: user_accelerators(), path)

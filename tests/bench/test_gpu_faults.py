@@ -23,8 +23,6 @@ from lrbench.bench.plan import PlannedCase
 from lrbench.bench.workers import Limits, ReplaceableWorker, Reply
 from lrbench.tests.bench import faults
 
-gpu = pytest.mark.gpu
-
 EXPECTED = {
     "device_assert": ("error", "device-side assert triggered"),
     "illegal_access": ("error", "illegal memory access"),
@@ -50,7 +48,7 @@ def run_with_next(fault: str) -> list[Reply]:
         return [reply for _, reply in run_cases(cases, limits, lambda _: None, session)]
 
 
-@gpu
+@pytest.mark.gpu
 def test_a_fault_is_a_typed_row_and_the_next_case_is_clean() -> None:
     with ThreadPoolExecutor(len(EXPECTED)) as pool:
         outcomes = list(pool.map(run_with_next, EXPECTED))
@@ -77,7 +75,7 @@ def busy_gpu() -> Iterator[int]:
     shell.wait()
 
 
-@gpu
+@pytest.mark.gpu
 def test_a_gpu_on_which_another_process_computes_is_noisy(busy_gpu: int) -> None:
     import pynvml
 
@@ -91,7 +89,7 @@ def test_a_gpu_on_which_another_process_computes_is_noisy(busy_gpu: int) -> None
     assert "busy GPU: 1 other process on it" in reply["columns"]["noise"]
 
 
-@gpu
+@pytest.mark.gpu
 def test_a_second_sweep_on_a_gpu_is_refused(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "lrbench", "sweep", "--impl", "whole_state", "--output", str(tmp_path)]
     with hold_gpus():

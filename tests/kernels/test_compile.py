@@ -70,15 +70,9 @@ def mlp(
     impl: str, layout: str, tokens: int = 256, dtype: Any = BF16, config: Any = None, activation: str = "silu"
 ) -> Case:
     """Return a case of the gated MLP."""
-    return Case(
-        op="projections" if impl == "gemms" else "gated_mlp",
-        impl=impl,
-        dtype=dtype,
-        sizes=mlp_sizes(tokens, 128, 256),
-        layout=layout,
-        options={} if impl == "gemms" else {"activation": activation},
-        kwargs={"config": config},
-    )
+    op, options = ("projections", {}) if impl == "gemms" else ("gated_mlp", {"activation": activation})
+    shape = {"sizes": mlp_sizes(tokens, 128, 256), "layout": layout}
+    return Case(op=op, impl=impl, dtype=dtype, **shape, options=options, kwargs={"config": config})
 
 
 def compiled(

@@ -45,14 +45,10 @@ CHUNK_SIZE = 64
 def cases_of(operation: Operation, implementation: Implementation) -> list[laws.Case]:
     """Return a case of several chunks, and one of a decoding step where there is one."""
     sizes = {name: SIZES[name] for name in operation.sizes}
-    case = laws.Case(
-        op=operation.name,
-        impl=implementation.name,
-        dtype=torch.bfloat16,
-        sizes=sizes,
-        layout="columns" if implementation.prepare else None,
-        kwargs={"chunk_size": CHUNK_SIZE} if implementation.chunked else {},
-    )
+    kwargs = {"chunk_size": CHUNK_SIZE} if implementation.chunked else {}
+    layout = "columns" if implementation.prepare else None
+    names = {"op": operation.name, "impl": implementation.name}
+    case = laws.Case(**names, dtype=torch.bfloat16, sizes=sizes, layout=layout, kwargs=kwargs)
     step = replace(case, impl="step", sizes={**sizes, "seq_len": 1}, kwargs={})
     return [case, step] if "step" in implementation.modes else [case]
 
@@ -182,10 +178,8 @@ def check_against_reference(operation: Operation, implementation: Implementation
     assert verdict.failure is None
     if "step" in implementation.modes:
         case = replace(case, mode="step", seq_len=1, chunk_size=None)
-        inputs, state = (
-            correctness.Inputs(device).get(operation, case),
-            correctness.state_before_step(operation, case, device),
-        )
+        inputs = correctness.Inputs(device).get(operation, case)
+        state = correctness.state_before_step(operation, case, device)
         expected = correctness.expect_step(operation, case, inputs, state)
         out = prepare(PlannedCase(case=case, target=implementation), inputs, state).runnable.forward()
         assert correctness.compare({"out": out}, expected, case.state_dtype).failure is None
@@ -203,16 +197,10 @@ def test_matches_reference_beside_the_current_device_on_gpu(
     current_device = driver.get_current_device
     monkeypatch.setattr(driver, "get_current_device", lambda: used.append(current_device()) or used[-1])
     sizes = {name: SIZES[name] for name in operation.sizes}
-    case = Case(
-        kernel=operation.kernel,
-        op=operation.name,
-        impl=implementation.name,
-        provider="lrbench",
-        mode="fwbw" if "fwbw" in implementation.modes else "fw",
-        dtype="bf16",
-        chunk_size=CHUNK_SIZE if implementation.chunked else None,
-        **sizes,
-    )
+    names = {"kernel": operation.kernel, "op": operation.name, "impl": implementation.name, "provider": "lrbench"}
+    chunk_size = CHUNK_SIZE if implementation.chunked else None
+    mode = "fwbw" if "fwbw" in implementation.modes else "fw"
+    case = Case(**names, mode=mode, dtype="bf16", chunk_size=chunk_size, **sizes)
     with torch.cuda.device(0):
         check_against_reference(operation, implementation, case, "cuda:1")
         assert torch.cuda.current_device() == 0

@@ -11,8 +11,6 @@ import torch
 
 from lrbench.kernels.common import exchange
 
-gpu = pytest.mark.gpu
-
 CPU = torch.device("cpu")
 KEY = (CPU, 0, 1)
 
@@ -80,7 +78,7 @@ def test_words_on_a_cpu_are_zero() -> None:
         words.fill_(-1)
 
 
-@gpu
+@pytest.mark.gpu
 def test_streams_large_requests_and_graphs_have_words_of_their_own_on_gpu() -> None:
     """One stream's calls share words; another stream, many words and a captured graph get others."""
     x = torch.empty(1, device="cuda")
@@ -103,7 +101,7 @@ def test_streams_large_requests_and_graphs_have_words_of_their_own_on_gpu() -> N
     assert call == 1 and torch.equal(captured, torch.ones_like(captured))
 
 
-@gpu
+@pytest.mark.gpu
 @pytest.mark.parametrize(("name", "calls"), [("wkv4", 5000), ("rglru", 2000)])
 def test_many_calls_end_and_agree_on_gpu(name: str, calls: int) -> None:
     """If a state is lost or late between two programs in one of thousands of launches, a program waits forever or the

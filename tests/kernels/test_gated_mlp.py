@@ -25,10 +25,10 @@ from lrbench.tests.kernels import laws
 from lrbench.tests.kernels.cases import MLP_ALTERNATIVES, MLP_FORMS, MLP_SMALL, launches, mlp_sizes, shifted
 from lrbench.tests.kernels.laws import LAYOUTS, Case
 
-interpret = pytest.mark.interpret
-gpu = pytest.mark.gpu
-
 each_form = pytest.mark.parametrize(("impl", "layout"), MLP_FORMS)
+each_device = pytest.mark.parametrize(
+    "device", [pytest.param("cpu", marks=pytest.mark.interpret), pytest.param("cuda", marks=pytest.mark.gpu)]
+)
 
 
 def draw(*sizes: int, dtype: torch.dtype, device: str = "cpu") -> tuple[dict[str, Tensor], Tensor]:
@@ -124,7 +124,7 @@ def test_every_launch_chosen_is_valid(capability: tuple[int, int], end: str) -> 
                     assert not tile.use_tma or ((9, 0) <= capability < (12, 0) and aligned and item_bytes == 2)
 
 
-@interpret
+@pytest.mark.interpret
 @each_form
 @pytest.mark.parametrize("tile", ["descriptors", "pointers", None])
 def test_saved_tensors_may_come_back_elsewhere(impl: str, layout: str, tile: str | None) -> None:
@@ -150,7 +150,7 @@ def test_saved_tensors_may_come_back_elsewhere(impl: str, layout: str, tile: str
             torch.testing.assert_close(one, other, check_stride=True)
 
 
-@interpret
+@pytest.mark.interpret
 @each_form
 def test_one_token_of_any_stride(impl: str, layout: str) -> None:
     """Torch calls a tensor of one row contiguous whatever its row stride."""
@@ -163,7 +163,7 @@ def test_one_token_of_any_stride(impl: str, layout: str) -> None:
         assert torch.equal(one, other)
 
 
-@pytest.mark.parametrize("device", [pytest.param("cpu", marks=interpret), pytest.param("cuda", marks=gpu)])
+@each_device
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_products_alone(layout: str, device: str) -> None:
     """They are what the kernel gates; its tiles do not depend on what it writes."""
@@ -172,7 +172,7 @@ def test_products_alone(layout: str, device: str) -> None:
     assert relative_error(both, projections(*(x.double() for x in inputs.values()))) < 1e-3
 
 
-@pytest.mark.parametrize("device", [pytest.param("cpu", marks=interpret), pytest.param("cuda", marks=gpu)])
+@each_device
 def test_weights_that_overlap(device: str) -> None:
     """Tied weights, and ones that share rows of one tensor, which no descriptor holds."""
     drawn = Case(op="gated_mlp", impl="fused", dtype=torch.float16, sizes=mlp_sizes(70, 32, 64), device=device).draw()
@@ -191,7 +191,7 @@ def test_weights_that_overlap(device: str) -> None:
             assert relative_error(one, other.double()) < 1e-3
 
 
-@interpret
+@pytest.mark.interpret
 @each_form
 def test_weights_changed_before_the_backward_pass_are_refused(impl: str, layout: str) -> None:
     inputs, dy = draw(5, 16, 24, dtype=torch.float32)
@@ -203,7 +203,7 @@ def test_weights_changed_before_the_backward_pass_are_refused(impl: str, layout:
         y.backward(dy)
 
 
-@interpret
+@pytest.mark.interpret
 def test_bad_shapes_and_launches() -> None:
     inputs, _ = draw(6, 16, 24, dtype=torch.float32)
     x, w_up, w_gate = inputs.values()
@@ -221,7 +221,7 @@ def test_bad_shapes_and_launches() -> None:
         gated_mlp(x, w_up, w_gate, config=GatedMlpConfig(forward=tile, gradient=tile))
 
 
-@interpret
+@pytest.mark.interpret
 def test_saving_keeps_nothing_without_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pre-activations are written only where a backward pass can come."""
     ends: list[object] = []
@@ -242,7 +242,7 @@ def test_saving_keeps_nothing_without_gradients(monkeypatch: pytest.MonkeyPatch)
     assert ends[2] is not None
 
 
-@interpret
+@pytest.mark.interpret
 def test_tensors_that_descriptors_cannot_take() -> None:
     """Tensors that begin off a multiple of 16 bytes are read by pointers."""
     inputs, _ = draw(5, 16, 24, dtype=torch.float16)
@@ -260,7 +260,7 @@ def test_tensors_that_descriptors_cannot_take() -> None:
         gated_mlp(*given.values(), **launches("pointers"))
 
 
-@interpret
+@pytest.mark.interpret
 def test_weights_that_no_descriptor_holds(monkeypatch: pytest.MonkeyPatch) -> None:
     """A launch of one's own with descriptors says so; elsewhere than on Hopper, weights lie whole rows apart."""
     inputs, _ = draw(5, 16, 24, dtype=torch.float16)
@@ -284,7 +284,7 @@ def test_weights_that_no_descriptor_holds(monkeypatch: pytest.MonkeyPatch) -> No
     gated_mlp(*apart(0).values(), **launches("descriptors"))
 
 
-@interpret
+@pytest.mark.interpret
 def test_the_interpreter_refuses_gpu_tensors() -> None:
     """It copies each tensor to the host, but from one weight the kernel reaches the other."""
     x: Any = SimpleNamespace(dtype=torch.float16, device=torch.device("cuda", 0))
@@ -292,7 +292,7 @@ def test_the_interpreter_refuses_gpu_tensors() -> None:
         check_kernel_support(x, 16, 24)
 
 
-@gpu
+@pytest.mark.gpu
 @each_form
 @pytest.mark.parametrize("name", MLP_ALTERNATIVES)
 def test_alternatives_on_gpu(impl: str, layout: str, name: str) -> None:
@@ -315,7 +315,7 @@ def test_alternatives_on_gpu(impl: str, layout: str, name: str) -> None:
         assert torch.equal(gated_mlp(*given.values(), impl=impl, config=config), first)
 
 
-@gpu
+@pytest.mark.gpu
 @each_form
 @pytest.mark.parametrize("sizes", [(2050, 1032, 1800), (128, 4096, 256), (3000, 64, 14336)], ids=str)
 def test_whole_numbers_are_exact_on_gpu(impl: str, layout: str, sizes: tuple[int, int, int]) -> None:
@@ -333,7 +333,7 @@ def test_whole_numbers_are_exact_on_gpu(impl: str, layout: str, sizes: tuple[int
     assert not len(wrong), f"{len(wrong)} of {y.numel()} elements differ, from {wrong[0]} to {wrong[-1]}"
 
 
-@gpu
+@pytest.mark.gpu
 @pytest.mark.slow
 def test_offsets_beyond_32_bits_on_gpu() -> None:
     """More than 2^31 elements in y; only some rows are compared."""

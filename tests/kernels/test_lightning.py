@@ -16,9 +16,6 @@ from lrbench.tests.kernels import laws
 from lrbench.tests.kernels.cases import F32, LIGHTNING, heads, shifted
 from lrbench.tests.kernels.laws import Case
 
-interpret = pytest.mark.interpret
-gpu = pytest.mark.gpu
-
 ODD = heads(2, 45, 4, 16, 24)
 SMALL = heads(1, 70, 2, 24, 40)
 
@@ -56,7 +53,7 @@ def test_few_heads_get_narrower_programs() -> None:
         assert select_config(sizes, "bf16", (9, 0), True, impl="lightning2").output.block_z == columns
 
 
-@interpret
+@pytest.mark.interpret
 @pytest.mark.parametrize("slope", [0.0, 1e30, float("inf")])
 @pytest.mark.parametrize("implementation", LIGHTNING)
 def test_no_decay_and_total_decay(implementation: str, slope: float) -> None:
@@ -70,7 +67,7 @@ LOOPS = LightningConfig(output=LOOP, dq=LOOP, dk=LOOP, dv=LOOP)
 ODD_LOOPS = replace(LOOPS, dq=replace(LOOP, block_t=24))
 
 
-@interpret
+@pytest.mark.interpret
 @pytest.mark.parametrize(
     ("implementation", "options", "message"),
     [
@@ -85,7 +82,7 @@ def test_bad_options(implementation: str, options: dict[str, Any], message: str)
         OPERATION.function(implementation)(*inputs.values(), **options)
 
 
-@interpret
+@pytest.mark.interpret
 @pytest.mark.parametrize("implementation", LIGHTNING)
 def test_slopes_get_no_gradient(implementation: str) -> None:
     fn = OPERATION.function(implementation)
@@ -96,7 +93,7 @@ def test_slopes_get_no_gradient(implementation: str) -> None:
         assert fn(q, k, v, slope).isfinite().all()
 
 
-@interpret
+@pytest.mark.interpret
 @pytest.mark.parametrize("implementation", LIGHTNING)
 def test_tensors_that_descriptors_cannot_take(implementation: str) -> None:
     """Tensors that begin off a multiple of 16 bytes are read by pointers, with the same results to the bit."""
@@ -112,7 +109,7 @@ def test_tensors_that_descriptors_cannot_take(implementation: str) -> None:
         assert torch.equal(moved, aligned)
 
 
-@interpret
+@pytest.mark.interpret
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 @pytest.mark.parametrize("implementation", ["fused_chunk", "xl_chunk"])
 def test_engine_gives_slopes_a_gradient_where_they_want_one(implementation: str, dtype: torch.dtype) -> None:
@@ -149,7 +146,7 @@ SWEEPS = [
 ]  # fmt: skip
 
 
-@gpu
+@pytest.mark.gpu
 @pytest.mark.parametrize("head_dim", [64, 128])
 @pytest.mark.parametrize("launch", [*TIMED_LOOPS, *SWEEPS], ids=str)
 def test_every_launch_worth_timing_is_right_on_gpu(launch: LoopConfig | QuadraticConfig, head_dim: int) -> None:

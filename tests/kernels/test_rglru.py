@@ -30,8 +30,6 @@ from lrbench.tests.kernels.cases import (
 from lrbench.tests.kernels.laws import Case
 from lrbench.tests.kernels.words import check_shapes_share_words, give_words
 
-interpret = pytest.mark.interpret
-gpu = pytest.mark.gpu
 each_one_pass = pytest.mark.parametrize(
     ("operation", "name"), [(RGLRU, "fused"), (LINEAR_SCAN, "scan")], ids=["rglru", "linear_scan"]
 )
@@ -96,7 +94,7 @@ def test_a_decay_rate_of_any_size_stays_right(c: float, dtype: torch.dtype) -> N
     torch.testing.assert_close(gradient, torch.full_like(gradient, 0.5 * expected * slope), rtol=1e-4, atol=0.0)
 
 
-@interpret
+@pytest.mark.interpret
 @each_one_pass
 @pytest.mark.parametrize("seq_len", [9, 16, 27])
 def test_words_hold_the_states_behind_their_tiles(
@@ -130,7 +128,7 @@ def test_words_hold_the_states_behind_their_tiles(
         assert torch.equal(words[:, 0].view(torch.float32).view(len(states), 2, 24), torch.stack(states))
 
 
-@interpret
+@pytest.mark.interpret
 def test_calls_of_different_shapes_share_words(monkeypatch: pytest.MonkeyPatch) -> None:
     def results(sizes: dict[str, int]) -> list[torch.Tensor]:
         case = Case(op="rglru", impl="fused", dtype=F32, sizes=sizes, kwargs=FUSED)
@@ -139,7 +137,7 @@ def test_calls_of_different_shapes_share_words(monkeypatch: pytest.MonkeyPatch) 
     check_shapes_share_words(launch, results, monkeypatch, launches=2)
 
 
-@interpret
+@pytest.mark.interpret
 @pytest.mark.parametrize(
     ("forward", "backward", "why"),
     [
@@ -155,7 +153,7 @@ def test_bad_launches(forward: TileConfig, backward: TileConfig, why: str) -> No
         RGLRU.function("chunked")(*inputs.values(), chunk_size=16, config=config)
 
 
-@gpu
+@pytest.mark.gpu
 @each_one_pass
 def test_graphs_replay_on_gpu(operation: Operation, name: str) -> None:
     """A replay finds its words zero again; stale ones would end waits before their states are there."""
@@ -173,7 +171,7 @@ def test_graphs_replay_on_gpu(operation: Operation, name: str) -> None:
             assert torch.equal(captured, fn(*inputs.values()))
 
 
-@gpu
+@pytest.mark.gpu
 @each_one_pass
 def test_more_programs_than_fit_at_once_on_gpu(operation: Operation, name: str) -> None:
     """A GPU runs only some of these programs at once, so a program may wait only for one that already runs."""

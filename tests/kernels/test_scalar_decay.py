@@ -16,8 +16,6 @@ from lrbench.tests.kernels import laws
 from lrbench.tests.kernels.cases import BF16, F32, F64, HEADS, SIZES, heads, on_each, portable
 from lrbench.tests.kernels.laws import Case
 
-interpret = pytest.mark.interpret
-
 SMALL = SIZES["interpret"][0]
 CHUNKED: dict[str, Any] = {"impl": "torch", "kwargs": {"chunk_size": 16}}
 
@@ -105,7 +103,7 @@ def test_mlstm_exp_normalizer_gradient_is_exact() -> None:
             torch.autograd.gradcheck(lambda *x, f=fn, kw=kwargs: f(*x, **kw), arguments)
 
 
-@interpret
+@pytest.mark.interpret
 def test_a_step_of_no_length_is_no_step() -> None:
     """Mamba-2's dt = 0 (padding) leaves the state as it is and poisons no gradient."""
     operation = get_operation("mamba2_ssd")
@@ -120,7 +118,7 @@ def test_a_step_of_no_length_is_no_step() -> None:
         )
 
 
-@interpret
+@pytest.mark.interpret
 def test_implementations_and_their_options() -> None:
     """What an implementation does not have is refused."""
     operation = get_operation("simple_gla")

@@ -35,9 +35,6 @@ from lrbench.tests.kernels.cases import (
 from lrbench.tests.kernels.laws import Case
 from lrbench.tests.kernels.words import check_shapes_share_words, give_words
 
-interpret = pytest.mark.interpret
-gpu = pytest.mark.gpu
-
 SMALL = SIZES["interpret"][1]
 
 
@@ -96,7 +93,7 @@ def test_keys_of_minus_infinity_leave_tokens_out(case: Case, some: slice, initia
     laws.assert_close(results, expected, bound, "wkv4 with tokens left out")
 
 
-@interpret
+@pytest.mark.interpret
 @pytest.mark.parametrize("how", [{}, {"reload": False}, {"hold": True}], ids=str)
 def test_rows_that_take_two_exponents(how: dict[str, Any]) -> None:
     """Rows so long that they take two exponents."""
@@ -120,7 +117,7 @@ HEAVY = {
 """What lowers exponents time and again -> implementation, launches, length and the range of the rates."""
 
 
-@interpret
+@pytest.mark.interpret
 @pytest.mark.parametrize(("name", "config", "seq_len", "rates"), HEAVY.values(), ids=HEAVY)
 def test_a_heavy_first_key_keeps_its_weight(
     name: str, config: WkvConfig, seq_len: int, rates: tuple[float, float]
@@ -130,16 +127,8 @@ def test_a_heavy_first_key_keeps_its_weight(
     What lowers them time and again is a chain of groups of two tiles, a row's steps, or one program's rows. Outputs,
     last state and, where memory is long, gradients lie within twice what a key's own rounding may do.
     """
-    case = Case(
-        op="wkv4",
-        impl=name,
-        dtype=F32,
-        sizes=channels(1, seq_len, 16),
-        kwargs={"config": config},
-        ranges={"k": (-100, 99), "w": rates},
-        initial_state=False,
-    )
-    problem = case.draw()
+    case = Case(op="wkv4", impl=name, dtype=F32, sizes=channels(1, seq_len, 16), kwargs={"config": config})
+    problem = replace(case, ranges={"k": (-100, 99), "w": rates}, initial_state=False).draw()
     problem.inputs["k"][:, 0] = 100
     expected = laws.evaluate(problem.double(), OPERATION.function("torch"))
     results = laws.evaluate(problem, case.function, stabilizer=expected["m"])
@@ -148,7 +137,7 @@ def test_a_heavy_first_key_keeps_its_weight(
     laws.assert_close({x: results[x] for x in names}, expected, bound, "wkv4 behind a heavy key")
 
 
-@interpret
+@pytest.mark.interpret
 @pytest.mark.parametrize(
     ("name", "config"),
     [("scan", WKV_ROWS_FORWARD), ("scan", WKV_SERIAL), ("naive", replace(WKV_NAIVE, forward=tile(8, 1, 32)))],
@@ -168,7 +157,7 @@ def test_a_key_of_2000_outweighs_all_others(name: str, config: WkvConfig) -> Non
     assert dv[:, 1:].abs().max() == 0
 
 
-@interpret
+@pytest.mark.interpret
 @pytest.mark.parametrize("how", [{}, {"hold": True, "serial": True}], ids=str)
 def test_a_past_that_decayed_within_its_row(how: dict[str, Any]) -> None:
     """Keys of a row that end far below its first, and decay on top, leave a den that is small under the exponent; a row
@@ -178,7 +167,7 @@ def test_a_past_that_decayed_within_its_row(how: dict[str, Any]) -> None:
     laws.check_matches_reference(replace(case, ranges={"k": (-100, 100), "w": (1.0, 1.4)}))
 
 
-@interpret
+@pytest.mark.interpret
 @pytest.mark.parametrize(
     ("name", "config", "seq_len", "rate"),
     [
@@ -198,7 +187,7 @@ def test_stale_exponents_are_renewed(name: str, config: WkvConfig, seq_len: int,
     assert (y[:, -1] - 2.0).abs().max() < 1e-3
 
 
-@interpret
+@pytest.mark.interpret
 def test_sums_over_a_long_walk_do_not_drift() -> None:
     """The gradient of u, a sum of 1024 terms of one sign, is as exact as its terms are."""
     T, C = 1024, 16
@@ -215,7 +204,7 @@ def test_sums_over_a_long_walk_do_not_drift() -> None:
     assert (du - exact).abs().max() <= 2 * torch.finfo(torch.float32).eps * exact.abs().max()
 
 
-@interpret
+@pytest.mark.interpret
 def test_calls_leave_words_zero_for_the_next() -> None:
     """Equal calls in a row, which share buffers, give equal results."""
     case = Case(op="wkv4", impl="scan", dtype=F32, sizes=SMALL, kwargs={"config": WKV_ROWS_FORWARD})
@@ -226,7 +215,7 @@ def test_calls_leave_words_zero_for_the_next() -> None:
     assert any(spare.any() for _, spare in kept)
 
 
-@interpret
+@pytest.mark.interpret
 @pytest.mark.parametrize("seq_len", [3, 8, 16, 19, 27])
 def test_words_hold_the_states_behind_their_tiles(seq_len: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """One tile, two, three and more, the last one whole or ragged; what was left in the words is another call's."""
@@ -251,7 +240,7 @@ def test_words_hold_the_states_behind_their_tiles(seq_len: int, monkeypatch: pyt
         torch.testing.assert_close(scale * den[index], last[1], rtol=1e-5, atol=1e-5)
 
 
-@interpret
+@pytest.mark.interpret
 def test_serial_calls_of_different_shapes_share_words(monkeypatch: pytest.MonkeyPatch) -> None:
     def outputs(sizes: dict[str, int]) -> list[torch.Tensor]:
         problem = Case(op="wkv4", impl="scan", dtype=F32, sizes=sizes).draw()
@@ -260,7 +249,7 @@ def test_serial_calls_of_different_shapes_share_words(monkeypatch: pytest.Monkey
     check_shapes_share_words(launch, outputs, monkeypatch, launches=1)
 
 
-@interpret
+@pytest.mark.interpret
 @pytest.mark.parametrize("den", [1e-30, 1e-37, 1e-40, 0.0])
 @pytest.mark.parametrize(("name", "config"), [("scan", WKV_ROWS_FORWARD), ("scan", WKV_SERIAL), ("naive", WKV_NAIVE)])
 def test_a_state_of_tiny_weight_does_not_overflow(name: str, config: WkvConfig, den: float) -> None:
@@ -276,7 +265,7 @@ def test_a_state_of_tiny_weight_does_not_overflow(name: str, config: WkvConfig, 
 WARPLESS = replace(tile(4, 2, 16), num_warps=0)
 
 
-@interpret
+@pytest.mark.interpret
 @pytest.mark.parametrize(
     ("name", "change", "why"),
     [
@@ -295,7 +284,7 @@ def test_bad_launches(name: str, change: dict[str, Any], why: str) -> None:
         OPERATION.function(name)(*inputs.values(), config=config)
 
 
-@gpu
+@pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 def test_serial_launches_of_inference_on_gpu(dtype: torch.dtype) -> None:
     """Launches whose states pass from tile to tile, without what training keeps: equal bits, and what others give."""
@@ -308,7 +297,7 @@ def test_serial_launches_of_inference_on_gpu(dtype: torch.dtype) -> None:
     assert (y - outputs[0]).abs().max() <= 16 * torch.finfo(dtype).eps * y.abs().max()
 
 
-@gpu
+@pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_wild_keys_over_a_long_sequence_on_gpu(dtype: torch.dtype) -> None:
     """Keys from -100 to 100 over 65,536 steps: outputs, last state and gradients against the portable form in float64,
