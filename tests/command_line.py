@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 Lrbench = Callable[..., tuple[int, str, str]]
-"""The fixture ``lrbench``: arguments -> exit code, standard output, standard error."""
+"""The fixture ``lrbench``: a command as it is typed, further arguments -> exit code, standard output and error."""
 
 CALL = (sys.executable, "-c", "from lrbench.cli import main; main()")
 """The command line in a process of its own, for what only a process shows."""

@@ -78,8 +78,8 @@ def lrbench(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
 
     monkeypatch.setenv("COLUMNS", "300")
 
-    def run(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["lrbench", *map(str, arguments)])
+    def run(command: str, *arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["lrbench", *command.split(), *map(str, arguments)])
         code = 0
         try:
             cli.main()

@@ -29,18 +29,14 @@ from lrbench.tests.results.test_store import RECORD
 
 pytestmark = pytest.mark.usefixtures("one_look_at_the_machine")
 
-TINY = (
-    "sweep", "--kernel", "tfla", "--op", "mlstm_sig", "--impl", "torch", "--seq-len", "64", "--head-dim", "32",
-    "--chunk-size", "16,32,128", "--num-heads", "1", "--batch", "1", "--mode", "fw", "--budget", "0",
-    "--no-calibrate",
-)  # fmt: skip
+SMALL = "--impl torch --seq-len 64 --head-dim 32 --chunk-size 16,32,128 --num-heads 1 --batch 1 --mode fw --budget 0"
+TINY = f"sweep --kernel tfla --op mlstm_sig {SMALL} --no-calibrate"
 
 
-def call(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+def call(command: str, *arguments: object, **variables: str) -> subprocess.CompletedProcess[str]:
     """Run a command in a process of its own, as a sweep's workers want it."""
-    return subprocess.run(
-        (*CALL, *arguments), capture_output=True, text=True, env={**ENVIRON, **variables}, timeout=240
-    )
+    words = (*CALL, *command.split(), *map(str, arguments))
+    return subprocess.run(words, capture_output=True, text=True, env={**ENVIRON, **variables}, timeout=240)
 
 
 Swept = tuple[subprocess.CompletedProcess[str], Path]
@@ -50,7 +46,7 @@ Swept = tuple[subprocess.CompletedProcess[str], Path]
 @pytest.fixture(scope="module")
 def tiny_sweep(tmp_path_factory: pytest.TempPathFactory) -> Swept:
     folder = tmp_path_factory.mktemp("sweep")
-    return call(*TINY, "--gpu", "h100", "--output", str(folder)), folder
+    return call(f"{TINY} --gpu h100", "--output", folder), folder
 
 
 def test_sweep_prints_a_table_and_leaves_a_file(tiny_sweep: Swept) -> None:
@@ -76,7 +72,7 @@ def test_an_operation_that_needs_another_device_is_said(tmp_path: Path, lrbench:
 
     if torch.cuda.is_available():
         pytest.skip("this machine has a GPU")
-    code, _, errors = lrbench("sweep", "--op", "gla", "--no-calibrate", "--output", tmp_path)
+    code, _, errors = lrbench("sweep --op gla --no-calibrate", "--output", tmp_path)
     assert code == 2
     assert errors.startswith("lrbench: no case is left on ")
     assert "fla.chunk_gla, fla.fused_chunk_gla run on cuda" in errors
@@ -91,46 +87,46 @@ def test_a_full_disk_is_no_regression() -> None:
 
 def test_characters_that_an_encoding_lacks_are_written_as_escapes() -> None:
     """In the C locale a table is not cut short where a claim has a sign of no ASCII."""
-    shown = call("reproduce", "lightning-constant", "--gpu", "h200", PYTHONIOENCODING="ascii").stdout
+    shown = call("reproduce lightning-constant --gpu h200", PYTHONIOENCODING="ascii").stdout
     assert "\\u2264 1.1" in shown
 
 
 def test_completion_as_a_module_is_of_the_command() -> None:
-    shown = call("--show-completion", "bash").stdout
+    shown = call("--show-completion bash").stdout
     assert "complete -o default -F _lrbench_completion lrbench" in shown and "python" not in shown
 
 
 def test_resume_has_nothing_left(tiny_sweep: Swept, run: Run) -> None:
     folder = tiny_sweep[1]
     before = set(folder.iterdir())
-    output = run(*TINY, "--output", folder, "--resume")
+    output = run(f"{TINY} --resume", "--output", folder)
     assert run.err.splitlines()[-1].startswith("3 of 3 cases were already there, ")
     assert run.err.endswith(": nothing is left to measure\n")
     assert set(folder.iterdir()) == before
     assert "cases: 3 ok" in output
-    rows = run.json(*TINY, "--chunk-size", "32,64", "--output", folder, "--resume")
+    rows = run.json(f"{TINY} --chunk-size 32,64 --resume", "--output", folder)
     assert [(row["chunk_size"], row["status"]) for row in rows] == [(32, "ok"), (64, "ok")]
     assert all(tuple(row) == RECORD_COLUMNS for row in rows)
 
 
 def test_a_dry_run_prints_the_cases_that_are_left(tiny_sweep: Swept, run: Run, tmp_path: Path) -> None:
-    planned = [*TINY, "--chunk-size", "16,48", "--dry-run"]
-    rows = run.json(*planned, "--output", tmp_path / "new")
+    planned = f"{TINY} --chunk-size 16,48 --dry-run"
+    rows = run.json(planned, "--output", tmp_path / "new")
     assert [(row["chunk_size"], row["not run"]) for row in rows] == [(16, ""), (48, "")]
     # The first case starts a worker.
     assert rows[0]["seconds"] > rows[1]["seconds"] > 0
     assert "2 cases, about " in run.err
-    (row,) = run(*planned, "--output", tmp_path / "new").splitlines()[1:]
+    (row,) = run(planned, "--output", tmp_path / "new").splitlines()[1:]
     assert re.fullmatch(r"mlstm_sig +torch +fw +2 +T 64; dim 16/32; chunk 16, 48; fp32 +\d+", row)
     assert not (tmp_path / "new").exists()
-    assert [row["chunk_size"] for row in run.json(*planned, "--output", tiny_sweep[1], "--resume")] == [48]
+    assert [row["chunk_size"] for row in run.json(f"{planned} --resume", "--output", tiny_sweep[1])] == [48]
     assert "1 of 2 cases were already there" in run.err
 
 
 def test_resume_takes_the_rows_of_a_run_that_died(tiny_sweep: Swept, run: Run, tmp_path: Path) -> None:
     rows = store.read_results(tiny_sweep[1]).to_pylist()
     (tmp_path / "sweep-dead.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[:2]))
-    left = run.json(*TINY, "--resume", "--dry-run", "--output", tmp_path)
+    left = run.json(f"{TINY} --resume --dry-run", "--output", tmp_path)
     assert f"recovered from a run that died: {tmp_path / 'sweep-dead.parquet'}" in run.err
     assert "2 of 3 cases were already there" in run.err
     assert [row["chunk_size"] for row in left] == [rows[2]["chunk_size"]]
@@ -139,13 +135,13 @@ def test_resume_takes_the_rows_of_a_run_that_died(tiny_sweep: Swept, run: Run, t
 
 
 def test_a_reader_that_leaves_early_takes_nothing_away(tmp_path: Path) -> None:
-    code, errors = reader_leaves(*CALL, *TINY, "--chunk-size", "32", "--output", str(tmp_path))
+    code, errors = reader_leaves(*CALL, *TINY.split(), "--chunk-size", "32", "--output", str(tmp_path))
     assert code == 0, errors
     assert "results: " in errors and "Broken pipe" not in errors
 
 
 def test_a_timeout_is_a_row_and_a_sweep_that_timed_nothing_fails(tmp_path: Path, lrbench: Lrbench) -> None:
-    code, output, errors = lrbench(*TINY, "--timeout", "0.001", "--chunk-size", "32", "--output", tmp_path)
+    code, output, errors = lrbench(f"{TINY} --timeout 0.001 --chunk-size 32", "--output", tmp_path)
     assert code == 1, errors
     assert "no result within 0.001 s" in output
     said = errors.splitlines()
@@ -199,13 +195,8 @@ def test_a_sweep_says_that_the_machine_was_busy(noises: tuple[str | None, ...], 
 
 def test_interrupt_exits_130_and_keeps_the_rows(tmp_path: Path) -> None:
     many = ",".join(str(n) for n in range(64, 264))
-    process = subprocess.Popen(
-        (*CALL, *TINY, "--seq-len", many, "--output", str(tmp_path)),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=ENVIRON,
-    )
+    command = (*CALL, *TINY.split(), "--seq-len", many, "--output", str(tmp_path))
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRON)
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline and not any(p.stat().st_size for p in tmp_path.glob("*.jsonl")):
         time.sleep(0.05)
@@ -230,7 +221,7 @@ def test_options_become_a_request(monkeypatch: pytest.MonkeyPatch, lrbench: Lrbe
     monkeypatch.setattr(session, "run_sweep", stop)
     options = "--op mlstm_sig --impl a,b --baselines none --seq-len 1k,2k --head-dim-qk 64 --channels 8 --batch 2,4"
     options += " --context 1k --mode fw --no-calibrate"
-    assert lrbench("sweep", *options.split())[2] == "lrbench: enough\n"
+    assert lrbench(f"sweep {options}")[2] == "lrbench: enough\n"
     assert asked["calibrate"] is False
     assert asked["request"] == Request(
         kernel="tfla", ops=("mlstm_sig",), impls=("a", "b"), baselines=("none",), seq_lens=(1024, 2048),
@@ -277,26 +268,26 @@ def test_bad_usage_exits_2_with_one_message_and_no_output(
     command: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lrbench: Lrbench
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    code, out, err = lrbench(*command.split())
+    code, out, err = lrbench(command)
     assert (code, out) == (2, ""), err
     assert message in err
     assert "Traceback" not in err
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("command", [("gpus",), ("predict", "tfla", "--gpu", "h100"), ("doctor",), TINY])
+@pytest.mark.parametrize("command", ["gpus", "predict tfla --gpu h100", "doctor", TINY])
 def test_a_bad_accelerator_file_exits_2_with_one_line(
-    command: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lrbench: Lrbench
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lrbench: Lrbench
 ) -> None:
     bad = tmp_path / "mine.toml"
     bad.write_text("[mine]\nsms = -1\n")
     monkeypatch.setenv("LRBENCH_ACCELERATORS", str(bad))
     monkeypatch.chdir(tmp_path)
-    if command[0] == "predict":
+    if command.startswith("predict"):
         # What needs no accelerator of the user's does not read the file.
-        assert lrbench(*command)[0] == 0
+        assert lrbench(command)[0] == 0
     else:
-        assert refused(lrbench, *command).startswith(f"lrbench: {bad}: mine")
+        assert refused(lrbench, command).startswith(f"lrbench: {bad}: mine")
 
 
 def test_a_users_accelerator_is_listed_and_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Run) -> None:
@@ -308,10 +299,10 @@ def test_a_users_accelerator_is_listed_and_taken(tmp_path: Path, monkeypatch: py
 
     (row,) = (row for row in run.json("gpus") if row["key"] == "h100_nvl")
     assert (row["defined_in"], row["source"]) == (str(mine), "NVIDIA H100 NVL product brief")
-    report = run.json("chunk-size", "tfla", "--gpu", "h100_nvl")
+    report = run.json("chunk-size tfla --gpu h100_nvl")
     assert report["accelerator"] == "h100_nvl"
     assert report["accelerator_intensity"] == pytest.approx(835 / 3.9)
-    assert run.json("predict", "tfla", "--gpu", "H100-NVL")["accelerator"] == "h100_nvl"
+    assert run.json("predict tfla --gpu H100-NVL")["accelerator"] == "h100_nvl"
 
 
 def test_a_closed_standard_output_is_no_traceback() -> None:
@@ -325,14 +316,14 @@ def test_a_reader_that_leaves_is_no_error() -> None:
     assert reader_leaves(*CALL, "kernels") == (128 + signal.SIGPIPE, "")
 
 
-@pytest.mark.parametrize("command", [TINY, ("bars", "tfla-cpu"), ("errors", "gated-mlp")])
+@pytest.mark.parametrize("command", [TINY, "bars tfla-cpu", "errors gated-mlp"])
 @pytest.mark.parametrize(("name", "why"), [("file", "File exists"), ("a" * 300, "File name too long")])
 def test_an_output_that_is_no_folder_exits_2_before_the_machine_is_looked_at(
-    name: str, why: str, command: tuple[str, ...], tmp_path: Path, lrbench: Lrbench
+    name: str, why: str, command: str, tmp_path: Path, lrbench: Lrbench
 ) -> None:
     (tmp_path / "file").write_text("")
     message = f"lrbench: --output must be a folder that can be written, got {tmp_path / name}: {why}\n"
-    assert lrbench(*command, "--output", tmp_path / name) == (2, "", message)
+    assert lrbench(command, "--output", tmp_path / name) == (2, "", message)
 
 
 @pytest.mark.parametrize(
@@ -353,10 +344,10 @@ def test_an_output_that_is_no_folder_exits_2_before_the_machine_is_looked_at(
     ],
 )
 def test_listings_in_every_format(command: str, known: list[dict[str, object]], run: Run) -> None:
-    rows = run.json(*command.split())
+    rows = run.json(command)
     assert all(any(row.items() <= each.items() for each in rows) for row in known)
-    assert len(run(*command.split(), "--all").splitlines()) > len(rows)
-    assert len(list(csv.DictReader(io.StringIO(run(*command.split(), "--format", "csv"))))) == len(rows)
+    assert len(run(f"{command} --all").splitlines()) > len(rows)
+    assert len(list(csv.DictReader(io.StringIO(run(f"{command} --format csv"))))) == len(rows)
 
 
 RUN = "run:df900796"
@@ -387,7 +378,7 @@ def test_answers_fit_a_terminal(command: str, width: int, monkeypatch: pytest.Mo
     monkeypatch.chdir(ROOT)
     monkeypatch.setenv("COLUMNS", str(width))
     monkeypatch.setenv("FORCE_COLOR", "1")
-    out = without_styles(lrbench(*command.split())[1])
+    out = without_styles(lrbench(command)[1])
     assert (lines := out.splitlines())
     sentences = ("FAILED", "B takes", "A = ", "mlstm_sig", "low to", "use ", "    pip install", "install: ")
     assert max((len(line) for line in lines if not line.startswith(sentences)), default=0) <= width
@@ -400,7 +391,7 @@ def test_help_has_every_command_in_a_group_and_a_whole_sentence_for_each(run: Ru
     groups = [line for line in out.splitlines() if line.endswith(":") and not line.startswith(" ")]
     assert " ".join(groups) == "Options: Measure: Explain: Draw and report: Compare runs: List what is here:"
     assert not any(line.endswith("...") for line in out.splitlines()[1:])
-    out = run("sweep", "--help")
+    out = run("sweep --help")
     (axes,) = (line for line in out.splitlines() if line.startswith("Axes"))
     assert out.index("--output") < out.index(axes) < out.index("--seq-len")
 
@@ -419,7 +410,7 @@ def every_command() -> dict[str, Any]:
 
 @pytest.mark.parametrize(("name", "command"), every_command().items())
 def test_every_command_has_an_example_that_it_takes(name: str, command: Any, run: Run) -> None:
-    example = run(*name.split(), "-h").rpartition("\nExample:\n  lrbench ")[2].strip()
+    example = run(f"{name} -h").rpartition("\nExample:\n  lrbench ")[2].strip()
     assert example.startswith(f"{name} "), "an example with an argument or an option"
     command.make_context(name, shlex.split(example)[len(name.split()) :])
 
@@ -462,12 +453,12 @@ def test_version_module_and_completion() -> None:
 )
 def test_what_means_the_same_gives_the_same(command: str, same: str, run: Run) -> None:
     """Names, sizes written short, and an accelerator's usual dtype."""
-    first, second = (run(*each.split(), "--format", "json") for each in (command, same))
+    first, second = (run(f"{each} --format json") for each in (command, same))
     assert first == second != ""
 
 
 def test_an_operation_is_swept_by_its_name_alone(tmp_path: Path, run: Run) -> None:
-    run("sweep", "retention", *TINY[5:], "--chunk-size", "32", "--output", tmp_path)
+    run(f"sweep retention {SMALL} --no-calibrate --chunk-size 32", "--output", tmp_path)
     (row,) = store.read_results(tmp_path).to_pylist()
     assert (row["kernel"], row["op"]) == ("tfla", "retention")
     # Without --gpu: the GPU that is here, else h100.
@@ -482,7 +473,7 @@ def test_the_gpu_that_is_here_is_the_default(tmp_path: Path, monkeypatch: pytest
         (folder / "0000:01:00.0/information").write_text(f"Model: \t\t {model}\nIRQ: 7\n", encoding="utf-8")
         monkeypatch.setattr("lrbench.analysis.accelerators.known.DRIVER", folder)
         for command in ("best", "predict", "chunk-size"):
-            assert f'"accelerator": "{key}"' in run(command, "mlstm_sig", "--format", "json")
+            assert f'"accelerator": "{key}"' in run(f"{command} mlstm_sig --format json")
     monkeypatch.setattr("lrbench.analysis.accelerators.known.DRIVER", tmp_path / "NVIDIA B200")
     for visible, key in (("", "h100_sxm"), ("-1", "h100_sxm"), ("GPU-5f0e", "b200")):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
@@ -491,7 +482,7 @@ def test_the_gpu_that_is_here_is_the_default(tmp_path: Path, monkeypatch: pytest
 
 def test_verify_runs_triton_kernels_in_the_interpreter() -> None:
     interpreted = {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    finished = call("verify", "--kernel", "gated_mlp", "--format", "json", **interpreted)
+    finished = call("verify --kernel gated_mlp --format json", **interpreted)
     assert finished.returncode == 0, finished.stderr + finished.stdout
     assert "in Triton's interpreter: " in finished.stderr
     rows = json.loads(finished.stdout)
@@ -501,7 +492,7 @@ def test_verify_runs_triton_kernels_in_the_interpreter() -> None:
 
 
 def test_verify_passes_for_one_operation(run: Run) -> None:
-    rows = run.json("verify", "--op", "simple_gla")
+    rows = run.json("verify --op simple_gla")
     checked = [row for row in rows if row["status"] == "ok"]
     assert {("torch", "fp32"), ("torch", "bf16"), ("parallel", "fp32")} <= {
         (row["impl"], row["dtype"]) for row in checked

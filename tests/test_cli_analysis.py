@@ -35,27 +35,25 @@ MLSTM = {"batch": 8, "seq_len": 8192, "num_heads": 16, "head_dim_qk": 128, "head
 
 @pytest.mark.parametrize("counting", ["published", "detailed"])
 def test_count_prints_every_part_of_the_papers_table(counting: str, run: Run) -> None:
-    printed = run.json(*PUBLISHED.split(), "--counting", counting)
+    printed = run.json(f"{PUBLISHED} --counting {counting}")
     assert "intra-chunk forget gates" in printed["parts"]
     assert sum(printed["parts"].values()) == printed["flops"]
     assert printed["flops"] == 5129724224 + 64 * (128 - 4) * (counting == "detailed")
     assert printed["intensity"] == printed["flops"] / printed["bytes"]
     if counting == "detailed":
-        heavier = run.json(*PUBLISHED.split(), "--factor", "exp=4", "--factor", "log=2")
+        heavier = run.json(f"{PUBLISHED} --factor exp=4 --factor log=2")
         assert heavier["flops"] > printed["flops"]
 
 
 def test_count_as_a_table_begins_with_totals(run: Run) -> None:
-    printed = run(*PUBLISHED.split())
+    printed = run(PUBLISHED)
     assert "\ntotal " in printed
     first = printed.splitlines()[0]
     assert first.startswith("mlstm_sig chunkwise fw B=1 T=8k H=1 dim 256/512 chunk 128 bf16: ")
     assert first.endswith(" bytes, intensity 48.89 FLOP per byte, causal factor 0.5")
-    assert run("count", "attention", "--mode", "step").startswith(
-        "attention recurrent step B=1 T=1 context 8k H=1 dim "
-    )
-    assert run("count", "attention", "--format", "csv").startswith("part,flops,bytes\n")
-    assert "\nstate " in run("count", "tfla", "--mode", "step")
+    assert run("count attention --mode step").startswith("attention recurrent step B=1 T=1 context 8k H=1 dim ")
+    assert run("count attention --format csv").startswith("part,flops,bytes\n")
+    assert "\nstate " in run("count tfla --mode step")
 
 
 @pytest.mark.parametrize(
@@ -73,19 +71,19 @@ def test_count_as_a_table_begins_with_totals(run: Run) -> None:
     ],
 )
 def test_every_family_is_counted(arguments: str, operation: str, part: str, run: Run) -> None:
-    printed = run.json("count", *arguments.split(), "--seq-len", "1k")
+    printed = run.json(f"count {arguments} --seq-len 1k")
     assert printed["op"] == operation
     assert part in printed["parts"]
     assert printed["executed_tensor_flops"] is None
 
 
 def test_count_says_what_the_kernels_run(run: Run) -> None:
-    walk = ("count", "tfla", "--formulation", "walk", "--chunk-size", 1024)
-    printed = run.json(*walk)
+    walk = "count tfla --formulation walk --chunk-size 1024"
+    printed = run.json(walk)
     assert printed["executed_tensor_flops"] == sum(printed["executed_parts"].values()) > printed["tensor_flops"]
     assert "h: recomputed_scores" in printed["executed_parts"]
     assert sum(printed["executed_byte_parts"].values()) == printed["executed_bytes"]
-    assert "executed on tensor cores" in run(*walk)
+    assert "executed on tensor cores" in run(walk)
 
 
 def test_the_page_names_every_operation_and_formulation() -> None:
@@ -95,11 +93,11 @@ def test_the_page_names_every_operation_and_formulation() -> None:
 
 
 def test_chunk_size(run: Run) -> None:
-    report = run.json(*CHUNK_SIZE.split())
+    report = run.json(CHUNK_SIZE)
     keys = ("flop_optimal", "runtime_optimal", "runtime_optimal_feasible", "measured_best", "regret_ms", "candidates")
     assert set(keys) <= set(report)
     assert report["flop_optimal"] == pytest.approx(18.427, abs=1e-3)
-    table = run(*CHUNK_SIZE.split(), "--all")
+    table = run(f"{CHUNK_SIZE} --all")
     assert "best for FLOPs: 18.4, of the feasible ones 16" in table
     assert "for the modelled time on H100 80 GB HBM3 SXM5: 633.5, of the feasible ones 512 (2 GiB modelled)" in table
     answer = report["answer"]
@@ -107,7 +105,7 @@ def test_chunk_size(run: Run) -> None:
         f"use {answer['chunk_size']} with fused_chunk: {answer['time_ms']:.4g} ms "
         f"({answer['low_ms']:.4g} to {answer['high_ms']:.4g}) predicted for h100_sxm\n"
     )
-    short = run(*CHUNK_SIZE.split()).splitlines()
+    short = run(CHUNK_SIZE).splitlines()
     assert short[0] == table.splitlines()[0]
     assert short[1].split() == ["chunk_size", "modelled_ms", "modelled_gib"]
     assert max(map(len, short)) <= 80
@@ -124,7 +122,7 @@ def test_chunk_size_with_results(tmp_path: Path, run: Run) -> None:
     )
     printed = run(*command, "--all")
     assert "the model's choice, 512, takes 0.5 ms more than the fastest measured" in printed
-    printed = run("chunk-size", "tfla", "--gpu", "h100", "--impl", "fused_chunk", "--results", tmp_path)
+    printed = run("chunk-size tfla --gpu h100 --impl fused_chunk", "--results", tmp_path)
     assert re.match(
         r"use \d+ with fused_chunk: at least 0\.\d+ ms on h100_sxm, 0\.\d+ without overlap, no fit: 2 rows; not ",
         printed,
@@ -142,7 +140,7 @@ def test_chunk_size_with_results(tmp_path: Path, run: Run) -> None:
 )
 def test_chunk_lengths_are_those_that_an_implementation_takes(problem: str, chunks: list[int], run: Run) -> None:
     """Rows of outside packages, which have no dtype of states, count as measured."""
-    report = run.json("chunk-size", *problem.split(), "--gpu", "h200")
+    report = run.json(f"chunk-size {problem} --gpu h200")
     assert {each["chunk_size"] for each in report["candidates"]} <= set(chunks)
     assert report["runtime_optimal_feasible"] in chunks
     measured = {each["measured_ms"]: each["chunk_size"] for each in report["candidates"] if each["measured_ms"]}
@@ -155,18 +153,18 @@ def test_a_length_that_was_not_measured_may_be_faster(tmp_path: Path, run: Run) 
     made.write(
         (made.row("mlstm_sig", "xl_chunk", chunk_size=c, seq_len=t) for c, t in measured), tmp_path / "r.parquet"
     )
-    printed = run("chunk-size", "tfla", "--impl", "xl_chunk", "--gpu", "h200", "--results", tmp_path)
+    printed = run("chunk-size tfla --impl xl_chunk --gpu h200", "--results", tmp_path)
     assert re.match(
         r"use 16 with xl_chunk: \d+\.\d+ ms measured on h200_sxm; \d+ was not measured, the model says \d", printed
     )
 
 
 def test_the_modelled_chunk_size_is_chosen_by_launches_where_they_are_known(run: Run) -> None:
-    command = ("chunk-size", "tfla", "--gpu", "h200", "--impl", "fused_chunk")
-    report = run.json(*command)
+    command = "chunk-size tfla --gpu h200 --impl fused_chunk"
+    report = run.json(command)
     assert (report["model"], report["runtime_optimal_feasible"], report["regret_ms"]) == ("launches", 8192, 0)
     assert 0 < report["fitted"]["median_error"] < 0.05
-    printed = run(*command, "--all")
+    printed = run(f"{command} --all")
     whole, short = (
         f"{made.stored('mlstm_sig', 'fused_chunk', chunk_size=chunk, **MLSTM)['time_ms']:.4g}" for chunk in (8192, 512)
     )
@@ -175,20 +173,20 @@ def test_the_modelled_chunk_size_is_chosen_by_launches_where_they_are_known(run:
     )
     assert "of the feasible ones 8192, by the launches of fused_chunk (fitted to " in printed
     # Of these the model expects 2048, which was measured, to be faster than 1024, which was not.
-    assert "not measured" not in run(*["chunk-size", "tfla", "--gpu", "h200", "--head-dim", "320"]).splitlines()[0]
+    assert "not measured" not in run("chunk-size tfla --gpu h200 --head-dim 320").splitlines()[0]
     assert "the model's choice, 8192, takes 0 ms more" in printed
     # Walks see idle multiprocessors as well: they may choose a length that was fastest nowhere yet.
-    report = run.json(*["chunk-size", "tfla", "--gpu", "h200", "--impl", "whole_state", "--seq-len", "64k"])
+    report = run.json("chunk-size tfla --gpu h200 --impl whole_state --seq-len 64k")
     assert (report["model"], report["answer"]["chunk_size"]) == ("walks", 65536)
-    unnamed = run.json("chunk-size", "tfla", "--gpu", "b200")
+    unnamed = run.json("chunk-size tfla --gpu b200")
     assert (unnamed["impl"], unnamed["model"], unnamed["answer"]["basis"]) == ("fused_chunk", "launches", "fitted")
     assert unnamed["answer"]["chunk_size"] == unnamed["runtime_optimal_feasible"] == 8192
-    assert run.json("chunk-size", "gla", "--gpu", "h200")["fitted"]["model"] == "formulation"
+    assert run.json("chunk-size gla --gpu h200")["fitted"]["model"] == "formulation"
 
 
 def test_best_ranks_what_was_measured(run: Run) -> None:
     """The committed rows of an H200: whole_state is the fastest of ours, attention computes something else."""
-    lines = run("best", "--gpu", "h200").splitlines()
+    lines = run("best --gpu h200").splitlines()
     fastest = made.stored("mlstm_sig", "whole_state", chunk_size=8192, **MLSTM)["time_ms"]
     assert lines[0] == f"use whole_state, chunks of 8192: {fastest:.4g} ms measured on h200_sxm"
     assert lines[1].split() == ["kernel", "math", "heads", "chunk", "ms", "up", "to", "GiB", "roof"]
@@ -196,7 +194,7 @@ def test_best_ranks_what_was_measured(run: Run) -> None:
     lightning = next(line for line in lines if line.startswith("lightning "))
     assert lightning.split()[2:4] == ["other", "32x128"], "heads are said where they are other ones"
     assert "x" not in next(line for line in lines if line.startswith("fused_chunk "))
-    rows = run.json("best", "--gpu", "h200")
+    rows = run.json("best --gpu h200")
     assert len(rows) == len(lines) - 2 < 25
     assert [row["op"] for row in rows if row["same_math"]] == ["mlstm_sig"] * sum(row["same_math"] for row in rows)
     by_name = {row["impl"]: row for row in rows if row["same_math"]}
@@ -208,36 +206,35 @@ def test_best_ranks_what_was_measured(run: Run) -> None:
     assert "attention" in {row["op"] for row in rows}
     assert len({row["op"] for row in rows if not row["same_math"]}) == sum(not row["same_math"] for row in rows)
     assert run.err.count("\n") == 1 or "*: not installed here" in run.err
-    assert len(run.json("best", "--gpu", "h200", "--all")) > len(rows)
+    assert len(run.json("best --gpu h200 --all")) > len(rows)
 
 
 def test_what_does_not_fit_in_memory_is_not_recommended(run: Run) -> None:
     """8 sequences of 1M tokens take 193 GiB of inputs and outputs alone; of 512k only the kernels that store little."""
-    too_long = ("--gpu", "h100", "--seq-len", "1M")
-    assert run("best", *too_long) == (
+    too_long = "--gpu h100 --seq-len 1M"
+    assert run(f"best {too_long}") == (
         "nothing to use on h100_sxm: whole_state, which needs least memory, does not fit in 80 GB "
         "(needs 209 at least)\n"
     )
     assert " whole_state 209, " in run.err and " fused_chunk 209, " in run.err
-    assert " does not fit in 80 GB (needs 209 at least) on h100_sxm; " in run("predict", *too_long).splitlines()[0]
-    assert run("chunk-size", *too_long).startswith(
+    assert " does not fit in 80 GB (needs 209 at least) on h100_sxm; " in run(f"predict {too_long}").splitlines()[0]
+    assert run(f"chunk-size {too_long}").startswith(
         "whole_state does not fit in 80 GB (needs 209 at least) with any chunk length; 1048576 needs least\n"
     )
-    rows = run.json("best", "--gpu", "h100", "--seq-len", "1M", "--batch", "2")
+    rows = run.json("best --gpu h100 --seq-len 1M --batch 2")
     fits = [row["does_not_fit"] is None for row in rows]
     assert fits == sorted(fits, reverse=True) and len({*fits}) == 2
     assert all((row["memory_bytes"] <= 80e9) == fit for row, fit in zip(rows, fits, strict=True))
-    shown = run("best", "--gpu", "h100", "--seq-len", "1M", "--batch", "2")
+    shown = run("best --gpu h100 --seq-len 1M --batch 2")
     assert len(shown.splitlines()) == 2 + sum(fits)
-    report = run.json("chunk-size", "tfla", "--impl", "xl_chunk", "--gpu", "a100_40", "--seq-len", "1M", "--batch", "1")
+    report = run.json("chunk-size tfla --impl xl_chunk --gpu a100_40 --seq-len 1M --batch 1")
     assert report["answer"]["does_not_fit"] is None
     assert any(each["model_memory_bytes"] > 40e9 for each in report["candidates"])
 
 
 def test_memory_that_was_measured_of_other_sizes_is_what_is_modelled(run: Run) -> None:
     """Line by line a gated MLP keeps more than its inputs and outputs, as its rows say."""
-    problem = ("gated-mlp", "--gpu", "rtx_4090", "--seq-len", "64k")
-    rows = {row["impl"]: row for row in run.json("best", *problem)}
+    rows = {row["impl"]: row for row in run.json("best gated-mlp --gpu rtx_4090 --seq-len 64k")}
     assert rows["torch.eager"]["does_not_fit"] and not rows["fused"]["does_not_fit"]
     assert rows["torch.eager"]["memory_bytes"] > 2 * rows["fused"]["memory_bytes"]
 
@@ -261,13 +258,11 @@ def test_the_formulation_chooses_among_chunk_lengths_that_were_fastest_somewhere
     gpu: str, length: str, run: Run
 ) -> None:
     """It does not see that few chunks fill no device, so it would take the whole sequence as one."""
-    rows = {
-        (row["op"], row["impl"]): row for row in run.json("best", "rglru", "--gpu", gpu, "--seq-len", length, "--all")
-    }
+    rows = {(row["op"], row["impl"]): row for row in run.json(f"best rglru --gpu {gpu} --seq-len {length} --all")}
     assert {rows[op, "chunked"]["chunk_size"] for op in ("rglru", "linear_scan")} <= {256, 512}
-    predicted = run.json("predict", "rglru", "--impl", "chunked", "--gpu", gpu, "--seq-len", length)
+    predicted = run.json(f"predict rglru --impl chunked --gpu {gpu} --seq-len {length}")
     assert predicted["chunk_size"] == rows["rglru", "chunked"]["chunk_size"]
-    given = run.json("predict", "rglru", "--impl", "chunked", "--gpu", gpu, "--seq-len", length, "--chunk-size", "4k")
+    given = run.json(f"predict rglru --impl chunked --gpu {gpu} --seq-len {length} --chunk-size 4k")
     assert given["chunk_size"] == 4096
 
 
@@ -291,43 +286,36 @@ def test_a_measured_row_is_found_whose_chunk_length_does_not_count(run: Run, tmp
     [("mi300x", ("whole_state", "flash_attn.v3", "flash_attn.v4")), ("a100", ("whole_state", "flash_attn.v4"))],
 )
 def test_what_does_not_run_on_an_accelerator_is_left_out_and_said(gpu: str, gone: tuple[str, ...], run: Run) -> None:
-    rows = run.json("best", "--gpu", gpu, "--all")
+    rows = run.json(f"best --gpu {gpu} --all")
     there = {row["impl"] for row in rows}
     # FlashAttention-2 and Mamba document builds for ROCm.
     assert not there & {*gone} and {"fused_chunk", "flash_attn.v2", "mamba_ssm.selective_scan"} <= there
-    run("best", "--gpu", gpu)
+    run(f"best --gpu {gpu}")
     number, names = re.search(r"^not known to run on \w+: (\d+) kernels \((.*)\)$", run.err, re.MULTILINE).groups()
     assert {*gone} <= {*names.split(", ")} and len(names.split(", ")) == int(number)
 
 
 def test_modes_and_dtypes_without_rows_are_told_from_others(run: Run) -> None:
     """A backward call is a forward and backward one less a forward one; fp16 is bf16."""
-    both, forward = (
-        run.json("predict", "--gpu", "h200", "--mode", mode)["measured_time_ms"] for mode in ("fwbw", "fw")
-    )
-    backward, half = (
-        run.json("predict", "--gpu", "h200", *option) for option in (("--mode", "bw"), ("--dtype", "fp16"))
-    )
+    both, forward = (run.json(f"predict --gpu h200 --mode {mode}")["measured_time_ms"] for mode in ("fwbw", "fw"))
+    backward, half = (run.json(f"predict --gpu h200 {option}") for option in ("--mode bw", "--dtype fp16"))
     assert backward["time_ms"] == pytest.approx(both - forward) and half["time_ms"] == pytest.approx(forward)
     assert backward["measured_time_ms"] is half["measured_time_ms"] is None
     assert "on h200_sxm (fwbw minus fw)" in backward["interval"] and "on h200_sxm (bf16)" in half["interval"]
-    for option in (("--state-dtype", "bf16"), ("--batch", "3")):
-        assert run.json("predict", "--gpu", "h200", *option)["measured_time_ms"] is None
-    other = run.json("predict", "--gpu", "h200", "--mode", "bw", "--batch", "3")
+    for option in ("--state-dtype bf16", "--batch 3"):
+        assert run.json(f"predict --gpu h200 {option}")["measured_time_ms"] is None
+    other = run.json("predict --gpu h200 --mode bw --batch 3")
     assert other["low_ms"] < other["time_ms"] < other["high_ms"] and "(fwbw minus fw)" in other["interval"]
 
 
 @pytest.mark.parametrize("problem", ["selective_scan", "attention --head-dim 128 --impl flash_attn.v4", "gla"])
 def test_other_numbers_of_tokens_are_predicted_at_the_same_efficiency(problem: str, run: Run) -> None:
     """All rows are of 65,536 tokens: that a part of their time is the same for any number of tokens is not known."""
-    few, many = (
-        run.json("predict", *problem.split(), "--gpu", "h200", "--seq-len", "8k", "--batch", batch)
-        for batch in ("8", "512")
-    )
+    few, many = (run.json(f"predict {problem} --gpu h200 --seq-len 8k --batch {batch}") for batch in ("8", "512"))
     assert many["time_ms"] == pytest.approx(64 * (few["measured_time_ms"] or few["time_ms"]), rel=0.2)
     assert many["high_ms"] / many["low_ms"] > 1.3 * few["high_ms"] / few["low_ms"]
-    heads = () if problem == "selective_scan" else ("--num-heads", "1")
-    tiny = run.json("predict", *problem.split(), "--gpu", "h200", "--seq-len", "64", "--batch", "1", *heads)
+    heads = "" if problem == "selective_scan" else "--num-heads 1"
+    tiny = run.json(f"predict {problem} --gpu h200 --seq-len 64 --batch 1 {heads}")
     assert LAUNCH_MS <= tiny["low_ms"] <= tiny["time_ms"] < tiny["high_ms"]
 
 
@@ -338,9 +326,9 @@ def test_other_numbers_of_tokens_are_predicted_at_the_same_efficiency(problem: s
 @pytest.mark.parametrize("gpu", ["h200", "a100"])
 def test_the_same_question_has_one_answer(problem: str, gpu: str, run: Run) -> None:
     """best, predict and chunk-size agree on the implementation of ours, its chunk length and the time."""
-    same = [row for row in run.json("best", *problem.split(), "--gpu", gpu) if row["same_math"]]
+    same = [row for row in run.json(f"best {problem} --gpu {gpu}") if row["same_math"]]
     first = next((row for row in same if "." not in row["impl"]), same[0])
-    told = run.json("predict", *problem.split(), "--gpu", gpu)
+    told = run.json(f"predict {problem} --gpu {gpu}")
     assert (told["impl"], told.get("chunk_size")) == (first["impl"], first["chunk_size"])
     time_ms = told["measured_time_ms"] or told["time_ms"]
     assert time_ms == first["time_ms"]
@@ -348,13 +336,13 @@ def test_the_same_question_has_one_answer(problem: str, gpu: str, run: Run) -> N
     assert (first["basis"] == "measured") == measured == (told["measured_git_commit"] is not None)
     assert measured or gpu != "h200" or problem in ("wkv4 --mode fwbw", "gla")
     if problem in ("tfla", "gla"):
-        answer = run.json("chunk-size", *problem.split(), "--gpu", gpu)["answer"]
+        answer = run.json(f"chunk-size {problem} --gpu {gpu}")["answer"]
         assert (answer["chunk_size"], answer["time_ms"]) == (first["chunk_size"], first["time_ms"])
 
 
 def test_best_marks_what_was_not_measured(run: Run) -> None:
     """A kernel without a row is not preferred to one that was measured, however fast it might be."""
-    printed = run("best", "gated-mlp", "--gpu", "h200").splitlines()
+    printed = run("best gated-mlp --gpu h200").splitlines()
     sizes = {"batch": 1, "seq_len": 65536, "d_model": 4096, "d_ff": 14336}
     impls = ("fused", "torch.inplace", "torch.compile", "torch.eager")
     fastest = min((made.stored("gated_mlp", impl, **sizes) for impl in impls), key=lambda row: row["time_ms"])
@@ -363,7 +351,7 @@ def test_best_marks_what_was_not_measured(run: Run) -> None:
     assert re.search(r" ~\d+(\.\d)? +\d+", predicted)
     assert any(" >" in line for line in printed), "bounds of what has no rows"
     # Rows are limited by products, and a few tokens by the memory, of which nothing has a better share.
-    few = run.json("best", "gated-mlp", "--gpu", "h200", "--seq-len", "16", "--batch", "1")
+    few = run.json("best gated-mlp --gpu h200 --seq-len 16 --batch 1")
     share: dict[str, float] = {}
     wanted = {"kernel": "gated-mlp", "mode": "fw", "status": "ok"}
     for row in load_rows(store.HERE / "h200_sxm" / "gated-mlp.parquet", ("impl", "roofline_fraction"), wanted):
@@ -372,25 +360,26 @@ def test_best_marks_what_was_not_measured(run: Run) -> None:
         if row["basis"] == "fitted":
             # Rows of fused stand in for those of what has none.
             assert row["roof_fraction"] == pytest.approx(share.get(row["impl"], share["fused"]))
-    here = run("best", "--gpu", "h100", "--embedding", "2048", "--state-size", "64", "--seq-len", "4k")
-    assert re.match(r"use \w+, chunks of \d+: 0\.\d+ ms \(0\.\d+ to \d\.\d+\) predicted for h100_sxm\n", here)
-    rows = run.json("best", "--gpu", "h100", "--embedding", "2048", "--state-size", "64", "--seq-len", "4k")
+    narrow = "best --gpu h100 --embedding 2048 --state-size 64 --seq-len 4k"
+    said = r"use \w+, chunks of \d+: 0\.\d+ ms \(0\.\d+ to \d\.\d+\) predicted for h100_sxm\n"
+    assert re.match(said, run(narrow))
+    rows = run.json(narrow)
     assert {(row["num_heads"], row["head_dim_qk"]) for row in rows if row["same_math"]} == {(8, 64)}
-    assert {row["channels"] for row in run.json("best", "rglru", "--embedding", "2048") if row["same_math"]} == {2048}
+    assert {row["channels"] for row in run.json("best rglru --embedding 2048") if row["same_math"]} == {2048}
 
 
 def test_what_was_wrong_there_is_not_recommended(tmp_path: Path, run: Run) -> None:
     """fla's HGRN has been measured for this very case, with an output error above the bound."""
-    told = run("predict", "rglru", "--impl", "fla.chunk_hgrn", "--gpu", "h200")
+    told = run("predict rglru --impl fla.chunk_hgrn --gpu h200")
     wrong = {"op": "rglru", "impl": "fla.chunk_hgrn", "mode": "fw", "dtype": "bf16", "status": "incorrect"}
     rows = load_rows(store.HERE / "h200_sxm" / "rglru.parquet", where=wrong)
     assert any(f"; incorrect there: {row['reason']}\n" in told for row in rows)
-    assert "fla.chunk_hgrn" not in {row["impl"] for row in run.json("best", "--op", "rglru", "--gpu", "h200")}
-    assert "fla.chunk_hgrn" in {row["impl"] for row in run.json("best", "--op", "rglru", "--gpu", "a100")}
+    assert "fla.chunk_hgrn" not in {row["impl"] for row in run.json("best --op rglru --gpu h200")}
+    assert "fla.chunk_hgrn" in {row["impl"] for row in run.json("best --op rglru --gpu a100")}
     # An MLP's tokens are stored as one sequence.
     wrong = made.row("gated_mlp", "fused", seq_len=65536, status="incorrect", reason="is off")
     made.write([wrong], tmp_path / "r.parquet")
-    told = run("predict", "gated-mlp", "--impl", "fused", "--gpu", "h200", "--results", tmp_path, "--no-fit")
+    told = run("predict gated-mlp --impl fused --gpu h200", "--results", tmp_path, "--no-fit")
     assert "; incorrect there: is off\n" in told
 
 
@@ -404,7 +393,7 @@ def test_decoding_is_answered_from_its_rows(tmp_path: Path, run: Run, lrbench: L
     rows = made.decoding()
     path = made.write(rows, tmp_path / "r.parquet")
     problem = ("--mode", "step", "--context", "32k", "--batch", 16, "--gpu", "h200", "--results", path)
-    found = {(row["op"], row["impl"]): row for row in run.json("best", "tfla", *problem, "--all")}
+    found = {(row["op"], row["impl"]): row for row in run.json("best tfla", *problem, "--all")}
     wanted = {
         "flash_attn.v2": ("attention", 32768),
         "fused_chunk": ("mlstm_sig", None),
@@ -420,9 +409,9 @@ def test_decoding_is_answered_from_its_rows(tmp_path: Path, run: Run, lrbench: L
         assert found[op, impl]["time_ms"] == row["time_ms"]
     assert found["attention", "flash_attn.v2"]["context"] == 32768
     # Between measured contexts the fit answers, which knows that the cache is what is read.
-    predicted = run.json("predict", "attention", *problem[:3], "64k", *problem[4:], "--impl", "flash_attn.v2")
+    predicted = run.json("predict attention", *problem[:3], "64k", *problem[4:], "--impl", "flash_attn.v2")
     assert predicted["time_ms"] == pytest.approx(2 * found["attention", "flash_attn.v2"]["time_ms"], rel=0.2)
-    table = run("compare", "context:8k,impl:flash_attn.v2", "context:8k,impl:torch.sdpa_cudnn", "--results", path)
+    table = run("compare context:8k,impl:flash_attn.v2 context:8k,impl:torch.sdpa_cudnn", "--results", path)
     assert "B=16 T=1 context 8k" in table
     slower = [{**row, "run_id": "slower", "measured_at": "2026-02-01T00:00:00+00:00"} for row in rows]
     for row in slower:
@@ -440,24 +429,24 @@ def chunks_and_lengths(chunks: tuple[int, ...], lengths: tuple[int, ...]) -> lis
 
 
 def test_predict_gives_an_interval(tmp_path: Path, run: Run) -> None:
-    row = run.json("predict", "tfla", "--gpu", "b200", "--no-fit")
+    row = run.json("predict tfla --gpu b200 --no-fit")
     assert 0 < row["low_ms"] < row["high_ms"]
     assert row["time_ms"] is None
     assert row["low_ms"] == max(row["flops_ms"], row["bytes_ms"])
     assert row["high_ms"] == pytest.approx(row["flops_ms"] + row["bytes_ms"])
     made.write(chunks_and_lengths((64, 128, 256, 512), (1024, 8192, 65536)), tmp_path / "r.parquet")
-    fitted = run.json("predict", "tfla", "--gpu", "b200", "--results", tmp_path)
+    fitted = run.json("predict tfla --gpu b200", "--results", tmp_path)
     assert fitted["low_ms"] <= fitted["time_ms"] <= fitted["high_ms"]
     assert (fitted["fitted_on"], fitted["fitted_rows"]) == ("h200_sxm", 12)
     assert fitted["median_error"] < 0.02
     assert fitted["low_ms"] < fitted["high_ms"]
-    assert ",time_ms," in run("predict", "tfla", "--format", "csv")
-    bound = run("predict", "tfla", "--gpu", "b200", "--no-fit")
+    assert ",time_ms," in run("predict tfla --format csv")
+    bound = run("predict tfla --gpu b200 --no-fit")
     assert " ms, no fit; not measured there\nat least: " in bound and "full overlap to no overlap" in bound
 
 
 def test_predict_validates_itself(run: Run) -> None:
-    printed = run("predict", "gated-mlp", "--validate").splitlines()
+    printed = run("predict gated-mlp --validate").splitlines()
     for n, whose in enumerate(("on the accelerator of the fit", "by a fit carried from another accelerator")):
         share = re.fullmatch(rf"{whose}: (.*)% of \d+ rows left out lie in their 90 % intervals", printed[n])
         assert share is not None and 90 <= float(share[1]) < 100
@@ -467,7 +456,7 @@ def test_predict_validates_itself(run: Run) -> None:
     assert re.fullmatch(r"no fit for \d+ rows", printed[3])
     assert printed[4].split() == ["op", "impl", "fit", "rows", "held", "chance", "error", "width"]
     assert {line.split()[0] for line in printed[5:15]} == {"gated_mlp", "projections"}
-    rows = run.json("predict", "wkv4", "--validate", "--impl", "scan")
+    rows = run.json("predict wkv4 --validate --impl scan")
     assert {(row["impl"], row["mode"], row["dtype"]) for row in rows} == {
         *(("scan", mode, dtype) for mode in ("fw", "fwbw") for dtype in ("bf16", "fp32")),
         ("scan", "step", "bf16"),
@@ -478,11 +467,11 @@ MAMBA = "predict tfla --op mamba2_ssd --impl mamba_ssm.chunk_scan --head-dim 64 
 
 
 def test_predict_prints_what_was_measured_first(run: Run) -> None:
-    lines = run(*MAMBA.split(), "--gpu", "h200").splitlines()
+    lines = run(f"{MAMBA} --gpu h200").splitlines()
     assert len(lines) == 2
     sizes = {"batch": 8, "seq_len": 8192, "num_heads": 64, "head_dim_qk": 64, "head_dim_v": 64, "chunk_size": 128}
     measured = made.stored("mamba2_ssd", "mamba_ssm.chunk_scan", **sizes)
-    row = run.json(*MAMBA.split(), "--gpu", "h200")
+    row = run.json(f"{MAMBA} --gpu h200")
     commit = measured["git_commit"][:7]
     assert lines[0] == (
         f"mamba2_ssd mamba_ssm.chunk_scan fw, chunks of 128: measured {measured['time_ms']:.4g} ms on h200_sxm, "
@@ -491,32 +480,32 @@ def test_predict_prints_what_was_measured_first(run: Run) -> None:
     assert lines[1].startswith("low to high: 90 % of rows left out of the fit on h200_sxm")
     assert (row["measured_time_ms"], row["measured_git_commit"]) == (measured["time_ms"], commit)
     assert row["fitted_others"] == 0
-    there = run.json(*MAMBA.split(), "--gpu", "h100")
+    there = run.json(f"{MAMBA} --gpu h100")
     assert (
         f" on h100_sxm: {there['time_ms']:.4g} ms, {there['low_ms']:.4g} to {there['high_ms']:.4g}; not measured there"
         f"\nlow to high: {measured['time_ms']:.4g} ms on h200"
-    ) in run(*MAMBA.split(), "--gpu", "h100")
-    fitted = run("predict", "tfla", "--gpu", "h200").splitlines()
+    ) in run(f"{MAMBA} --gpu h100")
+    fitted = run("predict tfla --gpu h200").splitlines()
     # Its own chunk length: the whole sequence.
     assert ", chunks of 8192: measured " in fitted[0]
     assert "fitted_rows" not in "".join(fitted)
-    assert "\nfitted_rows " in run("predict", "tfla", "--gpu", "h200", "--all")
+    assert "\nfitted_rows " in run("predict tfla --gpu h200 --all")
 
 
 def test_predict_uses_the_committed_results(run: Run) -> None:
-    row = run.json("predict", "tfla", "--gpu", "b200")
+    row = run.json("predict tfla --gpu b200")
     assert (row["accelerator"], row["fitted_on"]) == ("b200", "h200_sxm")
     assert row["fitted_rows"] > 100
     assert row["model_lower_ms"] < row["low_ms"] < row["time_ms"] < row["high_ms"]
     assert 0 < row["median_error"] < row["worst_error"]
     assert "carried to b200" in row["interval"]
     # The very case was measured on an H200, another only ones like it.
-    printed = run("predict", "tfla", "--gpu", "b200")
+    printed = run("predict tfla --gpu b200")
     time_ms = made.stored("mlstm_sig", "fused_chunk", chunk_size=8192, **MLSTM)["time_ms"]
     assert f"\nlow to high: {time_ms:.4g} ms on h200_sxm, carried to b200" in printed
-    assert "\nlow to high: 90 % of rows left out" in run("predict", "tfla", "--gpu", "b200", "--batch", "3")
+    assert "\nlow to high: 90 % of rows left out" in run("predict tfla --gpu b200 --batch 3")
     # Nothing was measured of it or of another like it, so only the model's bounds are left.
-    assert run.json("predict", "gla", "--impl", "fla.fused_chunk_gla", "--gpu", "b200")["time_ms"] is None
+    assert run.json("predict gla --impl fla.fused_chunk_gla --gpu b200")["time_ms"] is None
 
 
 @pytest.mark.parametrize(
@@ -535,7 +524,7 @@ def test_predict_uses_the_committed_results(run: Run) -> None:
     ],
 )
 def test_predict_knows_every_counted_operation(operation: str, impl: str, sizes: dict[str, int], run: Run) -> None:
-    row = run.json("predict", *operation.split(), "--gpu", "l40s", "--no-fit")
+    row = run.json(f"predict {operation} --gpu l40s --no-fit")
     size_names = ("num_heads", "head_dim_qk", "head_dim_v", "chunk_size", "channels", "d_model", "d_ff")
     assert {name: row[name] for name in size_names if name in row} == sizes
     assert row["impl"] == impl
@@ -543,16 +532,16 @@ def test_predict_knows_every_counted_operation(operation: str, impl: str, sizes:
 
 
 def test_short_names_and_measured_roofs_are_explained(run: Run) -> None:
-    spec = run.json("chunk-size", "tfla", "--gpu", "h200")
+    spec = run.json("chunk-size tfla --gpu h200")
     assert run.err == "--gpu h200 means h200_sxm: H200 141 GB HBM3e SXM5\n"
-    measured = run.json("chunk-size", "tfla", "--gpu", "h200_sxm", "--roofs", "measured")
+    measured = run.json("chunk-size tfla --gpu h200_sxm --roofs measured")
     assert run.err == f"--roofs measured: {measured['roofs']}\n"
     assert spec["roofs"] == "specification"
     assert spec["accelerator_part"] == "H200 141 GB HBM3e SXM5"
     assert "H200" in measured["roofs"]
     assert measured["accelerator_intensity"] != spec["accelerator_intensity"]
     # Those of a CPU always are.
-    assert "measured" in run.json("predict", "tfla", "--gpu", "cpu", "--dtype", "fp32", "--no-fit")["roofs"]
+    assert "measured" in run.json("predict tfla --gpu cpu --dtype fp32 --no-fit")["roofs"]
 
 
 def test_figures_are_written(tmp_path: Path, run: Run) -> None:
@@ -646,7 +635,7 @@ def test_figures_are_written(tmp_path: Path, run: Run) -> None:
     ],
 )
 def test_bad_input_is_one_clear_line_and_exit_2(command: str, message: str, lrbench: Lrbench) -> None:
-    assert message in refused(lrbench, *command.split())
+    assert message in refused(lrbench, command)
 
 
 HEAVY = {"torch", "triton", "matplotlib", "pandas"}

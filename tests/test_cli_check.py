@@ -79,21 +79,17 @@ def test_check_and_compare_say_what_changed_and_group_the_rest(lrbench: Lrbench,
 @pytest.mark.parametrize(
     ("measured", "options", "code"),
     [
-        (0, (), 2),
-        (0, ("--min-compared", "0"), 2),
-        (1, (), 2),
-        (1, ("--min-compared", "0.25"), 0),
-        (2, (), 0),
-        (2, ("--min-compared", "0.6"), 2),
+        (0, "", 2), (0, "--min-compared 0", 2), (1, "", 2), (1, "--min-compared 0.25", 0), (2, "", 0),
+        (2, "--min-compared 0.6", 2),
     ],
-)
+)  # fmt: skip
 def test_a_check_that_compared_too_little_does_not_pass(
-    lrbench: Lrbench, runs: dict[str, Path], tmp_path: Path, measured: int, options: tuple[str, ...], code: int
+    lrbench: Lrbench, runs: dict[str, Path], tmp_path: Path, measured: int, options: str, code: int
 ) -> None:
     """As where the GPU's driver is broken: what the run could not measure counts as planned, allowed or not."""
     lost = [failed("unavailable", "no driver", chunk_size=16 * n, run_id="run8") for n in range(measured + 1, 5)]
     new = write([*run_of(measured, seed=8), *lost], tmp_path / "broken.parquet")
-    arguments = ("check", new, "--baseline", runs["old"], "--allow-missing", *options)
+    arguments = (f"check --allow-missing {options}", new, "--baseline", runs["old"])
     found, out, err = lrbench(*arguments, "--format", "json")
     data = json.loads(out)
     assert (found, data["passed"], data["compared"], data["planned"]) == (code, code == 0, measured, 4)
@@ -213,7 +209,7 @@ def test_compare_prints_pairs_and_groups(lrbench: Lrbench, runs: dict[str, Path]
     assert code == 0
     assert out.count(" slower") >= 4
     assert "warning: the environments differ (A | B): triton_version: 3.6.0 | 3.7.1" in err
-    code, out, _ = lrbench("compare", "run:run1", "run:run2", "--results", runs["old"].parent, "--format", "json")
+    code, out, _ = lrbench("compare run:run1 run:run2", "--results", runs["old"].parent, "--format", "json")
     data = json.loads(out)
     assert (code, data["A"], len(data["cases"])) == (0, "run:run1", 4)
     assert {case["verdict"] for case in data["cases"]} == {"same"}
@@ -221,11 +217,9 @@ def test_compare_prints_pairs_and_groups(lrbench: Lrbench, runs: dict[str, Path]
 
 
 def test_compare_live(lrbench: Lrbench, tmp_path: Path) -> None:
-    arguments = (
-        "compare", "torch", "mlstm_kernels.native_custbw", "--live", "--op", "mlstm_exp", "--mode", "fw", "--seq-len",
-        "128", "--head-dim", "64", "--chunk-size", "32", "--num-heads", "1", "--batch", "1", "--dtype", "fp32",
-    )  # fmt: skip
-    code, out, err = lrbench(*arguments, "--rounds", "10", "--output", tmp_path, "--format", "json")
+    live = "compare torch mlstm_kernels.native_custbw --live --op mlstm_exp --mode fw --seq-len 128 --head-dim 64"
+    live += " --chunk-size 32 --num-heads 1 --batch 1 --dtype fp32 --rounds 10 --format json"
+    code, out, err = lrbench(live, "--output", tmp_path)
     if "is not installed" in err:
         pytest.skip("mlstm_kernels is not installed")
     assert code == 0, err
@@ -247,8 +241,8 @@ def test_compare_live_keeps_what_was_measured_before_it_died(
         raise RuntimeError("the device is gone")
 
     monkeypatch.setattr(run, "side_by_side", dies)
-    arguments = ("compare", "torch", "parallel", "--live", "--op", "mlstm_sig", "--mode", "fw", "--dtype", "fp32")
-    code, _, err = lrbench(*arguments, "--ignore", "chunk_size", "--output", tmp_path)
+    live = "compare torch parallel --live --op mlstm_sig --mode fw --dtype fp32 --ignore chunk_size"
+    code, _, err = lrbench(live, "--output", tmp_path)
     assert code != 0
     assert "the device is gone" in err
     (path,) = tmp_path.iterdir()
@@ -275,24 +269,24 @@ def test_baseline_update_and_history(lrbench: Lrbench, runs: dict[str, Path], tm
     folder = tmp_path / "base" / "h200_sxm"
     folder.mkdir(parents=True)
     (folder / "roofs.parquet").write_bytes((ROOT / "results" / "h200_sxm" / "roofs.parquet").read_bytes())
-    code, out, err = lrbench("baseline", "update", runs["old"], "--into", folder, "--by", "me", "--format", "json")
+    code, out, err = lrbench("baseline update", runs["old"], "--into", folder, "--by", "me", "--format", "json")
     assert (code, json.loads(out)["promoted_by"]) == (0, "me")
     assert err == f"baseline: {folder / 'old.parquet'}, provenance: old.baseline.json\n"
-    assert lrbench("baseline", "update", runs["old"], "--into", folder)[0] == 2
+    assert lrbench("baseline update", runs["old"], "--into", folder)[0] == 2
     noisy = write([measured(noise="busy CPU: load 9"), measured(chunk_size=32)], tmp_path / "noisy.parquet")
-    code, _, err = lrbench("baseline", "update", noisy, "--into", tmp_path / "noisy")
+    code, _, err = lrbench("baseline update", noisy, "--into", tmp_path / "noisy")
     assert (code, err.splitlines()[1]) == (
         0, "warning: times measured on a busy machine, of which every check will be unclear: 1"
     )  # fmt: skip
     write([failed("oom", "full", measured_at="2026-03-01T00:00:00+00:00", chunk_size=16)], folder / "x.parquet")
     figure = tmp_path / "history.png"
-    code, out, err = lrbench("history", "chunk_size:16", "--results", folder, "--output", figure)
+    code, out, err = lrbench("history chunk_size:16", "--results", folder, "--output", figure)
     assert code == 0
     assert "oom" in out and "aaaaaaaaaa" in out
     assert figure.stat().st_size > 1000
-    rows = json.loads(lrbench("history", "op:mlstm_sig", "--results", folder, "--limit", "2", "--format", "json")[1])
+    rows = json.loads(lrbench("history op:mlstm_sig", "--results", folder, "--limit", "2", "--format", "json")[1])
     assert len({row["case_id"] for row in rows}) == 2
-    assert lrbench("history", "chunk_size:16", "--results", folder, "--output", tmp_path / "h.gif")[0] == 2
+    assert lrbench("history chunk_size:16", "--results", folder, "--output", tmp_path / "h.gif")[0] == 2
 
 
 @pytest.mark.parametrize(

@@ -215,7 +215,7 @@ def test_a_side_that_dies_is_named_and_the_other_bars_are_judged(
         return [(item, died if fails_in in ("", item.case.mode) else reply) for item, reply in in_turn(*arguments)]
 
     monkeypatch.setattr(bars, "run_in_turn", dies)
-    found, out, err = lrbench("bars", "trial", "--format", "csv", "--output", tmp_path / "out")
+    found, out, err = lrbench("bars trial --format csv", "--output", tmp_path / "out")
     assert found == code, err
     assert "".join(line.rpartition(",")[2][0] for line in out.splitlines()[1:]) == outcomes
     assert "torch: crash: the process was ended by SIGKILL" in out
@@ -250,7 +250,7 @@ def test_a_problem_is_checked_measured_kept_and_judged(
     longer = trial(tmp_path / "in", TRIAL.replace("seq_len = 64", "seq_len = [64, 128]"))
     monkeypatch.setattr(bars, "load_bars", lambda: declared)
     monkeypatch.setattr(bars, "_thread_gain", lambda: 2.0)
-    code, out, err = lrbench("bars", "trial", "--rounds", "6", "--format", "csv", "--output", tmp_path)
+    code, out, err = lrbench("bars trial --rounds 6 --format csv", "--output", tmp_path)
     assert code == 1, err
     assert [line.rpartition(",")[2] for line in out.splitlines()[1:]] == ["held", "held", "missed"]
     (file,) = filter(store.holds_results, tmp_path.glob("bars-trial-*.parquet"))

@@ -132,15 +132,15 @@ def test_calibrate_shows_what_it_could_not_write(
 @pytest.mark.parametrize(
     ("options", "asked", "failure"),
     [
-        ((), {"short": True, "gpu_only": True}, None),
-        (("--calibrate",), {"short": True, "gpu_only": False}, None),
-        (("--calibrate",), {"short": True, "gpu_only": False}, "CUDA out of memory"),
-        (("--no-calibrate",), None, None),
-        (("--executor", "ray"), None, None),
+        ("", {"short": True, "gpu_only": True}, None),
+        ("--calibrate", {"short": True, "gpu_only": False}, None),
+        ("--calibrate", {"short": True, "gpu_only": False}, "CUDA out of memory"),
+        ("--no-calibrate", None, None),
+        ("--executor ray", None, None),
     ],
 )
 def test_a_sweep_calibrates_a_local_gpu_unless_told_otherwise(
-    options: tuple[str, ...],
+    options: str,
     asked: dict[str, bool] | None,
     failure: str | None,
     short: Calibration,
@@ -156,7 +156,7 @@ def test_a_sweep_calibrates_a_local_gpu_unless_told_otherwise(
     monkeypatch.setattr(session, "sweep", lambda *_, roofs, **__: seen.update(roofs=roofs) or done)
     for executor in (LocalExecutor, RayExecutor):
         monkeypatch.setattr(executor, "environment", lambda _: short.environment)
-    code, _, err = lrbench("sweep", "--impl", "torch", "--output", tmp_path, *options)
+    code, _, err = lrbench(f"sweep --impl torch {options}", "--output", tmp_path)
     assert (code, seen.get("asked")) == (0, asked)
     assert seen["roofs"] == (answer.rows if asked else [])
     assert (f"not calibrated: {failure}" in err) == bool(failure)

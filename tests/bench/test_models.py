@@ -118,7 +118,7 @@ def test_a_step_is_a_row(lrbench: Lrbench, tmp_path: Any) -> None:
         weights = 2 * 1024 * 32 + 2 * (13 * 32**2 + 11 * 32) + 4 * 32
         assert row["input_bytes"] == pytest.approx(12 * weights, rel=0.02)
         assert row["peak_memory_bytes"] > row["input_bytes"] + 4 * weights
-    code, _, err = lrbench("plot", "throughput", tmp_path, "--mode", "train", "-o", tmp_path / "a.svg")
+    code, _, err = lrbench("plot throughput", tmp_path, "--mode", "train", "-o", tmp_path / "a.svg")
     assert code == 0, err
     drawn = (tmp_path / "a.svg").read_text()
     assert "throughput (thousand tokens/s)" in drawn and "2 layers" in drawn

@@ -85,7 +85,7 @@ def profile(lrbench: Lrbench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
     three = "--impl fused_chunk --seq-len 1k,2k,4k --head-dim 256 --chunk-size 256"
 
     def run(*options: object, cases: str = three) -> tuple[int, str, str]:
-        return lrbench("profile", *cases.split(), "--output", tmp_path / "out", *options)
+        return lrbench(f"profile {cases}", "--output", tmp_path / "out", *options)
 
     return run
 
@@ -265,7 +265,7 @@ def test_hardware_counters_agree_with_the_counts(tmp_path: Path, lrbench: Lrbenc
     if ncu.find_ncu() is None:
         pytest.skip("ncu is not installed")
     cases = "--impl fused_chunk --mode fw,fwbw --seq-len 8k --head-dim 256 --chunk-size 1k --timeout 280"
-    code, out, err = lrbench("profile", *cases.split(), "--output", tmp_path, "--format", "json")
+    code, out, err = lrbench(f"profile {cases}", "--output", tmp_path, "--format", "json")
     if "ncu failed" in err:
         pytest.skip(f"the counters cannot be read here: {err}")
     assert code == 0

@@ -84,7 +84,7 @@ def test_command(results: Path, run: Run) -> None:
 
 def test_the_committed_page_is_what_the_command_writes(run: Run) -> None:
     page = (HERE / "README.md").read_text(encoding="utf-8")
-    assert run("results", "--format", "markdown") == page, (
+    assert run("results --format markdown") == page, (
         "write it anew: lrbench results --format markdown > results/README.md"
     )
 

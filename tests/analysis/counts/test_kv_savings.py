@@ -44,7 +44,7 @@ def test_bad_input(change: dict[str, int], kwargs: dict[str, object], match: str
 
 
 def test_command_prints_every_model_or_the_one_that_is_given(run: Run) -> None:
-    assert len(run.json("kv-savings", "--tokens", "256,512")) == 2 * 2 * len(MODELS)
+    assert len(run.json("kv-savings --tokens 256,512")) == 2 * 2 * len(MODELS)
     own = "--d-model 2 --d-ff 6 --layers 3 --kv-heads 2 --head-dim 4 --tokens 10"
-    plain, _ = run.json("kv-savings", *own.split())
+    plain, _ = run.json(f"kv-savings {own}")
     assert plain["saved_bytes"] == savings(SMALL, 10)[0].saved_bytes

@@ -259,7 +259,7 @@ def test_one_family_is_drawn_unless_operations_are_named(run: Run, lrbench: Lrbe
     made.write(rows, tmp_path / "rows.parquet")
 
     def drawn(*options: str) -> tuple[str, str]:
-        run("plot", "runtime", tmp_path, "-o", tmp_path / "f.svg", *options)
+        run("plot runtime", tmp_path, "-o", tmp_path / "f.svg", *options)
         return (tmp_path / "f.svg").read_text(encoding="utf-8"), run.err
 
     text, said = drawn()
@@ -271,5 +271,5 @@ def test_one_family_is_drawn_unless_operations_are_named(run: Run, lrbench: Lrbe
     assert "mLSTMsig" in text and "Lightning" not in text and not said
     text, said = drawn("--op", "mlstm_sig,lightning")
     assert "mLSTMsig" in text and "Lightning" in text and not said
-    said = refused(lrbench, "plot", "runtime", tmp_path, "--kernel", "wkv")
+    said = refused(lrbench, "plot runtime", tmp_path, "--kernel", "wkv")
     assert "kernel must be one of tfla, lightning in these results, got 'wkv'" in said

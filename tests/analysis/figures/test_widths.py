@@ -150,7 +150,7 @@ def test_the_model_is_of_the_operation_of_the_results(channels: pd.DataFrame) ->
 def test_commands_choose_a_width(command: str, run: Run, tmp_path: Path) -> None:
     results = made.write(channel_rows(), tmp_path / "rows.parquet")
     output = tmp_path / "figure.png"
-    run(*command.split(), results, "--channels", 64, "-o", output)
+    run(command, results, "--channels", 64, "-o", output)
     assert "64 channels" in Image.open(output).info["Description"]
 
 
@@ -158,7 +158,7 @@ def test_the_models_figure_takes_the_operation_of_the_results(run: Run, tmp_path
     sizes = {"num_heads": 8, "head_dim_qk": 512, "head_dim_v": 512}
     rows = [made.row("lightning", "fused_chunk", chunk_size=chunk, **sizes) for chunk in (64, 128)]
     results, output = made.write(rows, tmp_path / "rows.parquet"), tmp_path / "figure.png"
-    run("plot", "model", results, "--gpu", "h200", "-o", output)
+    run("plot model", results, "--gpu", "h200", "-o", output)
     assert "Lightning" in Image.open(output).info["Description"]
 
 

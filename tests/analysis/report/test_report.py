@@ -438,7 +438,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_command_writes_a_page_and_says_where(lrbench: Lrbench, here: Path) -> None:
     rows = [row("mlstm_sig", "fused_chunk", 1.0), row("mlstm_sig", "fused_chunk", 2.0, chunk_size=64)]
     made.write(rows, here / "rows.parquet")
-    done = lrbench("report", "rows.parquet", "--gpu", "h200", "-o", "out/mine.html", "--no-pdf")
+    done = lrbench("report rows.parquet --gpu h200 -o out/mine.html --no-pdf")
     assert done[:2] == (0, "out/mine.html\n")
     assert done[2].splitlines()[1] == "report: 1 of 9: at one sequence length"
     assert sorted(path.name for path in (here / "out").iterdir()) == ["mine.html"]
@@ -448,22 +448,20 @@ def test_command_writes_a_page_and_says_where(lrbench: Lrbench, here: Path) -> N
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("nowhere",), "results must be a parquet file or a folder with some, got nowhere (does not exist)"),
-        (("cut.parquet",), "results must be parquet files, got cut.parquet"),
-        ((".", "--gpu", "h1000"), "accelerator must be one of "),
-        (("cut.parquet", "-o", "report.docx"), "output must end in .html, got 'report.docx'"),
+        ("nowhere", "results must be a parquet file or a folder with some, got nowhere (does not exist)"),
+        ("cut.parquet", "results must be parquet files, got cut.parquet"),
+        (". --gpu h1000", "accelerator must be one of "),
+        ("cut.parquet -o report.docx", "output must end in .html, got 'report.docx'"),
         *(
-            (("cut.parquet", "-o", name), f"--output must be a file that can be written, got {name}: ")
+            (f"cut.parquet -o {name}", f"--output must be a file that can be written, got {name}: ")
             for name in ("folder.html", "cut.parquet/page.html")
         ),
     ],
 )
-def test_bad_input_exits_2_with_one_line(
-    arguments: tuple[str, ...], message: str, lrbench: Lrbench, here: Path
-) -> None:
+def test_bad_input_exits_2_with_one_line(arguments: str, message: str, lrbench: Lrbench, here: Path) -> None:
     (here / "cut.parquet").write_bytes(b"PAR1 and no more")
     (here / "folder.html").mkdir()
-    assert refused(lrbench, "report", *arguments).startswith(f"lrbench: {message}")
+    assert refused(lrbench, f"report {arguments}").startswith(f"lrbench: {message}")
     assert not list(here.glob("report.*"))
 
 
@@ -471,12 +469,12 @@ def test_a_missing_extra_exits_2_with_the_command_that_brings_it(
     lrbench: Lrbench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "nbclient", None)
-    assert lrbench("report", ".") == (2, "", "lrbench: a report needs nbclient: pip install 'lrbench[report]'\n")
+    assert lrbench("report .") == (2, "", "lrbench: a report needs nbclient: pip install 'lrbench[report]'\n")
 
 
 def test_a_pdf_without_a_browser_is_refused(lrbench: Lrbench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LRBENCH_BROWSER", "no-such-browser")
-    code, _, err = lrbench("report", ".", "--pdf")
+    code, _, err = lrbench("report . --pdf")
     assert (code, err.startswith("lrbench: pdf needs one of chromium, ")) == (2, True)
 
 
@@ -487,8 +485,8 @@ def test_a_browser_that_fails_costs_the_pdf_alone(
     monkeypatch.setenv("LRBENCH_BROWSER", "/bin/false")
     monkeypatch.setattr(export, "build", lambda _, output, __: output)
     made.write([row("mlstm_sig", "fused_chunk", 1.0)], here / "rows.parquet")
-    for option, code in (((), 0), (("--pdf",), 1)):
-        *done, err = lrbench("report", "rows.parquet", "--gpu", "h200", *option)
+    for option, code in (("", 0), ("--pdf", 1)):
+        *done, err = lrbench(f"report rows.parquet --gpu h200 {option}")
         assert done == [code, "report.html\n"]
         assert "/bin/false printed no PDF: no message" in err
         assert not (here / "report.pdf").exists()

@@ -79,16 +79,10 @@ def claims(folder: Path, text: str, head: str = HEAD) -> list[Asked]:
         ('ratio = ["theirs", "ours"]\nat_least = 5', "does not hold here", "2 to 4"),
         ('ratio = ["theirs", "ours"]\nstates = [2, 4]\nwithin = 0.01', "holds", "2 to 4"),
         ('ratio = ["theirs", "ours", "attention", "ours"]\nstates = [4, 1]\nwithin = 0.01', "holds", "1 to 4"),
-        (
-            'ratio = ["theirs", "ours"]\nat_most = 9\nover = { seq_len = [1024, 2048] }',
-            "holds in part",
-            "2 at seq_len 1k; mlstm_kernels.xl_chunk_siging not measured at seq_len 2k",
-        ),
-        (
-            'ratio = ["theirs", "ours"]\nat_most = 9\nrows = { mode = "fwbw" }\nover = { seq_len = [1024] }',
-            "not measured",
-            "fused_chunk oom at seq_len 1k",
-        ),
+        ('ratio = ["theirs", "ours"]\nat_most = 9\nover = { seq_len = [1024, 2048] }',
+         "holds in part", "2 at seq_len 1k; mlstm_kernels.xl_chunk_siging not measured at seq_len 2k"),
+        ('ratio = ["theirs", "ours"]\nat_most = 9\nrows = { mode = "fwbw" }\nover = { seq_len = [1024] }',
+         "not measured", "fused_chunk oom at seq_len 1k"),
         ('value = "ours"\nmetric = "memory"\nstates = [1.024e9, 8.192e9]\nwithin = 0', "holds", "1.02 GB to 8.19 GB"),
         ('value = "ours"\nmetric = "allocated"\nstates = [1e9, 8.168e9]\nwithin = 0', "holds", "1 GB to 8.17 GB"),
         ('value = "ours"\nmetric = "tokens_per_s"\nstates = 65536000\nwithin = 0', "holds", "65,536,000"),
@@ -98,23 +92,13 @@ def claims(folder: Path, text: str, head: str = HEAD) -> list[Asked]:
         ('crossover = ["ours", "attention"]\nat_most = 8192', "holds", "8k"),
         ('crossover = ["ours", "attention"]\nat_most = 4096', "holds in part", "8k"),
         ('crossover = ["theirs", "ours"]\nat_most = 4096', "does not hold here", "nowhere"),
-        (
-            'best = "ours"\nover = { seq_len = [8192], chunk_size = [128, 256] }\nalong = "chunk_size"\nstates = 128',
-            "holds",
-            "128",
-        ),
-        (
-            'best = "attention"\nrows = { seq_len = 8192 }\nover = { impl = ["flash_attn.v4", "torch.sdpa_cudnn"] }\n'
-            'states = "flash_attn.v4"',
-            "holds",
-            "flash_attn.v4",
-        ),
+        ('best = "ours"\nover = { seq_len = [8192], chunk_size = [128, 256] }\nalong = "chunk_size"\nstates = 128',
+         "holds", "128"),
+        ('best = "attention"\nrows = { seq_len = 8192 }\nover = { impl = ["flash_attn.v4", "torch.sdpa_cudnn"] }\n'
+         'states = "flash_attn.v4"', "holds", "flash_attn.v4"),
         ('value = "counted"\nmetric = "flop_optimal"\nover = {}\nstates = 13\nwithin = 0.01', "holds", "13"),
-        (
-            'value = "counted"\nmetric = "intensity"\nrows = { chunk_size = 64 }\nat_least = 500',
-            "does not hold here",
-            "at seq_len 1k/8k",
-        ),
+        ('value = "counted"\nmetric = "intensity"\nrows = { chunk_size = 64 }\nat_least = 500',
+         "does not hold here", "at seq_len 1k/8k"),
         ('value = "device"\nmetric = "balance"\nover = { device = ["h100_sxm"] }\nstates = 295.2', "holds", "295"),
         ('value = "kv"\nmetric = "saved_share"\nover = {}\nstates = 0.45', "holds", "0.45"),
         ('not_testable = "needs trained weights"', "not testable here", "needs trained weights"),
@@ -267,20 +251,20 @@ def test_committed_figures_are_drawn(entry: str, lrbench: Lrbench, tmp_path: Pat
 
 def test_the_committed_page_is_what_the_command_writes(lrbench: Lrbench) -> None:
     page = (ROOT / "docs" / "reproductions.md").read_text(encoding="utf-8")
-    written = lrbench("reproduce", "--format", "markdown")[1]
+    written = lrbench("reproduce --format markdown")[1]
     assert written == page, "write it anew: lrbench reproduce --format markdown > docs/reproductions.md"
 
 
 def test_command(lrbench: Lrbench, results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    several = refused(lrbench, "reproduce", "tfla", "-o", "x.svg")
+    several = refused(lrbench, "reproduce tfla -o x.svg")
     assert "--figure needs one entry that has one: tfla-fig4, tfla-fig9, " in several
     claims(tmp_path, 'ratio = ["theirs", "ours"]\nat_least = 3\n')
     monkeypatch.setattr(entries, "FOLDER", tmp_path)
-    shown = lrbench("reproduce", "a-doc-fig1", "--results", results)[1]
+    shown = lrbench("reproduce a-doc-fig1", "--results", results)[1]
     assert "8192  ≥ 3       4     4 ms    1 ms  holds" in shown
     assert "holds in part: holds at seq_len 8k (4); not at seq_len 1k (2)" in shown
     assert "a-doc-fig1  figure 1  a claim  holds in part" in lrbench("reproduce", "--results", results)[1]
-    (claim,) = json.loads(lrbench("reproduce", "a-doc", "--results", results, "--format", "json")[1])
+    (claim,) = json.loads(lrbench("reproduce a-doc", "--results", results, "--format", "json")[1])
     first = {"seq_len": 1024, "document": "≥ 3", "here": 2.0, "theirs": [2.0], "ours": [1.0]}
     assert claim["lines"][0] == first | {"verdict": "does not hold here"}
     assert lrbench("reproduce", "--results", results, "--format", "csv")[1].startswith("id,document,where,claim,says")
@@ -314,7 +298,7 @@ def test_run_sweeps_what_has_no_row(
         return Outcome(path=None, records=[], resumed=[], remaining=time_limit_s == 0, interrupted=len(asked) > 2)
 
     monkeypatch.setattr(session, "run_sweep", sweep)
-    shown = lrbench("reproduce", "a-doc", "--results", results, "--run", "--output", tmp_path / "rows")[1]
+    shown = lrbench("reproduce a-doc", "--results", results, "--run", "--output", tmp_path / "rows")[1]
     assert "holds: " in shown
     assert [(each.impls, each.seq_lens, each.tokens, each.batches) for requests in asked for each in requests] == [
         ((impl,), (2048, 4096), 65536, None) for impl in ("mlstm_kernels.xl_chunk_siging", "fused_chunk")
