@@ -34,8 +34,6 @@ each_one_pass = pytest.mark.parametrize(
     ("operation", "name"), [(RGLRU, "fused"), (LINEAR_SCAN, "scan")], ids=["rglru", "linear_scan"]
 )
 
-FUSED = {"config": SCAN_ROWS_FORWARD}
-
 
 def test_rglru_is_griffins_recurrence() -> None:
     """Equations 1 to 4 of De et al. written out for numbers, with a = sigma(Lambda) and c = -Lambda."""
@@ -131,7 +129,7 @@ def test_words_hold_the_states_behind_their_tiles(
 @pytest.mark.interpret
 def test_calls_of_different_shapes_share_words(monkeypatch: pytest.MonkeyPatch) -> None:
     def results(sizes: dict[str, int]) -> list[torch.Tensor]:
-        case = Case(op="rglru", impl="fused", dtype=F32, sizes=sizes, kwargs=FUSED)
+        case = Case(op="rglru", impl="fused", dtype=F32, sizes=sizes, kwargs={"config": SCAN_ROWS_FORWARD})
         return [*laws.evaluate(case.draw(), case.function).values()]
 
     check_shapes_share_words(launch, results, monkeypatch, launches=2)
