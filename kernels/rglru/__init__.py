@@ -11,8 +11,8 @@ Data only: no torch, no triton. Where to begin:
     launch.py, config.py  autograd and grids; tile sizes
     portable.py           the portable form, chunk by chunk
 
-Rows and tiles are those of ../common/time_tiles.py, words and hops those of ../common/exchange.py. In a look-back scan
-each tile is a program, which waits for the state before the tile. A walk takes tiles one after the other in a program.
+common/time_tiles.py defines rows and tiles, common/exchange.py words and hops. In a look-back scan every tile has its
+own program, which waits for the state before the tile. In a walk, one program takes tile after tile.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _operation = partial(Operation, kernel="rglru", sizes=("batch", "seq_len", "chan
 
 
 def _recurrence(op: str, one_pass: str, **declared: Any) -> Operation:
-    """Declare operation ``op``, whose single-pass kernel is called ``one_pass``; all arguments are differentiable."""
+    """Declare ``op``; ``one_pass``: the name of its look-back scan as an ``impl``. All arguments are differentiable."""
     return _operation(
         name=op,
         differentiable=declared["arguments"],

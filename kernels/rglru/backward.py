@@ -1,14 +1,14 @@
 """The backward pass of a diagonal recurrence; elements and states are recomputed from the inputs and saved states.
 
-With g_t the gradient of h_t, of which w_t = a_t g_t is passed on to h_{t-1},
+Let g_t be the gradient of h_t and w_t = a_t g_t the part of it that h_{t-1} gets. Then
 
     w_t = a_t (dh_t + w_{t+1})        g_t = dh_t + w_{t+1}
 
-is again a diagonal recurrence, backwards in time, whose last value is the gradient of the initial state. It is computed
-as forward.py computes h: by a look-back scan, or by a walk. Row o of a tile holds the BLOCK_I steps from
-(BLOCK_O - 1 - o) BLOCK_I on, so that w too runs from the first row to the last. The forward pass saved the float32
-state before every BLOCK_I steps, from which each row recomputes its h_{t-1}. Every program writes a part of c's
-gradient; the parts are summed in a fixed order.
+is a diagonal recurrence too, backwards in time; w_1 is the gradient of the initial state. It is computed as forward.py
+computes h, by a look-back scan or by a walk. Rows are counted from the end of a tile: row o holds the BLOCK_I steps
+from (BLOCK_O - 1 - o) BLOCK_I on, so that w, too, runs from the first row to the last. The forward pass saved the
+float32 state before every BLOCK_I steps, from which each row recomputes its h_{t-1}. Every program writes a part of
+c's gradient; the parts are summed in a fixed order.
 """
 
 import triton
@@ -64,8 +64,8 @@ def _store_gradients(
     dx_ptr, dr_ptr, di_ptr, base, x, i, dh, all_a, all_open, h, w, offs, left, mask_c, C, rate,
     OP: tl.constexpr, PRECISE: tl.constexpr, BLOCK_I: tl.constexpr,
 ):  # fmt: skip
-    """Compute g from the w before each row, backwards in time, then compute and store the gradients forwards in time,
-    so that only g is held in registers in between. Return the sum of D (see gradient_element) [BLOCK_C]."""
+    """Compute g from the w that enters each row, backwards in time, then store the gradients forwards in time: only g
+    is held in registers in between. Return the sum of D (see gradient_element) [BLOCK_C]."""
     dx_ptr += base
     dr_ptr += base
     if OP == "rglru":

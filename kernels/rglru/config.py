@@ -12,12 +12,11 @@ MIN_CHUNK = 256
 """Shortest chunk, in steps, that reduce-then-scan chooses when no chunk size is given."""
 
 BYTES_PER_HOP = 2_500_000
-"""Bytes that the tiles of the same steps, over all sequences and channels, should at least read and write. On an H200 a
-state takes 0.8 microseconds to the next program (one hop), in which memory moves this much; with shorter tiles the hops
-would determine the time."""
+"""Fewest bytes that all programs of the same steps (every sequence and channel) should read and write together. On an
+H200, memory moves this much in the 0.8 us that a state takes to the next tile (a hop); with less, hops take longer."""
 
 BYTES_PER_SHORT_HOP = 4_000_000
-"""The same bound for choosing the shortest tiles and, in training, for prefetching."""
+"""A stricter bound, below which the shortest tiles are not taken and, in training, nothing is prefetched."""
 
 AHEAD = {"fused": 128, "scan": 256}
 """Implementation with a look-back scan -> how many programs ahead inputs are prefetched into the L2 cache; an H200 runs
@@ -73,9 +72,9 @@ def select_config(
     """Choose the launches.
 
     Measured on an H200 with 16-bit inputs, at batch 8 and 1024 channels and on one sequence of 65,536 steps and 2560
-    channels: half as many elements per thread (the shortest forward tiles) are faster if tiles of the same steps move
-    enough bytes (0.150 ms instead of 0.161 at 8192 steps). Tiles of 8 warps, with more rows or more channels, are
-    slower by 10 % to 30 % forward and 5 % to 30 % backward; rows of 64 bytes are slower by 3 % to 7 %.
+    channels: forward tiles of half the length are faster where they still move BYTES_PER_SHORT_HOP (0.150 ms instead of
+    0.161 at 8192 steps). Tiles of 8 warps, with more rows or more channels, are slower by 10 % to 30 % forward and 5 %
+    to 30 % backward; rows of 64 bytes are slower by 3 % to 7 %.
 
     Args:
         sizes: batch and channels among others.
@@ -96,15 +95,15 @@ def select_config(
     elif impl == "chunked":
         forward = backward = TileConfig(block_i=SAVED_EVERY, block_o=8, block_c=64, num_warps=4)
     else:
-        # A multiprocessor runs four programs of 128 registers per thread, or three of 168, which both kernels just fit.
+        # A multiprocessor runs four programs at 128 registers per thread, three at 168; the kernels just fit in these.
         forward = TileConfig(block_i=8, block_o=8, block_c=64, num_warps=4, maxnreg=128)
         if forward.steps * 4 * row_bytes < BYTES_PER_SHORT_HOP:
             forward = TileConfig(block_i=16, block_o=8, block_c=64, num_warps=4, maxnreg=168)
         backward = TileConfig(block_i=SAVED_EVERY, block_o=8, block_c=64, num_warps=4, maxnreg=168)
     if impl not in AHEAD:
         return ScanConfig(forward=forward, backward=backward)
-    # Prefetching helps only if memory, not the hops, determines the time. Training needs more bytes per hop for that:
-    # on one sequence of 2560 channels prefetching makes the forward pass alone faster, but both passes slower.
+    # Prefetching helps only where memory, not the hops, is the bottleneck. Training needs more bytes per hop for that:
+    # on one sequence of 2560 channels prefetching makes a forward pass alone faster, and a training step slower.
     enough = BYTES_PER_SHORT_HOP if training else BYTES_PER_HOP
     return ScanConfig(
         forward=_lengthen(forward, 4 * row_bytes),
@@ -125,7 +124,7 @@ def preferred_chunk(sizes: Mapping[str, int], formulation: str = "") -> int:
 
     Args:
         sizes: batch, seq_len and channels; a program takes 64 channels.
-        formulation: chunks do not depend on it.
+        formulation: not used.
     """
     chunks = -(-4 * MIN_PROGRAMS // (sizes["batch"] * -(-sizes["channels"] // 64)))
     return max(MIN_CHUNK, next_power_of_two(sizes["seq_len"]) // next_power_of_two(chunks))

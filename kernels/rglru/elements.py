@@ -5,11 +5,10 @@ The constexpr ``OP`` selects the operation:
     linear_scan   a_t (passed as r) and b_t = x_t are given
     rglru         a_t = exp(-8 softplus(c) sigma(r_t)), b_t = sqrt(1 - a_t^2) sigma(i_t) x_t
 
-All arithmetic is float32. For half-precision inputs the fastest instructions are used, five special functions per
-element: a sigmoid is the square of the reciprocal square root of 1 + exp(-x), and sqrt(1 - a^2) sigma(i) takes one
-reciprocal square root in all. Float32 inputs (PRECISE) take divisions, square roots and compensated exponents. Loads
-beyond the end of the sequence return what makes a = 1 and b = 0, so that such steps leave the state as it is. Source:
-De et al., Griffin (2024), equations 1 to 4.
+All arithmetic is float32. Half-precision inputs get by with five special functions an element: a sigmoid is the square
+of rsqrt(1 + exp(-x)), and sqrt(1 - a^2) sigma(i) takes one rsqrt in all. Float32 inputs (PRECISE) take divisions,
+square roots and compensated exponents. Loads beyond the end of the sequence return what makes a = 1 and b = 0, so that
+these steps do not change the state. Source: De et al., Griffin (2024), equations 1 to 4.
 """
 
 from functools import cache
@@ -55,8 +54,8 @@ def sigmoid(x, PRECISE: tl.constexpr):
 def softplus(x, PRECISE: tl.constexpr):
     """Return log(1 + exp(x)), with a small relative error for either sign of x.
 
-    With e = exp(-|x|) and q = e / (2 + e) <= 1/3, log(1 + e) = 2 artanh(q) = 2 q (1 + q^2 / 3 + q^4 / 5 + ...). This
-    needs no branch; the compiler moves no loads past one.
+    With e = exp(-|x|) and q = e / (2 + e) <= 1/3, log(1 + e) = 2 artanh(q) = 2 q (1 + q^2 / 3 + q^4 / 5 + ...). The
+    series has no branch, past which the compiler would move no loads.
     """
     e = exp_minus(tl.abs(x), PRECISE)
     q = e / (2.0 + e)
@@ -68,10 +67,10 @@ def softplus(x, PRECISE: tl.constexpr):
 
 @triton.jit
 def one_minus_square(a, log_a, LN: tl.constexpr, PRECISE: tl.constexpr):
-    """Return 1 - a^2 = -expm1(2 LN log_a), as a series in log_a if a is near 1, where the difference would lose bits.
+    """Return 1 - a^2, where log a = LN log_a; near a = 1 as a series in log_a, since the difference would lose bits.
 
-    At the point of the switch both have a relative error of 2^-19 (PRECISE) or 2^-14. The square root halves it, and
-    2^-15 is 16 times less than the rounding error of fp16.
+    Where the two meet, each has a relative error of 2^-19 (PRECISE) or 2^-14. The square root halves that, and 2^-15 is
+    16 times less than the rounding error of fp16.
     """
     if PRECISE:
         z = log_a * (-2.0 * LN)
@@ -119,8 +118,8 @@ def load_inputs(x_ptr, r_ptr, i_ptr, base, offs, left, mask_c, C, OP: tl.constex
 
 @triton.jit
 def prefetch_tile(ptr, start, T, C, first_c, TILE: tl.constexpr, BLOCK_C: tl.constexpr):
-    """Prefetch TILE steps from ``start`` on of BLOCK_C channels into the L2 cache, a sector at a time, for a later
-    program, so that memory stays busy while this one computes."""
+    """Prefetch TILE steps from ``start`` on of BLOCK_C channels into the L2 cache, an address a sector. A later program
+    uses them; memory stays busy while this one computes."""
     SECTOR: tl.constexpr = 32 * 8 // ptr.dtype.element_ty.primitive_bitwidth
     steps = tl.minimum(start + tl.arange(0, TILE), T - 1)
     SECTORS: tl.constexpr = BLOCK_C // SECTOR if BLOCK_C > SECTOR else 1
@@ -133,16 +132,16 @@ def prefetch_tile(ptr, start, T, C, first_c, TILE: tl.constexpr, BLOCK_C: tl.con
 
 @triton.jit
 def prefetch_words(word_ptr, B, C, batch, tile, first_c, BLOCK_C: tl.constexpr):
-    """Prefetch the words that a tile will publish into the L2 cache. A word is used once in a call, so it would come
-    from memory, and a program that waits for it would wait for memory first."""
+    """Prefetch into the L2 cache the words that a tile will publish. Each is written once a launch, so it would not be
+    there, and the next tile, which polls it, would first wait for memory."""
     row = tile.to(tl.int64) * B + batch
     prefetch_tile(word_ptr + row * C, 0, 1, C, first_c, 1, BLOCK_C)
 
 
 @triton.jit
 def issue_loads():
-    """Issue all loads above this line before any is used. Otherwise the assembler moves each down to its first use,
-    so that they wait one after the other. It moves none past a barrier, which does not wait for their data."""
+    """Issue all loads above this line before any is used. Otherwise ptxas moves each load down to its first use, and
+    they wait one after the other. It moves none past a barrier, and the barrier does not wait for their data."""
     tl.debug_barrier()
 
 
@@ -216,7 +215,7 @@ def gradient_element(x, i, open_r, rate, h, OP: tl.constexpr, PRECISE: tl.conste
 
 @triton.jit
 def _compose_rows(a_first, b_first, p_first, q_first, a_then, b_then, p_then, q_then):
-    """Compose two sequences of rows. One maps a state h to a h + b; without its last row it maps h to p h + q."""
+    """Compose two runs of rows. A run maps the state h before it to a h + b; without its last row it gives p h + q."""
     return (
         a_first * a_then,
         tl.fma(a_then, b_first, b_then),
@@ -227,8 +226,10 @@ def _compose_rows(a_first, b_first, p_first, q_first, a_then, b_then, p_then, q_
 
 @triton.jit
 def scan_rows(a, b):
-    """Return a, b with which each row's end state is a h + b of the state h before the tile, and p, q with which the
-    state at each row's start is p h + q, given the map h -> a h + b of each row alone."""
+    """Scan the rows of a tile, each given as the map h -> a h + b of its steps alone.
+
+    Returns a, b, p, q: from the state h before the tile, a h + b is the state after each row, p h + q the one before.
+    """
     p = tl.full(a.shape, 1.0, tl.float32)
     q = tl.full(a.shape, 0.0, tl.float32)
     if a.shape[0] > 1:
@@ -260,12 +261,11 @@ def program_position(B, blocks):
 
 @cache
 def pass_code(pack: int) -> PassCode:
-    """Return the PTX that passes states from tile to tile for ``pack`` channels of a thread at once.
+    """Return the PTX that passes states from tile to tile, for the ``pack`` channels of a thread at once.
 
     Operands, ``pack`` of each: the state before the tile (output; 0 in threads that do not take part), the addresses of
-    the word to read and of the word to write, the turn (the number of the tile; tile 0 has no predecessor and reads
-    nothing; -1 for a channel that this thread does not pass on), the number of the call, the first state, and the map
-    a, b from the state before the tile to the state after it.
+    the word to read and of the word to write, the turn (the tile's number; tile 0 reads nothing; -1 for a channel that
+    this thread does not pass on), the number of the call, the first state, and the tile's map a, b: h -> a h + b.
     """
     each = range(pack)
     state, before, after, turn, call, first, a, b = ([f"${group * pack + n}" for n in each] for group in range(8))
@@ -302,25 +302,25 @@ def pass_code(pack: int) -> PassCode:
 def pass_state(
     word_ptr, call, B, C, batch, tile, tiles, first, after_a, after_b, offs_c, mask_c, PASS: tl.constexpr
 ):  # fmt: skip
-    """Wait for the state before a tile, publish the state after it, and return the former [1, BLOCK_C].
+    """Wait for the state before a tile, publish the state after it, and return the state before it [1, BLOCK_C].
 
-    The threads of the tile's last row do this for the whole tile: there after_a, after_b is the map of the whole tile.
+    The threads of the tile's last row do this, since theirs are after_a, after_b of the whole tile.
 
     Args:
         word_ptr: words [tiles, B, C]; a tile writes its own word and reads the word of the tile before.
         call: number of the call, which no word holds before the launch.
         tile, tiles: number of the tile in the order in which states are passed, and how many tiles there are.
         first: state before the first tile [1, BLOCK_C].
-        PASS: :func:`pass_code` for as many channels as a thread holds; its code is "" in the interpreter, where
-            programs run one after the other and a word of another call is read as NaN.
+        PASS: :func:`pass_code` for the channels of a thread. Its code is "" in the interpreter, which runs programs one
+            after the other; a word that holds another call's number is then an error, and gives NaN.
     """
     last_row = _is_last_row(after_a) & mask_c[None, :]
     offs = tl.broadcast_to(offs_c[None, :], after_a.shape)
     after_ptr = word_ptr + (tile * B.to(tl.int64) + batch) * C + offs
     before_ptr = after_ptr - B.to(tl.int64) * C
     state = tl.where(last_row, first, 0.0)
-    # A single tile passes nothing on. The branch also keeps the compiler from moving later code to before the wait,
-    # mainly the computation of output addresses, for which registers would run out.
+    # A single tile passes nothing on. The branch also keeps the compiler from computing output addresses before the
+    # wait, for which registers would run out.
     if tiles > 1:
         if PASS.code == "":
             word = tl.load(before_ptr, mask=last_row & (tile > 0), other=0)

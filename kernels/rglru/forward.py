@@ -1,13 +1,13 @@
 """The forward pass of a diagonal recurrence h_t = a_t h_{t-1} + b_t: a look-back scan, and a walk.
 
-Channels alone do not fill a GPU, so time is split over programs too. ``look_back_kernel`` reads and writes everything
-once: a program computes the elements of its tile and from them the map h -> a h + b of the whole tile, waits for the
-state before the tile, publishes the state after it, and only then computes its outputs, from the elements in registers.
-``walk_kernel`` starts from a state that is known, and its program takes one tile after the other: of the whole sequence
-(the naive scan), or of one chunk, whose first state reduce.py has computed (reduce, then scan).
+Channels alone do not fill a GPU, so time is split over programs too. A program of ``look_back_kernel`` computes the
+elements of its tile and from them the map h -> a h + b of the whole tile, waits for the state before the tile,
+publishes the state after it, and then computes its outputs from the elements in registers: everything is read and
+written once. A program of ``walk_kernel`` knows its first state and takes one tile after the other, either of the whole
+sequence ("naive") or of a chunk whose first state reduce.py has computed ("chunked").
 
 Source: Martin and Cundy, "Parallelizing linear recurrent neural nets over sequence length" (2018), for the composition
-of steps; Merrill and Garland, "Single-pass parallel prefix scan with decoupled look-back" (2016), for the order.
+of steps; Merrill and Garland, "Single-pass parallel prefix scan with decoupled look-back" (2016), for the single pass.
 """
 
 import triton
@@ -89,12 +89,12 @@ def look_back_kernel(
 ):
     """Compute one tile of BLOCK_I * BLOCK_O steps and BLOCK_C channels in a single pass over memory.
 
-    Grid: (tiles of T * B * ceil(C / BLOCK_C),). GPUs start programs in order of their number, on which CUB's prefix
-    scans rely too, so a program only waits for programs that run already.
+    Grid: (tiles of T * B * ceil(C / BLOCK_C),). GPUs start programs in the order of their numbers (CUB's prefix scans
+    rely on it too), so a program only waits for programs that have started.
     Reads x, r, i [B, T, C], c [C] and the first state [B, C]; writes h [B, T, C], the last state [B, C] and, for the
-    backward pass, the states before every SAVE steps [B, S, C]; passes states on through words [tiles, B, C], which
-    hold the number of the call too. ``ahead`` tiles later inputs are prefetched. C is given as C8 = C / 8, which tells
-    the compiler that rows of memory are aligned.
+    backward pass, the states before every SAVE steps [B, S, C]; passes states on through words [tiles, B, C], see
+    pass_state. Prefetches the inputs of ``ahead`` tiles later. C is given as C8 = C / 8, which tells the compiler that
+    rows of memory are aligned.
     """
     PRECISE: tl.constexpr = x_ptr.dtype.element_ty == tl.float32
     BLOCK_I: tl.constexpr = TILE.block_i

@@ -1,8 +1,6 @@
 """Launches and autograd of the kernels for diagonal recurrences h_t = a_t h_{t-1} + b_t.
 
-A call is "fused" or "scan" (look-back: one pass over memory, time split over programs that wait for each other's
-states), "chunked" (reduce, then scan) or "naive" (one program per sequence and block of channels). Only the inputs and
-a float32 state every few steps are saved for the backward pass, which recomputes the elements.
+The forward pass saves only the inputs and a float32 state every few steps; the backward pass recomputes the elements.
 """
 
 from __future__ import annotations
@@ -74,7 +72,7 @@ def _launches(
 
 @on_device_of("x")
 def _forward(request: Request, x: Tensor, *others: Any) -> tuple[Tensors, Tensors]:
-    """Return h and the last state, and the states [B, S, C] from which rows start in the backward pass."""
+    """Return h and the last state; and, to save, the states [B, S, C] before each row of the backward pass."""
     *gates, first = others
     B, T, C = x.shape
     chunk, config = launches(request, x)
@@ -101,7 +99,7 @@ def _forward(request: Request, x: Tensor, *others: Any) -> tuple[Tensors, Tensor
 def _shapes(request: Request, x: Tensor, *_: Tensor | None) -> tuple[Tensors, Tensors]:
     """Allocate what :func:`_forward` returns."""
     B, T, C = x.shape
-    # How states are saved does not depend on the sequence's length, which may be unknown here.
+    # The spacing of saved states is the same for any sequence length, so 2**16 stands in for T, which may be symbolic.
     config = _launches(request, index(B), 2**16, index(C), x.dtype, capability(x.device))[1]
     last = _float32(x, B, C) if request.want_last else None
     slots = cdiv(T, config.backward.block_i)

@@ -43,20 +43,20 @@ def rglru(
         x, r, i: [B, T, C], contiguous; float32, float16 or bfloat16; for ``torch`` and ``associative_scan`` float64
             too. r and i are pre-activations. C is a multiple of 8 for the kernels.
         c: [C], float32 (float64 beside float64 inputs).
-        impl: ``fused``, one pass over memory; ``chunked``, which reduces every chunk, merges the states between chunks
-            and takes each chunk in order; ``naive``, where one program takes all of time for a block of channels;
-            ``torch``, the portable form, chunk by chunk; ``associative_scan``, a scan over whole tensors; ``step``, a
-            decoding step (T = 1), which is not differentiable.
+        impl: ``fused``, one pass over memory; ``chunked``, which computes the states between chunks first and then all
+            chunks in parallel; ``naive``, where one program takes all of time for a block of channels; ``torch``, plain
+            torch, chunk by chunk; ``associative_scan``, a scan over whole tensors in plain torch; ``step``, a decoding
+            step (T = 1), which is not differentiable.
         chunk_size: steps; for ``chunked`` (a power of two >= 16) and ``torch`` (at least 1). It need not divide T; None
             chooses one.
-        state_dtype: float32; float64 inputs hold float64 states.
+        state_dtype: must be float32; beside float64 inputs states are float64 all the same.
         initial_state: h_0 [B, C], in c's dtype; None is zero.
         return_last_state: also return h_T.
         config: launches of the kernels; chosen for the device when None.
 
     Returns:
-        h [B, T, C] in x's dtype, or (h, h_T); differentiable once (``associative_scan``: any number of times), in all
-        tensors.
+        h [B, T, C] in x's dtype, or (h, h_T [B, C]); differentiable in all tensors, once (``associative_scan``: any
+        number of times).
 
     Raises:
         ValueError: on an argument that the implementation does not take; the message names it, what was expected and
@@ -92,7 +92,7 @@ def linear_scan(
     return _run("linear_scan", (x, a), impl, chunk_size, initial_state, return_last_state, config)
 
 
-# No @remember_calls: rglru, which it calls, remembers.
+# rglru remembers calls, so this needs no @remember_calls.
 def rglru_layer(
     x: Tensor, w_a: Tensor, w_x: Tensor, c: Tensor, *, impl: str = "fused", **keywords: Any
 ) -> Tensor | tuple[Tensor, Tensor]:

@@ -37,8 +37,8 @@ def recurrent(a: Tensor, b: Tensor, first: Tensor | None) -> tuple[Tensor, Tenso
 
 
 def associative(a: Tensor, b: Tensor, first: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Compute the same as :func:`recurrent` in ceil(log2 T) passes: each composes the maps h -> a h + b of 1, 2, 4, ...
-    steps with those of as many steps before them.
+    """Compute what :func:`recurrent` does in ceil(log2 T) passes over all of time: pass n = 0, 1, ... composes the map
+    h -> a h + b of the 2^n steps up to each position with the map of the 2^n steps before them.
 
     Source: Hillis and Steele, "Data parallel algorithms" (1986); Martin and Cundy (2018), section 2.
     """
@@ -58,8 +58,8 @@ def rglru_elements(x: Tensor, r: Tensor, i: Tensor, c: Tensor) -> tuple[Tensor, 
     """Return RG-LRU's a and b = sqrt(1 - a^2) sigma(i) x [B, T, C], in float32 (float64 beside float64 inputs).
 
     softplus(c) is computed as -log sigma(-c), which is exact for c of any size and either sign; torch's own softplus
-    becomes linear, or overflows. 1 - a^2 is computed as -expm1(2 log a), which loses no bits for a -> 1. Where a gate
-    is so closed that a rounds to 1, b and its gradient are 0, the limit of log(a) / sqrt(1 - a^2).
+    becomes linear, or overflows. 1 - a^2 is computed as -expm1(2 log a), which loses no bits for a -> 1. Where sigma(r)
+    is so small that a rounds to 1, b and its gradients are 0: log(a) / sqrt(1 - a^2), a factor of r's, tends to 0.
     """
     dtype = compute_dtype(x.dtype)
     log_a = 8.0 * logsigmoid(-c.to(dtype)) * torch.sigmoid(r.to(dtype))
