@@ -7,9 +7,9 @@
     backward.py           the gradients
     exchange.py           memory and PTX by which programs and threads pass sums and states on
     launch.py, config.py  autograd and grids; tile sizes
-    portable.py           the portable form, chunk by chunk
+    portable.py           plain torch, chunk by chunk
 
-Rows and tiles are those of ../common/time_tiles.py, words and the number of a call those of ../common/exchange.py.
+common/time_tiles.py defines rows and tiles, common/exchange.py words and the number of a call.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The backward pass of WKV: gradients of k, v, w, u and the first state, recomputing states from saved ones.
 
 With D_t the denominator of y_t, P_t = dy_t / D_t and R_t = -P_t y_t are the gradients of y_t's numerator and
-denominator. A and B, those of num and den after a step, and dk, dv, du follow from
+denominator. A_t and B_t, the gradients of num_t and den_t, and dk, dv, du follow from
 
     A_{t-1} = e^-w A_t + P_t        B_{t-1} = e^-w B_t + R_t
     dv_t = e^(u + k_t) P_t + e^k_t A_t
@@ -9,12 +9,12 @@ denominator. A and B, those of num and den after a step, and dk, dv, du follow f
     du = sum e^(u + k_t) (P_t v_t + R_t)
 
 A and B are kept relative to the exponents of the states that they belong to. They are then multiplied by the same
-weights as the states in the forward pass, so they need no exponent of their own, which would be rounded. Only between
-tiles are they sums (o, A, B) as in elements.py, with o the negative exponent of the state. dw is computed from X and Z,
-the derivatives of num and den by w. These are computed forward in time through a row, and multiplied by the gradients P
-and R of its outputs and, at its end, by A and B. Row o of a tile holds steps from (BLOCK_O - 1 - o) BLOCK_I on, so that
-gradients run from the first row to the last. The forward pass has saved the state before each row. Programs are as in
-forward.py: a tile each in a look-back scan, or all of time in a walk.
+weights as the states in the forward pass and need no exponent of their own, which would be rounded. Only between tiles
+are they sums (o, A, B) as in elements.py, with o the negative exponent of the state. dw needs X and Z, the derivatives
+of num and den by w. They are computed forward in time through a row, and multiplied by the gradients P and R of its
+outputs and, at its end, by A and B. Rows are counted from the end of a tile: row o holds the steps from
+(BLOCK_O - 1 - o) BLOCK_I on, so that gradients run from the first row to the last. The forward pass has saved the state
+before each row. As in forward.py a program takes one tile (look-back scan) or all of time (walk).
 """
 
 import triton
@@ -52,8 +52,10 @@ def _next_exponent(
     saved_ptr, size, last_ptr, last_row, last_size, offs_t, offs_c, m, left, mask_c,
     C: tl.constexpr, SAVE: tl.constexpr,
 ):  # fmt: skip
-    """Return the exponents to which gradients that enter rows are relative, where offs_t are the steps after the rows:
-    that of the next row's state, after the last step that of the last state, or m if the last state has no gradient."""
+    """Return the exponents to which the gradients that enter rows are relative; rows end before steps ``offs_t``.
+
+    They are those of the next row's state and, at the sequence's end, of the last state (m if that has no gradient).
+    """
     offs = (offs_t // SAVE).to(tl.int64)[:, None] * C + offs_c[None, :]
     before_end = (left > SAVE) & mask_c
     exponent = tl.load(saved_ptr + 2 * size + offs, mask=before_end, other=0.0)
@@ -77,9 +79,9 @@ def _load_run(k_ptr, v_ptr, dy_ptr, offs, left, mask_c, C: tl.constexpr, SUB: tl
 def _forward_step(k, v, dy, m, num, den, slow, fast, u, n, inside, PRECISE: tl.constexpr):
     """Compute step n of a row, forward in time, from the state before it, whose exponent is m - n slow.
 
-    k, v and dy have the inputs' dtype. Returns the past's weight in the output, the token's weight times P, P and R,
-    the gradient of u + k, the weights of past and token in the state, and the state after the step; a step that is not
-    ``inside`` the sequence does not change the state.
+    k, v and dy have the inputs' dtype. Returns the past's weight in the output, the token's weight times P, P, R, the
+    gradient of u + k, the weights of past and token in the state, and the state after the step (m, num, den), which
+    stays the same unless the step is ``inside`` the sequence.
     """
     k, v, dy = k.to(tl.float32), v.to(tl.float32), dy.to(tl.float32)
     # The bound by EMPTY makes the output v if the token is left out (k = -inf) and there is no past either.
@@ -101,11 +103,10 @@ def _run_forward(
     k, v, dy, m, num, den, x, z, dw, du, c, a, b, slow, fast, u, start, left,
     PRECISE: tl.constexpr, SUB: tl.constexpr,
 ):  # fmt: skip
-    """Compute SUB steps from step ``start`` of a row, forward in time; return states, derivatives and sums after them.
-    Steps beyond the end of the sequence do not change these.
+    """Compute SUB steps from step ``start`` of a row, forward in time; steps beyond the sequence change nothing.
 
-    x and z are X and Z. a and b sum what the steps add to the gradients of the state before the row; c is the factor by
-    which that state has decayed.
+    Takes and returns the state, X and Z (x, z), the sums dw and du, the factor c by which the state before the row has
+    decayed, and the sums a and b of what the steps add to that state's gradients.
     """
     for n in tl.static_range(SUB):
         inside = left > n
@@ -133,8 +134,7 @@ def _add_up(total, lost, term):
 
 @triton.jit
 def _change_of_exponent(m, end_m, slow, left, BLOCK_I: tl.constexpr):
-    """Return the factor from gradients after rows relative to exponent end_m to those relative to m, which is not
-    lowered by slow rates."""
+    """Return the factor from gradients after rows at exponent end_m to those at m, not yet lowered by slow rates."""
     steps = tl.minimum(tl.maximum(left, 0), BLOCK_I).to(tl.float32)
     return exp(m - end_m) * decay_factor(steps * slow)
 
@@ -166,8 +166,8 @@ def _run_backward(
 
 @triton.jit
 def _compose_rows(c1, a1, b1, gap1, p1, q1, c2, a2, b2, gap2, p2, q2):
-    """Join two sequences of rows, the second earlier in time. A sequence maps a gradient g of num to c g + a, and one
-    of den to c g + b; without its last row it maps them to gap g + p and gap g + q."""
+    """Join two runs of rows, the second earlier in time. A run maps the gradient g of num to c g + a, that of den to
+    c g + b; without its last row it gives gap g + p and gap g + q."""
     return c1 * c2, tl.fma(c2, a1, a2), tl.fma(c2, b1, b2), c1 * gap2, tl.fma(gap2, a1, p2), tl.fma(gap2, b1, q2)
 
 

@@ -10,12 +10,12 @@ from pathlib import Path
 from ..common.channels import TileConfig
 
 MAX_NARROW = 2048
-"""With no more than this many channels (batch * channels), passing sums from tile to tile takes longer than moving the
-data. Tiles are then longer, and a program looks back over more of them."""
+"""Up to this many channels (batch * channels), passing sums from tile to tile takes longer than moving the data, so
+tiles are longer and a program looks back over more of them."""
 
 MIN_SERIAL = 4096
-"""With at least this many channels (batch * channels), moving the data of the tiles of the same steps takes longer than
-passing a state to the next tile (0.8 us): 3 MB, at 6 bytes per element and 128 steps or 12 bytes and 64 steps."""
+"""From this many channels (batch * channels) on, moving the data of one tile of time takes longer than passing a state
+to the next tile (0.8 us): 3 MB, at 6 bytes per element and 128 steps or 12 bytes and 64 steps."""
 
 AHEAD = 128
 """How many programs ahead the forward scan prefetches k and v into the L2 cache; an H200 runs 528 programs at once. At
@@ -27,16 +27,15 @@ class WkvConfig:
     """Every launch of one forward and backward pass; the forward pass saves a state every backward.block_i steps.
 
     Attributes:
-        reload: whether the forward scan reads k and v a second time, from the cache, instead of holding v and the
-            weights in registers.
-        hold: whether it holds k and v in registers in the inputs' dtype and computes weights twice; overrides
-            ``reload``.
-        serial: whether the forward scan passes states from tile to tile, each tile waiting for the one before, and
-            gives all threads of a tile the sums of its rows; otherwise it adds up the tiles' sums, and scans the rows.
-            Both ways are needed: passing states would make problems of few channels 30 % to 100 % slower, and adding
-            sums takes 20 % longer at 768 channels, where it falls below 70 % of the copy rate.
-        look: words that a program of a scan loads at once where sums are added: of single earlier tiles, and one of all
-            tiles before those.
+        reload: the forward scan reads k and v a second time, from the cache, instead of holding v and the weights in
+            registers.
+        hold: it holds k and v in registers, in the inputs' dtype, and computes weights twice; overrides ``reload``.
+        serial: the forward scan passes states from tile to tile, each tile waiting for the one before; otherwise every
+            tile adds up the sums of the tiles before it (``look_back`` in elements.py). Both are needed: passing states
+            would make problems of few channels 30 % to 100 % slower, and adding sums takes 20 % longer at 768 channels,
+            where it falls below 70 % of the copy rate.
+        look: words that a program loads at once without ``serial``: the sums of single earlier tiles, and one sum of
+            all tiles before those.
         ahead: how many programs ahead the forward scan prefetches k and v into the L2 cache; rounded down to whole
             tiles of time.
     """
@@ -77,14 +76,14 @@ def select_config(
 
     Measured on an H200 at batch 8 and 4096 steps; of two percentages the first is for 768 channels, the second for
     2048. Compared with ``hold`` and ``serial``, as chosen for 16-bit inputs, the forward scan takes longer
-    - by 21 % and 30 % without ``serial`` (by 3 % and 4 % if states are saved for a backward pass; with float32 inputs
-      by 8 % and 19 %, and those may be held as weights too),
-    - by 8 % and 17 % with k and v read again,
+    - by 21 % and 30 % without ``serial`` (3 % and 4 % if states are saved for a backward pass; float32 inputs 8 % and
+      19 %, and for those the weights may be held as well),
+    - by 8 % and 17 % with k and v read again (``reload``),
     - by 33 % and 29 % with 96 registers, which spill.
-    Without ``serial``, loading 8 sums at once is 2 % to 3 % faster than 16, tiles of 8 warps are 14 % slower, and
-    holding weights is slower with 16-bit inputs but 8 % faster with float32 inputs at 168 registers. With ``hold`` and
-    ``serial`` the forward scan of 16-bit inputs takes about 30 instructions per element; an H200 has time for 40 while
-    it moves an element's 6 bytes. The backward scan takes about 105, for 10 bytes.
+    Without ``serial``, look = 8 is 2 % to 3 % faster than 16, tiles of 8 warps are 14 % slower, and holding weights is
+    slower with 16-bit inputs but 8 % faster with float32 inputs at 168 registers. With ``hold`` and ``serial`` the
+    forward scan of 16-bit inputs takes about 30 instructions per element; an H200 has time for 40 while it moves an
+    element's 6 bytes. The backward scan takes about 105, for 10 bytes.
 
     Args:
         sizes: batch and channels among others.

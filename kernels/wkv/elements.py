@@ -1,15 +1,15 @@
 """The elements of WKV's scans: exponentially weighted sums (m, a, b), which stand for a e^m and b e^m.
 
-In the forward pass a and b are the numerator and the denominator of a state, in the backward pass the gradients of the
-two. Each step multiplies both by e^-w. To add two elements, the exponent of the earlier one is lowered by w times their
-distance, and the sum gets the larger exponent. Only differences of nearby exponents enter an exponential, so precision
-does not depend on the sequence length. An empty element has the exponent -1e38 instead of minus infinity, because
-differences of it are finite.
+In the forward pass a and b are the numerator and the denominator of a state, in the backward pass the gradients of
+these. Each step multiplies both by e^-w. To add two elements, the exponent of the earlier one is lowered by w times
+their distance, and the sum gets the larger exponent. Only differences of nearby exponents enter an exponential, so
+precision does not depend on the sequence length. An empty element has the exponent -1e38: unlike minus infinity, it can
+be subtracted from itself.
 
-    run    consecutive steps of a row that are processed with one exponent, or between two changes of it
-    slow   of a rate w: too small to be subtracted from an exponent at every step (see SLOW_RATE); else it is fast
-    stale  of an exponent: decay has made a and b small, so it should be lower (see RENEWAL)
-    sum    of a row or tile: the element of its tokens alone, at its end; a state is the sum of all tokens so far
+    run    consecutive steps of a row during which the exponent stays the same
+    slow   a rate w too small to be subtracted from an exponent at every step (see SLOW_RATE); others are fast
+    stale  an exponent that should be lower, because decay has made a and b small (see RENEWAL)
+    sum    the element of the tokens of one row or tile, at its end; a state is the sum of all tokens so far
 """
 
 import triton
@@ -45,17 +45,17 @@ LEAST_PAIR. At least half of such a denominator comes either from the last step,
 most, or from the state before it, so the outputs of this step and the next have large enough denominators."""
 
 SLOW_RATE = tl.constexpr(0.25)
-"""Bound on w, below which a rate counts as slow (split_rate, _slow_rate and look_back have more conditions). Many
-steps then contribute to a state. If w, small compared with the exponent, were subtracted at each of them, it would be
-rounded in the same direction every time, and the errors would add up."""
+"""Rates w below this count as slow (split_rate, _slow_rate and look_back have further conditions). Subtracting so small
+a w from a large exponent at every step would round in the same direction each time, and since many steps contribute to
+a state, the errors would add up."""
 
 RENEWAL = tl.constexpr(16.0)
 """A stale exponent is lowered by this, or by multiples of it; float32 subtracts 16 without rounding."""
 
 LEAST_STATE = tl.constexpr(2.0**-12)
 LEAST_GRADIENT = tl.constexpr(2.0**-60)
-"""The exponent of num and den (of their gradients) is stale if both are smaller than this. den should be of order 1,
-because the weight of the past is bounded by e^MAX_RATIO; gradients may all be small."""
+"""An exponent is stale if num and den (LEAST_STATE), or their gradients (LEAST_GRADIENT), are both smaller than this.
+den should be of order 1, because the weight of the past is bounded by e^MAX_RATIO; gradients may all be small."""
 
 LEAST_NORMAL = tl.constexpr(2.0**-126)
 """An initial state with a smaller den counts as empty."""
@@ -66,8 +66,8 @@ SUBROW = tl.constexpr(8)
 
 @triton.jit
 def prefetch(ptr, first_c, C: tl.constexpr, TILE: tl.constexpr, BLOCK_C: tl.constexpr):
-    """Prefetch TILE steps, none beyond the end of the sequence, of BLOCK_C channels into the L2 cache, a sector at a
-    time, for a later program, so that memory stays busy while this one computes."""
+    """Prefetch TILE steps of BLOCK_C channels into the L2 cache, an address a sector; none may lie beyond the sequence.
+    A later program uses them; memory stays busy while this one computes."""
     SECTOR: tl.constexpr = 32 * 8 // ptr.dtype.element_ty.primitive_bitwidth
     # PIECE steps at once take about one sector per thread; the addresses of further pieces differ by constants.
     PIECE: tl.constexpr = 32 if TILE > 32 else TILE
@@ -126,8 +126,7 @@ def reciprocal(x, PRECISE: tl.constexpr):
 
 @triton.jit
 def decay_factor(w):
-    """Return e^-w; for slow rates by a series, exact to half an ulp, since errors would add up over the steps of a
-    row."""
+    """Return e^-w; for slow rates by a series exact to half an ulp, since errors add up over the steps of a row."""
     series = 1.0 - w * (1.0 / 5.0 - w * (1.0 / 30.0))
     series = 1.0 - w * (1.0 / 3.0 - w * (1.0 / 12.0) * series)
     series = 1.0 - w * (1.0 - w * 0.5 * series)
@@ -136,7 +135,7 @@ def decay_factor(w):
 
 @triton.jit
 def _renew(m, a, b, AT_LEAST: tl.constexpr):
-    """Lower a stale exponent by RENEWAL and scale a and b up to match, which slow rates have made small."""
+    """Lower a stale exponent by RENEWAL and scale a and b up to match."""
     stale = tl.maximum(tl.abs(a), tl.abs(b)) < AT_LEAST
     scale = tl.where(stale, 8886110.520507872, 1.0)  # e^16
     return m - tl.where(stale, RENEWAL, 0.0), a * scale, b * scale
@@ -154,11 +153,11 @@ def renew_whole(m, a, b, AT_LEAST: tl.constexpr):
 
 @triton.jit
 def split_rate(m, w, BLOCK_I: tl.constexpr):
-    """Split w into a slow and a fast rate [BLOCK_O, BLOCK_C], one of which is 0, for rows from states with exponents m.
+    """Split w into a slow and a fast rate [BLOCK_O, BLOCK_C], one of which is 0, for rows that start with exponents m.
 
-    Only fast rates are subtracted from the exponent at every step. A rate is slow if a row of steps lowers the exponent
-    by at most a quarter of its size, so that its rounding error does not grow, and by so little that num and den can
-    decay instead.
+    Only fast rates are subtracted from the exponent at every step. A rate is slow if a whole row would lower the
+    exponent by at most 2 or a quarter of its size, so that its rounding error does not grow, and by no more than
+    MAX_RATIO, so that num and den can decay instead.
     """
     size = tl.where(m > EMPTY, tl.abs(m), 0.0)
     limit = tl.minimum(tl.maximum(SUBROW * SLOW_RATE, 0.25 * size), MAX_RATIO)
@@ -168,7 +167,7 @@ def split_rate(m, w, BLOCK_I: tl.constexpr):
 
 @triton.jit
 def tighten(m, num, den):
-    """Return a state with the exponent changed so that den is of order 1, if decay within a run has made den small."""
+    """Return the state with den scaled to order 1 and the exponent lowered to match, if decay has made den small."""
     loose = (den > 0) & (den < LEAST_STATE)
     shift = tl.log(tl.where(loose, den, 1.0))
     scale = exp(-shift)
@@ -177,7 +176,7 @@ def tighten(m, num, den):
 
 @triton.jit
 def weights_under(k, top, late_zero, SUB: tl.constexpr):
-    """Return e^(k - top) of SUB steps; ``late_zero`` (forward.py's _zeros_after_loads) is added to the exponents."""
+    """Return e^(k - top) of SUB steps. Adding ``late_zero`` makes them wait for forward.py's _zeros_after_loads."""
     shift = tl.fma(top, -LOG2E, late_zero)
     weights = ()
     for n in tl.static_range(SUB):
@@ -187,7 +186,7 @@ def weights_under(k, top, late_zero, SUB: tl.constexpr):
 
 @triton.jit
 def weights_below(k, late_zero, SUB: tl.constexpr):
-    """Return the largest of the keys of SUB steps, and the weights e^(k - largest)."""
+    """Return the largest key of SUB steps, and the weights e^(k - largest)."""
     top = _largest(k, late_zero, SUB)
     return top, weights_under(k, top, 0.0, SUB)
 
@@ -212,8 +211,8 @@ def _largest(k, late_zero, SUB: tl.constexpr):
 
 @triton.jit
 def widen_anew(x, SUB: tl.constexpr):
-    """Return SUB half-precision arrays as float32, by other instructions than :func:`widen`: with the same instructions
-    the compiler would keep the earlier results in registers instead of converting again."""
+    """Return SUB half-precision arrays as float32, by other instructions than :func:`widen`: if they were the same, the
+    compiler would keep the earlier results in registers instead of converting again."""
     values = ()
     for n in tl.static_range(SUB):
         if INTERPRETED or x[n].dtype == tl.float32:
@@ -253,8 +252,8 @@ def all_at_least(x, AT_LEAST: tl.constexpr = LEAST):
 
 @triton.jit
 def _add_rows(lag1, m1, a1, b1, gap1, p1, q1, r1, lag2, m2, a2, b2, gap2, p2, q2, r2):
-    """Join two sequences of rows, the first one earlier, for :func:`scan_rows`. Each is (decay, sum at its end; the
-    same without its last row)."""
+    """Join two runs of rows, the first one earlier, for :func:`scan_rows`. A run is given by its decay and its sum, and
+    then by those without its last row."""
     m, a, b = add(m1 - lag2, a1, b1, m2, a2, b2)
     p, q, r = add(m1 - gap2, a1, b1, p2, q2, r2)
     return lag1 + lag2, m, a, b, lag1 + gap2, p, q, r
@@ -262,7 +261,7 @@ def _add_rows(lag1, m1, a1, b1, gap1, p1, q1, r1, lag2, m2, a2, b2, gap2, p2, q2
 
 @triton.jit
 def scan_rows(m, a, b, lag):
-    """Return for each row the tile's sum up to the row's end, and the one up to its start; ``lag`` is a row's decay."""
+    """Return for each row the tile's sum up to the row's end and up to its start; a row decays sums by e^-lag."""
     empty = tl.full(m.shape, EMPTY, tl.float32)
     zero = tl.zeros(m.shape, dtype=tl.float32)
     lag = tl.broadcast_to(lag, m.shape)
@@ -272,7 +271,7 @@ def scan_rows(m, a, b, lag):
 
 @triton.jit
 def gather_rows(m, a, b, lag, offs_o, offs_c, first_c, GATHER: tl.constexpr):
-    """Return the same as :func:`scan_rows`, where every thread gets the sums of all rows and adds those that it needs.
+    """Return the same as :func:`scan_rows`: every thread reads the sums of all rows and adds those before its own.
 
     Args:
         first_c: first channel of the tile.
@@ -314,7 +313,7 @@ def gather_rows(m, a, b, lag, offs_o, offs_c, first_c, GATHER: tl.constexpr):
 
 @triton.jit
 def _holds_exponent(m, lag):
-    """Return whether a decay of e^-lag is to scale num and den instead of lowering the exponent m, by the criterion of
+    """Return whether a decay of e^-lag scales num and den, rather than lowering the exponent m, as for slow rates in
     :func:`split_rate`. MAX_RATIO keeps num and den from vanishing."""
     return lag <= tl.minimum(tl.maximum(SLOW_RATE, 0.25 * tl.abs(m)), MAX_RATIO)
 
@@ -324,10 +323,10 @@ def pass_state(
     word_ptr, call, size, tile, first_m, first_a, first_b, all_m, all_a, all_b, lag, offs_o, offs_c, first_c, mask_c,
     PASS: tl.constexpr, AT_LEAST: tl.constexpr,
 ):  # fmt: skip
-    """Wait for the state before a tile, publish the state after it, and return the former [BLOCK_O, BLOCK_C].
+    """Wait for the state before a tile, publish the state after it, and return the state before it [BLOCK_O, BLOCK_C].
 
-    A decay for which :func:`_holds_exponent` is true does not lower the exponent, which would be rounded in the same
-    direction at every tile.
+    Where :func:`_holds_exponent` is true the exponent is not lowered: it would be rounded in the same direction at
+    every tile.
 
     Args:
         word_ptr: words [tiles, size, 2 int64] at the sequence's channels; a tile writes its own word and reads the word
@@ -390,9 +389,9 @@ def pass_state(
 def _publish(word_ptr, size, m, a, b, offs_c, mask):
     """Publish elements, each in two words that hold their own flag: (a, b) and (m, 1).
 
-    Value and flag of a word arrive in one access, so no fence is needed. Zero means that a word is not written yet; so
-    that no written word is zero, the last bit of a is set. Plain stores go to the L2 cache and, unlike atomics, do not
-    fetch the old value.
+    Value and flag of a word arrive in one access, so no fence is needed. A word of zero is not written yet; the last
+    bit of a is set so that no written word is zero. Plain stores go to the L2 cache and, unlike atomics, do not fetch
+    the old value.
     """
     high = (a.to(tl.int32, bitcast=True) | 1).to(tl.int64) << 32
     low = b.to(tl.int32, bitcast=True).to(tl.int64) & 0xFFFFFFFF
@@ -447,15 +446,15 @@ def look_back(
     word_ptr, spare_ptr, tiles, position, stride, lag, all_m, all_a, all_b, offs_o, offs_c, mask_c,
     LOOK: tl.constexpr, AT_LEAST: tl.constexpr,
 ):  # fmt: skip
-    """Publish a tile's sum, and return the sum of all tiles before it [1, BLOCK_C], as it is at the tile's start.
+    """Publish a tile's sum, and return the sum of all tiles before it [1, BLOCK_C], decayed up to the tile's start.
 
-    LOOK / 2 tiles are a group; the last tile of a group also publishes the sum of all tiles up to its end. A tile adds
-    the earlier tiles of its own group, all tiles of the group before, and the sum of everything before those, which the
-    last tile of the group before that published long ago. These are at most LOOK words, which are loaded at once. The
-    order of additions is fixed, so results do not depend on timing.
+    LOOK / 2 tiles are a group, whose last tile also publishes the sum of all tiles up to its own end. A tile of group g
+    adds the earlier tiles of g, all tiles of group g - 1, and the sum that the last tile of g - 2 published long ago.
+    These are at most LOOK words, which are loaded at once. The order of additions is fixed, so results do not depend on
+    timing.
 
-    The groups' sums form a chain as long as the sequence. A slow rate therefore decays a and b and not the exponent,
-    which would be rounded in the same direction at every link of it.
+    The groups' sums form a chain as long as the sequence. A slow rate therefore decays a and b, not the exponent, which
+    would be rounded in the same direction from group to group.
 
     No two threads may load the same word, because one might read it before and the other after it is written. LOOK *
     BLOCK_C must therefore be at least the number of threads.
@@ -503,8 +502,8 @@ def look_back(
 
 @triton.jit
 def load_state(num_ptr, den_ptr, max_ptr, offs, mask):
-    """Return a state (max, num, den) [1, BLOCK_C]: the empty state if none is given (None), else the given one, with
-    max changed so that den is of order 1. A den below float32's normal numbers counts as no state."""
+    """Return a state (max, num, den) [1, BLOCK_C]: the empty one for None, else the given one, scaled so that den is of
+    order 1. If den is below float32's normal numbers, the state counts as empty."""
     m = tl.full(offs.shape, EMPTY, tl.float32)
     num = tl.zeros(offs.shape, dtype=tl.float32)
     den = tl.zeros(offs.shape, dtype=tl.float32)

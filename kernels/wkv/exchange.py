@@ -1,6 +1,6 @@
 """Memory and PTX by which the programs of a scan pass on sums or states.
 
-Sums go through two buffers in turn: a kernel writes its sums into one and zeroes the other, which the call before used,
+Sums go through two buffers in turn: a launch writes its sums into one and zeroes the other, which the call before used,
 so that zeroing takes no launch of its own. States are passed from tile to tile as in :mod:`..common.exchange`, in words
 of 128 bits that hold num, den, m and the number of the call. In both cases a word is written once a launch.
 """
@@ -21,7 +21,7 @@ from ..common.sizes import cdiv
 from .elements import LEAST_STATE, LOG2E, MAX_RATIO, RENEWAL, SLOW_RATE
 
 MAX_KEPT_BYTES = 16 * 2**20
-"""Largest of the two buffers for sums that are kept. A call with larger ones is so long that zeroing costs little."""
+"""A buffer for sums is kept up to this size. A call with a larger one takes so long that zeroing it costs little."""
 
 _kept: dict[tuple[Hashable, ...], tuple[Tensor, Tensor]] = {}
 
@@ -56,7 +56,7 @@ def exchange_sums(k: Tensor, tiles: int, look: int) -> tuple[Tensor, Tensor, Cal
     words, spare = pair
 
     def keep() -> None:
-        # This is not called after a launch that failed and has not zeroed its spare words: its words are dropped.
+        # Not called after a launch that failed: its spare words may not be zero, so its words are dropped.
         _kept[key] = spare, words
         while len(_kept) > MAX_KEPT:
             _kept.pop(next(iter(_kept)), None)
@@ -101,16 +101,13 @@ def gather_code(rows: int, channels: int, pack: int) -> PassCode:
 @cache
 def pass_code(channels: int, pack: int) -> PassCode:
     """Return the PTX by which the threads of a tile's last row wait for the state before the tile, publish the state
-    after it at once, and pass the former to all threads of the tile through shared memory.
+    after it at once, and pass the state before it to all threads of the tile through shared memory.
 
     Operands, ``pack`` neighbouring channels of each: m, num and den of the state (output), the addresses of the word to
-    read and of the word to write, the turn (the number of the tile; tile 0 has no predecessor and reads nothing; -1 for
-    threads of other rows), the number of the call, the channel, the first state, the tile's sum, and the tile's decay:
-    lag, by which a state's exponent is lowered, and e^-lag, by which num and den are multiplied instead where
-    _holds_exponent in elements.py is true.
-
-    A word of 128 bits holds num, den, m and the number of the call, and is read or written in one access. What happens
-    to the state in between is what pass_state in elements.py computes where kernels are interpreted.
+    read and of the word to write, the turn (the tile's number; tile 0 reads nothing; -1 for threads of other rows), the
+    number of the call, the channel, the first state, the tile's sum, and the tile's decay as lag and e^-lag: where
+    _holds_exponent in elements.py is true num and den are multiplied by e^-lag, elsewhere the exponent is lowered by
+    lag. pass_state in elements.py computes the same for the interpreter.
 
     Args:
         channels: of a tile.

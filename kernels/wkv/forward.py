@@ -4,12 +4,12 @@
     num_t = e^-w num_{t-1} + e^k_t v_t        den_t = e^-w den_{t-1} + e^k_t
 
 Channels alone do not fill a GPU, so the scan splits time over programs too, and reads and writes everything once. A
-program sums its tile, publishes the sum, adds the sums that the tiles before it have published, and only then computes
-its outputs. Since w is constant, the weight of a tile's sum follows from its distance, so sums can be added in any
+program sums its tile, publishes the sum, adds the sums that the tiles before it have published, and then computes its
+outputs. Since w is constant, the weight of a tile's sum follows from its distance, so sums can be added in any
 grouping. If there are enough channels, states are passed from tile to tile instead (config.py's ``serial``).
 
-A row consists of RUNS runs of SUB steps, each with one exponent, which is fast. If that would be inaccurate anywhere
-in a tile (see LEAST in elements.py), or a tile is not whole, it is computed again with a new exponent at every step.
+A row consists of RUNS runs of SUB steps. One exponent a run is fast. A tile in which that would be inaccurate (see
+LEAST in elements.py), or which the sequence's end cuts short, is computed with a new exponent at every step.
 
 Source: Peng et al., RWKV (2023), equations 16 and 22 to 26; Merrill and Garland, "Single-pass parallel prefix scan with
 decoupled look-back" (2016), for the order of programs.
@@ -108,10 +108,10 @@ def _zero_runs(like, RUNS: tl.constexpr, SUB: tl.constexpr):
 
 @triton.jit
 def _zeros_after_loads(w_ptr, offs_c, mask_c):
-    """Return zeros that are available only after all loads before this line have been issued.
+    """Return zeros to add to what must wait until all loads above this line have been issued.
 
-    What they are added to must then wait for that too. Otherwise the assembler moves each load down to its first use,
-    so that they wait one after the other; it moves none past a barrier.
+    Otherwise ptxas moves each load down to its first use, and they wait one after the other; it moves none past a
+    barrier.
     """
     tl.debug_barrier()
     return tl.load(w_ptr + offs_c, mask=mask_c, other=0.0)[None, :] * 0.0
@@ -191,8 +191,8 @@ def _compute_rows_by_run(
 
 @triton.jit
 def _slow_rate(k_ptr, w, offs, left, mask_c, C: tl.constexpr, BLOCK_I: tl.constexpr):
-    """Return the rates [BLOCK_O, BLOCK_C] that count as slow for a row, 0 for others: a run of steps lowers the
-    exponent by at most a quarter of the largest key, so that its rounding error does not grow (compare split_rate)."""
+    """Return a row's slow rates [BLOCK_O, BLOCK_C], 0 for fast ones. A rate is slow if a run lowers the exponent by at
+    most a quarter of the largest key, so that its rounding error does not grow (compare split_rate)."""
     RUN: tl.constexpr = SUBROW if BLOCK_I > SUBROW else BLOCK_I
     largest = tl.zeros(offs.shape, dtype=tl.float32)
     for n in range(BLOCK_I):
@@ -280,15 +280,14 @@ def scan_kernel(
 ):
     """Compute one tile of BLOCK_I * BLOCK_O steps and BLOCK_C channels in a single pass over memory.
 
-    Grid: (tiles of T * B * ceil(C / BLOCK_C),), tiles in the order in which programs start, so that a program only
-    waits for programs that run already.
+    Grid: (tiles of T * B * ceil(C / BLOCK_C),). GPUs start programs in the order of their numbers, so a program only
+    waits for programs that have started.
     Reads k, v [B, T, C], w, u [C] and the first state, num, den, max [B, C]; writes y [B, T, C], the last state
     [3, B, C] and the states before every SAVE steps [3, B, S, C].
 
-    Without PASS (None) sums pass through words [2, tiles + groups, B, C], which are zero before the launch, and the
-    spare words are zeroed; LOOK = 0 means that the sequence is one tile. With PASS states are passed from tile to tile,
-    through words [tiles, B, C] of two int64, which hold the number of the call too; GATHER and PASS are the code of
-    exchange.py.
+    PASS is None: sums go through words [2, tiles + groups, B, C], which must be zero before the launch, and the launch
+    zeroes the spare words; LOOK = 0 means that the sequence is one tile. Otherwise states are passed from tile to tile
+    through words [tiles, B, C] of two int64, by the code of exchange.py in GATHER and PASS.
 
     KEEP says what stays in registers for the outputs: "nothing" (k and v are read again, from the cache), "tokens" (k
     and v in their dtype, which needs B * T of at least a tile), or "weights" (v and the weights).
@@ -320,7 +319,7 @@ def scan_kernel(
     tops = _zero_runs(row_num, 1, RUNS)[0]
     if KEEP == "tokens":
         # Loaded outside of the branch: half-precision values that only one branch loads would be unpacked into twice
-        # the registers. A tile that is not whole loads other values, and does not use them.
+        # the registers. A tile that is not whole loads the first tile instead, and does not use it.
         loaded = tl.where(whole, base, 0)
         k = _load_runs(k_ptr + loaded, offs, mask, C, BLOCK_C, RUNS, SUB)
         v = _load_runs(v_ptr + loaded, offs, mask, C, BLOCK_C, RUNS, SUB)
@@ -337,7 +336,7 @@ def scan_kernel(
                 prefetch(k_ptr + base + later, block * BLOCK_C, C, STEPS, BLOCK_C)
                 prefetch(v_ptr + base + later, block * BLOCK_C, C, STEPS, BLOCK_C)
                 if SERIAL:
-                    # Otherwise a program that waits for a word of this tile would first wait for memory. If channels
+                    # Without this the next tile, which polls these words, would first wait for memory. If channels
                     # alone keep memory busy (ahead is 0), prefetching words costs more than it saves.
                     words = word_ptr + 2 * C * (tile.to(tl.int64) * B + batch)
                     prefetch(words, 2 * block * BLOCK_C, 2 * C, 1, 2 * BLOCK_C)

@@ -62,7 +62,7 @@ def _launches(
 
 @on_device_of("k")
 def _forward(request: Request, k: Tensor, *others: Any) -> tuple[Tensors, Tensors]:
-    """Return y and the last state, and the states [3, B, S, C] and [3, B, C] from which the backward pass starts."""
+    """Return y and the last state; and, to save, the states before each row [3, B, S, C] and the last one [3, B, C]."""
     B, T, C = k.shape
     config = launches(request, k)
     tile, save = config.forward, config.backward.block_i
@@ -75,7 +75,7 @@ def _forward(request: Request, k: Tensor, *others: Any) -> tuple[Tensors, Tensor
     if request.impl == "naive":
         walk_kernel[tile.grid(B, T, C, T)](*tensors, B, T, slots, **flags)
     else:
-        # With ``hold`` a program always loads a whole tile of k and v: all sequences together must have as many steps.
+        # With ``hold`` every program loads a whole tile of k and v, so all sequences together must be as long as one.
         hold = config.hold and tile.steps <= B * T
         flags["KEEP"] = "tokens" if hold else "nothing" if config.reload or config.hold else "weights"
         grid, sizes = tile.grid(B, T, C, tile.steps), (B, T, slots, config.ahead // tile.blocks(B, C))
@@ -151,8 +151,8 @@ WKV = Differentiable(
 
 @on_device_of("k")
 def _step(request: Request, k: Tensor, *others: Any) -> tuple[Tensors, Tensors]:
-    """Return y [B, 1, C] and num, den and max after one token. These three are views of one tensor, so a step has no
-    plan (remember.py)."""
+    """Return y [B, 1, C] and num, den and max after one token: views of one tensor, so a step gets no plan
+    (remember.py)."""
     B, _, C = k.shape
     y, last = torch.empty_like(k), _states(k)
     step_kernel[(B, cdiv(C, STEP_BLOCK))](k, *others, y, last, B, C=C, BLOCK_C=STEP_BLOCK, num_warps=4)

@@ -44,19 +44,19 @@ def wkv4(
         w: [C], positive, float32 (float64 beside float64 inputs); a step decays the past by e^-w.
         u: [C], bonus of the current token, in w's dtype.
         impl: ``scan``, one pass over memory, time split over programs; ``naive``, where one program walks all of
-            time for a block of channels; ``torch``, the portable form, chunk by chunk; ``associative_scan`` and
+            time for a block of channels; ``torch``, plain torch, chunk by chunk; ``associative_scan`` and
             ``torch_associative_scan``, scans over whole tensors, the second by torch's prototype operator; ``step``, a
             decoding step (T = 1), which is not differentiable.
         chunk_size: steps, for ``torch``; at least 1, need not divide T; None chooses one.
-        state_dtype: float32; float64 inputs hold float64 states.
+        state_dtype: must be float32; beside float64 inputs states are float64 all the same.
         initial_state: (num, den, max) [B, C] in w's dtype, which stand for num e^max and den e^max; None is the state
             before the first token. max carries no gradient.
         return_last_state: also return (num, den, max) after the last token.
         config: launches of the kernels; chosen for the device when None.
 
     Returns:
-        y [B, T, C] in v's dtype, or (y, (num, den, max)); differentiable once (scans over whole tensors: any number of
-        times), in all tensors but max.
+        y [B, T, C] in v's dtype, or (y, (num, den, max)), each [B, C]; differentiable in all tensors but max, once
+        (scans over whole tensors: any number of times).
 
     Raises:
         ValueError: on an argument that the implementation does not take; the message names it, what was expected and
@@ -77,7 +77,7 @@ def wkv4(
         from .launch import STEP, WKV, Request
 
         num, den, top = initial_state or (None, None, None)
-        # A state's max has no gradient, so whether it requires one does not count.
+        # max is left out: it has no gradient, even if it requires one.
         save = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (k, v, w, u, num, den))
         run, request = STEP if impl == "step" else WKV, Request(impl, return_last_state, save, config)
         y, num, den, top = run(request, k, v, w, u, num, den, top)

@@ -1,8 +1,7 @@
 """WKV in plain torch, chunk by chunk; runs anywhere.
 
 The sums of all chunks are computed at once, then the states between chunks, and then all chunks advance together, one
-step at a time. The gradients of the states are a diagonal recurrence backwards in time, whose coefficients are the
-weights of the past and of the token in the states; backward.py has the formulas.
+step at a time. The gradients of the states are a diagonal recurrence backwards in time; backward.py has the formulas.
 """
 
 from __future__ import annotations
@@ -24,11 +23,11 @@ MAX_RATIOS = {torch.float32: 40.0, torch.float64: 200.0}
 """Upper bounds of log(weight of the past / weight of the token): beyond, the token is below the dtype's epsilon."""
 
 RUN = 8
-"""Steps of a run. An exponent is lowered by a slow rate once a run, for all of its steps."""
+"""Steps of a run. A slow rate lowers the exponent once a run, for all of its steps."""
 
 SLOW_RATE = 0.25
-"""Rates w below this count as slow. Many steps then contribute to a state. If w, small compared with the exponent, were
-subtracted at each of them, it would be rounded in the same direction every time, and the errors would add up."""
+"""Rates w below this count as slow. Subtracting so small a w from a large exponent at every step would round in the
+same direction each time, and since many steps contribute to a state, the errors would add up."""
 
 USUAL_DEN = (1e-6, 1e6)
 """An initial state whose den is within these bounds is not rescaled."""
@@ -172,10 +171,10 @@ def _rates(w: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _tokens(keys: Tensor, values: Tensor, rates: tuple[Tensor, Tensor]) -> Iterator[tuple[int, int, Tensor, Tensor]]:
-    """Yield for every step t of all chunks [B, N, size, C] t, its number n in its run, keys + n slow and values.
+    """Yield (t, its number n in its run, keys + n slow, values) for every step t of all chunks [B, N, size, C].
 
-    Adding n slow to the keys stands for not having lowered the exponent of the state by n slow, see SLOW_RATE: the
-    exponent of the state before the step is max - n slow.
+    The exponent of the state before step n is max - n slow, but max is lowered only at the end of a run (SLOW_RATE).
+    Only differences between max and keys matter, so keys are raised instead.
     """
     for t in range(keys.shape[2]):
         n = t % RUN
@@ -189,8 +188,10 @@ def _ends_run(t: int, size: int) -> bool:
 def _advance(
     num: Tensor, den: Tensor, top: Tensor, k: Tensor, v: Tensor, rates: tuple[Tensor, Tensor], run: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Return num, den and max after one more token, and the weights of past and token. ``run`` is the number of steps
-    of the run that the token ends, or 0."""
+    """Return num, den and max after one more token, and the weights of past and token.
+
+    ``run``: steps by which to lower max, those of a run if the token ends one, else 0.
+    """
     slow, fast = rates
     k, top = k + slow, top - fast
     after = torch.maximum(top, k)

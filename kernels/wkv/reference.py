@@ -4,8 +4,8 @@
     num_t = e^-w num_{t-1} + e^k_t v_t        den_t = e^-w den_{t-1} + e^k_t
 
 A state (num, den, max) stands for num e^max and den e^max, so that no exponential overflows; implementations may choose
-max, which carries no gradient. Before the first token the state is (0, 0, -1e38), and y_1 = v_1. Exponents are relative
-to their own position; no factor e^(t w), which grows with the position t, is used, so precision does not depend on T.
+max, which carries no gradient. Before the first token the state is (0, 0, -1e38), and y_1 = v_1. No factor e^(t w),
+which grows with the position t, is used, so precision does not depend on T.
 
 Source: Peng et al., RWKV: Reinventing RNNs for the Transformer Era (2023), equations 16 and 22 to 26, with w the
 positive rate; "Faster LLMs: Improving RWKV with Parallel Cumulative Sums" for the associative form.
@@ -48,7 +48,7 @@ def add(num1: Tensor, den1: Tensor, max1: Tensor, num2: Tensor, den2: Tensor, ma
 
 
 def outputs(num: Tensor, den: Tensor, top: Tensor, k: Tensor, v: Tensor, u: Tensor) -> Tensor:
-    """Return y from the states before the tokens k, v; y is v if the token is left out (k = -inf) and has no past."""
+    """Return y from the states before the tokens k, v; without a past y is v, even of a token left out (k = -inf)."""
     num, den, _ = add(num, den, top, v, torch.ones_like(v), (u + k).clamp(min=EMPTY))
     return num / den
 
@@ -92,8 +92,8 @@ def associative(
 ) -> tuple[Tensor, State]:
     """Compute y [B, T, C] and the last state as one associative scan over time.
 
-    In ceil(log2 T) passes, sums of runs of 1, 2, 4, ... tokens are added to the sum of the run before, decayed over the
-    run's length. Source: Hillis and Steele, "Data parallel algorithms" (1986).
+    Pass n = 0, 1, ... of ceil(log2 T) adds to the sum of the 2^n tokens up to each position that of the 2^n tokens
+    before them, decayed. Source: Hillis and Steele, "Data parallel algorithms" (1986).
 
     Args:
         torchs_own: use torch's own associative_scan instead, a prototype higher-order operator made for torch.compile;
@@ -120,21 +120,21 @@ def associative(
 
 
 def _combine(earlier: tuple[Tensor, ...], later: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """Return the decay and the sum of two neighbouring runs of tokens."""
+    """Join two neighbouring runs of tokens, each (log decay over the run, num, den, max)."""
     (decay1, num1, den1, top1), (decay2, num2, den2, top2) = earlier, later
     return decay1 + decay2, *add(num1, den1, top1 - decay2, num2, den2, top2)
 
 
 def tokens(k: Tensor, v: Tensor) -> State:
-    """Return the state (v, 1, k) that each token adds. max carries no gradient, so den is computed as e^(k - max),
-    which is 1 and carries k's gradient."""
+    """Return the state (v, 1, k) that each token adds. max carries no gradient, so k's flows through den, computed as
+    e^(k - max) = 1."""
     top = k.detach().clamp(min=EMPTY)
     den = torch.exp(k.clamp(min=EMPTY) - top)
     return den * v, den, top
 
 
 def finish(first: State, sums: State, k: Tensor, v: Tensor, w: Tensor, u: Tensor) -> tuple[Tensor, State]:
-    """Return y and the last state from the inclusive sums [B, T, C] of all tokens and the state before them."""
+    """Return y and the last state from ``first``, the state before all tokens, and their inclusive sums [B, T, C]."""
     steps = torch.arange(1, k.shape[1] + 1, dtype=k.dtype, device=k.device)[:, None]
     num, den, top = (x[:, None] for x in first)
     states = add(num, den, top - steps * w, *sums)
