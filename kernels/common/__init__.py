@@ -1,12 +1,12 @@
-"""What several families of kernels share: none imports another's modules, but Lightning the engine's.
+"""What several families of kernels share. No family imports another's modules, except Lightning, which uses the engine.
 
 Where to look:
 
     arguments.py, channel_tensors.py  checks of arguments, the second file's of tensors over channels [B, T, C]
     differentiable.py                 a forward and backward pass, for eager calls and for torch.compile
-    calls.py, remember.py             later calls of a function repeat an earlier one's launches, not the host's work
+    calls.py, remember.py             later calls of a function repeat an earlier one's launches without the host's work
     device.py, sizes.py               properties of the tensors' device; limits, and arithmetic of sizes
     channels.py, time_tiles.py        tiles of kernels over channels: their sizes, and loading them
-    exchange.py, sums.py              memory through which programs pass states on; sums of what programs leave
-    inputs.py, cache.py               random inputs; the folder of what later runs reuse
+    exchange.py, sums.py              memory through which programs pass states on; sums of programs' partial results
+    inputs.py, cache.py               random inputs; the folder for what later runs reuse
 """

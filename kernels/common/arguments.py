@@ -23,9 +23,9 @@ R = TypeVar("R")
 
 
 def constant(function: Callable[P, R]) -> Callable[P, R]:
-    """Remember a function's results, and make torch.compile take them as they are instead of tracing it.
+    """Cache a function's results, and let torch.compile take them as constants instead of tracing the function.
 
-    For functions of sizes, dtypes and devices whose result is another constant, such as the reason for an error.
+    For functions of sizes, dtypes and devices that return a constant, such as the reason for an error.
     """
     remembered: Callable[..., R] = lru_cache(REMEMBERED)(function)
 
@@ -33,7 +33,7 @@ def constant(function: Callable[P, R]) -> Callable[P, R]:
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         return remembered(*args, **kwargs)
 
-    # As torch.compiler.assume_constant_result does, which imports the compiler first: half of what importing us takes.
+    # torch.compiler.assume_constant_result sets this too, but imports the compiler, which would double our import time.
     call._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return call
 
@@ -52,7 +52,7 @@ def compute_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def without_autocast(function: Callable[..., Any], x: Tensor, *arguments: Any, **keywords: Any) -> Any:
-    """Call ``function`` with autocast switched off for x's device, so that its own products keep their dtypes."""
+    """Call ``function`` with autocast off for x's device, so that torch's products inside it keep their dtypes."""
     kind = x.device.type
     if not torch.is_autocast_enabled(kind):
         return function(*arguments, **keywords)
@@ -87,7 +87,7 @@ def check_not_empty(name: str, x: Tensor) -> None:
 
 
 def check_on_gpu(name: str, x: Tensor) -> None:
-    """Raise unless kernels can run on ``x``'s dtype and device, and torch asks for no more than they compute."""
+    """Raise unless kernels can run on ``x``'s dtype and device, and no transform of torch.func is active."""
     check_dtype(name, x, TRITON_DTYPES)
     if x.device.type != "cuda" and not is_interpreted():
         raise ValueError(f'{name} must be on a GPU, got a tensor on {x.device}: impl="torch" takes any device')
@@ -95,7 +95,7 @@ def check_on_gpu(name: str, x: Tensor) -> None:
 
 
 def refuse_transforms(name: str) -> None:
-    """Raise inside torch.func's transforms, which would hand over tensors without memory."""
+    """Raise inside a transform of torch.func: its tensors have no memory that a kernel could read."""
     if not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active():
         raise RuntimeError(f"{name} must not be inside a transform of torch.func (vmap, grad, ...): use torch.autograd")
 
@@ -115,8 +115,8 @@ def check_tensor(name: str, x: object, shape: Sequence[int], dtype: torch.dtype,
 
 
 def check_first(name: str, x: Tensor, dims: str) -> None:
-    """Check an operation's first tensor, with which the others must agree in shape, dtype and device: raise unless it
-    is floating, contiguous, not empty, and has dimensions such as "[B, T, C]"."""
+    """Raise unless an operation's first tensor, to which the others are compared, is floating, contiguous, not empty,
+    and has dimensions such as "[B, T, C]"."""
     check_dimensions(name, x, dims)
     check_dtype(name, x)
     check_not_empty(name, x)
@@ -132,7 +132,7 @@ def check_chunk_size(chunk_size: int, *, minimum: int = 1, power_of_two: bool = 
 
 
 def check_three(initial_state: Any, names: str) -> None:
-    """Raise unless a state is three tensors, called ``names``."""
+    """Raise unless a state is a tuple or list of three; ``names`` are what the message calls them."""
     is_list = isinstance(initial_state, tuple | list)
     if not is_list or len(initial_state) != 3:
         given = f"{len(initial_state)} of them" if is_list else type(initial_state).__name__

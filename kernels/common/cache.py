@@ -1,4 +1,4 @@
-"""The folder of what later runs reuse: compiled programs, this CPU's calibration."""
+"""The folder for what later runs reuse: compiled programs, this CPU's calibration."""
 
 from __future__ import annotations
 

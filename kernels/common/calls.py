@@ -1,4 +1,4 @@
-"""Public functions that remember their calls; imports neither torch nor triton, like the declarations beside them."""
+"""The decorator of functions that repeat earlier calls; declarations use it, so it imports neither torch nor triton."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ R = TypeVar("R")
 
 
 def remember_calls(function: Callable[P, R]) -> Callable[P, R]:
-    """Make a public function repeat its earlier calls by their plans; see remember.py."""
+    """Make a public function repeat the launches of earlier calls (remember.py); torch.compile traces it as it is."""
 
     @wraps(function)
     def call(*args: P.args, **keywords: P.kwargs) -> R:
@@ -28,6 +28,6 @@ def remember_calls(function: Callable[P, R]) -> Callable[P, R]:
 def _remembering(function: Callable[..., Any]) -> Callable[..., Any]:
     try:
         from .remember import remembering
-    except ModuleNotFoundError:  # without Triton there are no kernels, but the forms in torch
+    except ModuleNotFoundError:  # without Triton only the torch implementations run, which launch nothing
         return function
     return remembering(function)

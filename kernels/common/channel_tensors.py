@@ -1,4 +1,4 @@
-"""Checks of the tensors that operations over channels [B, T, C] take; messages name argument, expected and given."""
+"""Checks of the arguments of operations over channels [B, T, C]; messages say what was expected and what came."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from ..spec import Operation
 
 ELEMENTS_PER_STEP = 2**13
-"""Elements of a time step with which arithmetic takes longer than the overhead of a torch call."""
+"""With this many elements a step, arithmetic takes longer than the overhead of a torch call."""
 
 
 def check_implementation(operation: Operation, impl: str, **options: Any) -> bool:
-    """Return whether the implementation called ``impl``, or "step", is in Triton; raise ValueError if there is none of
-    that name, or it does not take a given option.
+    """Return whether ``impl``, an implementation's name or "step", is in Triton; raise ValueError for an unknown name
+    or an option that it does not take.
 
     Args:
         options: chunk_size and config, None where not given.
@@ -75,9 +75,9 @@ def check_one_token(x: Tensor) -> None:
 
 
 def portable_chunk_size(x: Tensor, chunk_size: int | None) -> int:
-    """Return the chunk length of a portable form: a call's own, checked, or one of at least 16 for x [B, T, C].
+    """Return ``chunk_size``, checked, or for None the chunk length of the portable forms for x [B, T, C].
 
-    The forms take one step of all chunks together, which then has about ELEMENTS_PER_STEP elements.
+    These take one step of all chunks at once; with this length it has about ELEMENTS_PER_STEP elements.
     """
     if chunk_size is None:
         chunks = max(1, ELEMENTS_PER_STEP // (x.shape[0] * x.shape[2]))

@@ -26,15 +26,15 @@ associative_form = partial(
     chunked=False,
     summary="associative scan over whole tensors, log2 of the sequence length passes",
 )
-"""Declare forms of an operation over channels: one in Triton, and the three that every operation has."""
+"""Declare implementations of an operation over channels: kernel_form any in Triton, the others those that all have."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TileConfig:
-    """Launch of a kernel over channels, which gets the whole configuration as the constexpr TILE.
+    """Launch of a kernel over channels, which gets this object as the constexpr TILE.
 
     A tile is block_o rows of block_i steps each, for block_c channels. A thread holds the block_i steps of one row for
-    block_o * block_c / (32 num_warps) neighbouring channels, which it loads and stores in one access.
+    block_o * block_c / (32 num_warps) neighbouring channels; it loads and stores these channels in one access.
 
     Attributes:
         maxnreg: registers that a thread is limited to; None for no limit.
@@ -58,7 +58,7 @@ class TileConfig:
 
     @property
     def options(self) -> dict[str, Any]:
-        """The tile and its launch options, as keywords of a launch."""
+        """Keywords of a launch: TILE, num_warps and, where limited, maxnreg."""
         options: dict[str, Any] = {"TILE": self, "num_warps": self.num_warps}
         return options if self.maxnreg is None else {**options, "maxnreg": self.maxnreg}
 

@@ -18,14 +18,13 @@ INTERPRETER_PROGRAMS = 3
 
 
 def on_device_of(argument: str) -> Callable[[Launcher], Launcher]:
-    """Make a launcher run with the device of one of its arguments as the current device, and restore the former one.
+    """Make a launcher run with the device of one of its arguments as the current device.
 
     Triton launches on the current device and its stream and allocates a kernel's scratch memory there, whatever the
     device of the tensors. Autograd sets the current device for an eager backward pass, but not for a compiled one.
 
     Args:
-        argument: name of a tensor, or of a tuple that begins with one; argument checks have made sure that all tensors
-            are on its device.
+        argument: name of a tensor, or of a tuple that begins with one; all tensors must be on its device.
     """
 
     def decorate(launcher: Launcher) -> Launcher:
@@ -61,18 +60,17 @@ def multiprocessors(device: torch.device) -> int:
 
 @functools.cache
 def memory_rate(device: torch.device) -> float:
-    """Return the bytes a second that a GPU's memory transfers at its specified clock; 0 if the driver names none, and
-    on the CPU."""
+    """Return a GPU's specified memory bandwidth in bytes a second; 0 on the CPU and where the driver does not say."""
     if device.type != "cuda":
         return 0.0
     # Imported here because torch's forms run without Triton.
     from triton.runtime import driver
 
     properties = driver.active.utils.get_device_properties(device.index)
-    # Two transfers a cycle; the clock is in kHz, the bus's width in bits.
+    # Two transfers a cycle; the clock is in kHz, the bus width in bits.
     return 2e3 * properties["mem_clock_rate"] * properties["mem_bus_width"] / 8
 
 
 def scratch(size: int, alignment: int, stream: int | None) -> Tensor:
-    """Allocate memory in which a kernel builds its tensor descriptors; the argument of ``triton.set_allocator``."""
+    """Allocate memory for a kernel's tensor descriptors; ``triton.set_allocator`` takes this function."""
     return torch.empty(size, dtype=torch.int8, device=torch.cuda.current_device())

@@ -1,9 +1,9 @@
 """A function of tensors with a backward pass of its own, for eager calls and for torch.compile.
 
 A family declares what it computes once, as a :class:`Differentiable`: plain functions of tensors for the forward and
-the backward pass. An eager call runs them through one autograd function, which costs the host least. A compiled call
-goes through two operators registered with torch. The compiler does not trace these, and learns the shapes of their
-results from ``shapes`` without running them.
+the backward pass. An eager call runs them in an autograd function, which costs the host least. In a compiled call each
+is an operator registered with torch: the compiler does not trace it, and gets the shapes of its results from
+``shapes``.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ Tensors = tuple[Any, ...]
 SCHEMA_TYPES = {
     bool: "bool", float: "float", int: "int", str: "str", torch.dtype: "ScalarType", int | None: "int?",
 }  # fmt: skip
-"""Types of a request's fields that a registered operator can take as arguments -> their names in its schema."""
+"""Type of a request's field -> its name in an operator's schema; operators do not take fields of other types."""
 
 
 class Differentiable:
     """A forward and a backward pass; calling it with a request and the tensors returns the outputs.
 
     Args:
-        name: of the registered operator, beside which stands ``<name>_backward``.
+        name: of the forward pass as a registered operator; the backward pass is ``<name>_backward``.
         request: a NamedTuple of everything but the tensors. Fields of types that operators do not take, such as
             configurations of launches, must be None in compiled calls.
-        tensors: names of the arguments; a "?" follows where one may be None. The first one never is.
-        outputs: names of the results; the function always returns all of them, None for one that was not asked for.
+        tensors: names of the arguments, with a "?" behind those that may be None; the first may not.
+        outputs: names of the results; all are always returned, None for one that was not asked for.
         saved: names of what the forward pass keeps for the backward pass beside its arguments. If ``forward`` returns
-            more than these, an eager call keeps that too, and a compiled call drops it.
-        constant: outputs that have no gradient.
-        forward: (request, *tensors) -> (outputs, saved), where nothing shares memory with anything else.
+            more than these, an eager call keeps the rest too, and a compiled call drops it.
+        constant: names of the outputs that have no gradient.
+        forward: (request, *tensors) -> (outputs, saved); no two of these tensors may share memory.
         backward: (request, needs, tensors, saved, gradients of the outputs) -> gradients of the tensors, or None where
-            ``needs`` is false. None: it has no gradients.
-        shapes: as ``forward``, but only allocates.
+            ``needs`` is false. ``backward=None``: nothing has a gradient.
+        shapes: as ``forward``, but allocates without computing.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class Differentiable:
     def step(
         self, forward: Callable[..., tuple[Tensors, Tensors]], shapes: Callable[..., tuple[Tensors, Tensors]]
     ) -> Differentiable:
-        """Return a decoding step, which has the same request, tensors and outputs, and no gradients."""
+        """Return the decoding step: a Differentiable of the same request, tensors and outputs, without gradients."""
         return Differentiable(
             f"{self.name}_step", request=self.request, tensors=self.tensors, outputs=self.outputs, forward=forward,
             backward=None, shapes=shapes,
@@ -92,7 +92,7 @@ class Differentiable:
         return tuple(_unpacked(x) for x in results[: self.num_outputs])
 
     def _run(self, *arguments: Any) -> tuple[Any, Tensors]:
-        """Return the request and the tensors that an operator's arguments stand for."""
+        """Return the request and the tensors of an operator's arguments."""
         values = dict(zip(self.fields, arguments[self.num_tensors :], strict=True))
         request = self.request(**{field: values.get(field) for field in self.request._fields})
         return request, arguments[: self.num_tensors]
@@ -129,7 +129,7 @@ class Differentiable:
             request, tensors = self._run(*inputs, *values)
             kept = tuple(map(_unpacked, saved))
             found = without_autocast(backward_of, inputs[0], request, tuple(needs), tensors, kept, tuple(grads))
-            # A tensor that has no gradient at all, such as a stabiliser, gets zeros if one is asked for.
+            # If the gradient of a tensor that has none is asked for, such as a stabiliser's, it is zero.
             each = zip(found, inputs, needs, strict=True)
             full = [torch.zeros_like(x) if need and g is None else g for g, x, need in each]
             return list(_packed(_unshared(_needed(full, needs)), inputs[0]))
@@ -167,7 +167,7 @@ class _Call:
     """A request to a :class:`Differentiable` outside of torch.compile.
 
     Attributes:
-        plans: of its passes, the forward pass's by the key None; None for a call that follows no plans.
+        plans: key -> plan of a pass (the forward pass has the key None); None for a call that follows no plans.
         differentiated: whether there may be a backward pass.
     """
 
@@ -177,7 +177,7 @@ class _Call:
         self.differentiated = what.backward is not None
 
     def planned(self, *, differentiated: bool) -> _Call:
-        """Return the same request, which follows plans."""
+        """Return a copy that follows plans."""
         call = _Call(self.what, self.request)
         call.plans, call.differentiated = {}, differentiated
         return call
@@ -186,7 +186,7 @@ class _Call:
         """Return the outputs."""
         if not self.differentiated:
             return self.forward(tensors)[0]
-        # _apply leaves out what Function.apply does for torch.func, since no remembered call is inside its transforms.
+        # _apply is Function.apply without its work for torch.func: inside its transforms no call is remembered.
         return (_Eager.apply if self.plans is None else _apply)(self, *tensors)
 
     def forward(self, tensors: Tensors) -> tuple[Tensors, Sequence[Any], Plan | None]:
@@ -204,7 +204,7 @@ class _Call:
         """Return the gradients of the tensors.
 
         Args:
-            plan: of the forward pass, if it was run by one.
+            plan: the plan that the forward pass followed, or None.
             both: the tensors, and what was kept.
             needs: which gradients are asked for.
             gradients: of the outputs.
@@ -216,7 +216,7 @@ class _Call:
             kept = both[count:] if plan is None else plan.unpack(both[count:])
             return without_autocast(backward, both[0], self.request, needs, both[:count], kept, gradients), ()
 
-        # What a plan kept is always of the same kinds, so then the gradients' kinds suffice.
+        # If the forward pass followed a plan, ``both`` is always of the same kinds, so the gradients' kinds suffice.
         kinds: list[Any] = [plan is None, needs]
         given = (*both, *gradients)
         if (
@@ -230,12 +230,12 @@ class _Call:
 
 
 class _Eager(torch.autograd.Function):
-    """A :class:`_Call` that is differentiated."""
+    """A :class:`_Call` as an autograd function, for calls that may have a backward pass."""
 
     @staticmethod
     def forward(ctx: Any, call: _Call, *tensors: Any) -> Any:
         outputs, kept, plan = call.forward(tensors)
-        # Hooks on saved tensors get these tensors themselves and not a plan's block, so that every call looks alike.
+        # Hooks on saved tensors must see the same tensors in every call, and not a plan's block.
         if plan is not None and torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
             kept, plan = plan.unpack(kept), None
         ctx.save_for_backward(*tensors, *kept)
@@ -259,18 +259,18 @@ _gradients_once = once_differentiable(_gradients)
 
 
 def _packed(results: Sequence[Tensor | None], like: Tensor) -> Any:
-    """Return a registered operator's results: an empty tensor stands for None."""
+    """Return results in a registered operator's form: an empty tensor in place of None, a single one not as a tuple."""
     packed = tuple(like.new_empty(0) if x is None else x for x in results)
     return packed if len(packed) > 1 else packed[0]
 
 
 def _unshared(results: Sequence[Tensor | None]) -> list[Tensor | None]:
-    """Return the results, with copies of those that are parts of larger tensors: an operator's share no memory."""
+    """Copy the results that are parts of larger tensors, since an operator's results must not share memory."""
     return [x.clone() if x is not None and x.untyped_storage().nbytes() > x.nbytes else x for x in results]
 
 
 def _needed(gradients: Sequence[Tensor | None], needs: Sequence[bool]) -> list[Tensor | None]:
-    """Return the gradients, None for those that are not needed."""
+    """Return the gradients, with None in place of those that are not needed."""
     return [x if need else None for x, need in zip(gradients, needs, strict=True)]
 
 

@@ -1,14 +1,14 @@
 """The memory through which programs of a single-pass scan hand a float32 state from tile to tile.
 
-A state travels in a word, 64 bits per channel: the value, and the number of the call, which serves as the flag that the
-value is there. Both arrive in one access, so no fence is needed. The threads that hold a tile's last row each wait for
-the words of their own channels, apply the tile to the state and publish the result at once, without waiting for other
-threads. A hop from one tile to the next therefore takes no longer than a store to the L2 cache and a load from it.
+A word holds a channel's state in 64 bits: the value, and the number of the call, which says that the value is there.
+Both arrive in one access, so no fence is needed. The threads that hold a tile's last row each wait for the words of
+their own channels, apply the tile to the state and publish the result at once, without waiting for other threads. So a
+hop, from one tile to the next, takes no longer than a store to the L2 cache and a load from it.
 
-Every tile writes its own word, once a launch. Two programs must not write the same word: relaxed stores of different
-programs have no order, even if one program has read what the other stored, so the older value could land last and the
-next tile would wait forever. Words need no zeroing between calls, because an earlier call left another number in them.
-This module allocates the words; the code that passes states through them belongs to each family.
+Every tile writes a word of its own, once a launch. If two programs wrote the same word, their relaxed stores would have
+no order, even if one had read what the other stored: the older value could land last, and the next tile would wait
+forever. Words are not zeroed between calls, because the number that an earlier call left in them is another one. This
+module allocates the words; each family has its own code that passes states through them.
 
 Sources: Merrill and Garland, "Single-pass parallel prefix scan with decoupled look-back" (2016), for words that hold
 their own flag; NVIDIA, PTX ISA, "Memory Consistency Model": relaxed accesses guarantee coherence of one word, but
@@ -27,11 +27,11 @@ from triton.runtime import driver
 from .remember import different_each_call
 
 MAX_KEPT_BYTES = 64 * 2**20
-"""Largest buffer that is kept for later calls. A larger one is zeroed by every call, which takes 1.6 % (RG-LRU) or
-2.1 % (WKV) of its time: in half precision words are that share of what a call reads and writes."""
+"""Largest buffer that is kept for later calls. Larger ones are allocated and zeroed in every call, which takes 1.6 %
+(RG-LRU) or 2.1 % (WKV) of its time in half precision, the words' share of what a call reads and writes."""
 
 MAX_KEPT = 8
-"""Number of buffers, or pairs of buffers, that are kept; the least recently used is dropped first."""
+"""Most buffers (in WKV pairs of buffers) that are kept; the least recently used is dropped first."""
 
 MAX_CALL = 2**31 - 1
 """The largest number of a call, which a kernel takes as an int32."""
@@ -39,7 +39,7 @@ MAX_CALL = 2**31 - 1
 
 @dataclass(frozen=True, slots=True)
 class PassCode:
-    """PTX by which a tile's threads exchange values, the constraints of its operands, and the channels of a thread."""
+    """PTX by which a tile's threads exchange values, constraints of its operands, and channels that a thread holds."""
 
     code: str
     constraints: str
@@ -57,9 +57,9 @@ _lock = threading.Lock()
 def exchange_words(x: Tensor, count: int, width: int = 1) -> tuple[Tensor, int]:
     """Return at least ``count`` words on x's device, and a number that no earlier call wrote into this memory.
 
-    Calls on one stream run one after the other, so they share words; words of different widths are kept apart, because
-    a value of one width could be read as a number of the other. New zeroed words are returned if there are too many to
-    keep, and during the capture of a CUDA graph, whose replays zero them again.
+    Calls on one stream run one after the other, so they share words. Words of different widths are kept apart, because
+    a value of one width could be read as a number of the other. New, zeroed words are returned if there are too many
+    to keep, and while a CUDA graph is captured, since each replay of the graph zeroes them again.
 
     Args:
         x: a tensor of the call.
@@ -73,8 +73,8 @@ def exchange_words(x: Tensor, count: int, width: int = 1) -> tuple[Tensor, int]:
 
 
 def stream_of(x: Tensor) -> tuple[torch.device, int] | None:
-    """Return x's device and the address of its current stream (0 on the CPU), for which memory may be kept; None during
-    the capture of a CUDA graph, whose memory no other call may use."""
+    """Return x's device and the handle of its current stream (0 on the CPU), by which memory is kept for later calls;
+    None while a CUDA graph is captured, whose memory no other call may use."""
     device = x.device
     if device.type != "cuda":
         return device, 0

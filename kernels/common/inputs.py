@@ -1,4 +1,4 @@
-"""Random numbers for the inputs that every operation draws for itself."""
+"""Random numbers of which every operation makes its inputs."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from .arguments import compute_dtype
 class Draw:
     """Draws numbers reproducibly.
 
-    On the CPU numbers are drawn in float64 and then rounded, so every dtype gets the same problem; on a GPU in float32,
-    where they are needed, which is fast for gigabytes of them. Gates and parameters are float32 beside float32, float16
-    and bfloat16 inputs (float64 beside float64): a forget gate near 1 raised to a chunk length amplifies the rounding
-    of its pre-activation. Their values are ones that the inputs' dtype holds too, so that a package that wants its
-    gates in that dtype computes the same problem.
+    On the CPU numbers are drawn in float64 and then rounded, so every dtype gets the same problem; on a GPU they are
+    drawn there, in float32, since there may be gigabytes of them. Gates and parameters are float32 beside float32,
+    float16 and bfloat16 inputs (float64 beside float64): a forget gate near 1 raised to a chunk length amplifies the
+    rounding of its pre-activation. They are rounded to values that the inputs' dtype holds too, so that a package that
+    wants its gates in that dtype computes the same problem.
 
     Args:
-        sizes: of the problem, those that the operation declares.
+        sizes: the problem's sizes; the operation declares which.
         dtype: dtype of the inputs.
-        device: where the tensors are put.
-        seed: of the generator.
+        device: device of the inputs.
+        seed: of the random numbers.
     """
 
     def __init__(self, sizes: Mapping[str, int], *, dtype: torch.dtype, device: torch.device | str, seed: int) -> None:

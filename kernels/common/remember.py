@@ -1,22 +1,22 @@
 """Calling a function again without repeating the host's work.
 
 Before a kernel runs, the host checks arguments, chooses launches and allocates, and Triton looks up what it compiled.
-For a small layer that takes longer than its kernels. All of it follows from the kinds of the arguments: everything
-about them but tensors' values and addresses. So it is done once for each combination of kinds:
+For a small layer that takes longer than its kernels. All of it depends only on the arguments' *kinds*: everything about
+them but tensors' values and addresses. So it is done once for each combination of kinds:
 
     request  what a call asks for once its arguments are checked, see :class:`.differentiable.Differentiable`. A public
              function remembers it (:func:`remembering`); later calls of the same kinds reuse it without any checks.
     pass     the forward or the backward pass of a request, a function of tensors.
-    plan     what a pass allocates and launches, and where every pointer comes from. It is recorded the first time;
-             later passes of the same kinds follow it: they allocate, fill in addresses and launch.
+    plan     a recorded pass: what it allocates and launches, and where every pointer comes from. Later passes of the
+             same kinds follow the plan: they allocate, fill in addresses and launch.
     source   memory that pointers point into: a tensor that the pass was given, one that it has allocated, or memory
              that exchange.py hands out anew for each call.
-    block    an allocation of a plan that holds several of the pass's tensors, each of which is a part of it.
+    block    one allocation of a plan that holds several of the pass's tensors, its parts.
 
-The first call of its kinds runs as it is, the second is recorded, later ones follow plans (backward passes from the
-fourth call on). None is followed under torch.compile, off the current GPU or while a profiler watches; by a call that
-does not make exactly one request, of its own arguments; or by a pass in which torch computes, or that takes much
-temporary memory. Plan.__call__ runs once for each pass that follows one.
+Of calls of the same kinds the first runs as it is, the second is recorded, and later ones follow the plan (backward
+passes from the fourth call on). A pass always runs as it is under torch.compile, on a GPU that is not the current one,
+and while a profiler watches; if its call makes several requests, or one of tensors that are not the call's arguments;
+and if torch computes in it, or it takes much temporary memory.
 """
 
 from __future__ import annotations
@@ -44,37 +44,37 @@ Kernel = TypeVar("Kernel")
 P = ParamSpec("P")
 R = TypeVar("R")
 Passed = tuple[tuple[Any, ...], Sequence[Any]]
-"""What a pass returns: its results, and what the forward pass keeps for the backward pass; tensors or None."""
+"""What a pass returns: its results, and what a forward pass keeps for the backward pass. Both are tensors or None."""
 
 ALIGNMENT = 16
-"""A launch is compiled for pointers that are multiples of this many bytes, or for any."""
+"""Triton compiles a kernel once for pointers that are multiples of this many bytes, and once for any."""
 
 PART_BYTES = 512
 """Parts of a block take multiples of this many bytes, as torch's own allocations do."""
 
 MAX_SCRATCH_BYTES = 128 * 2**20
-"""A pass has a plan if its temporary memory takes no more than this. A plan allocates all of it at once, while the pass
-itself may free some before it needs more, so a call's peak rises by at most this. A pass with more temporary memory
-takes the GPU about a millisecond, longer than it takes the host."""
+"""A pass with more temporary memory gets no plan. A plan allocates all of it at once, while the pass itself may free
+some before it needs more, so a plan can raise the peak by this much. A pass that needs more takes the GPU about a
+millisecond, longer than it takes the host, so a plan would not help."""
 
 SMALL_BYTES = 2**16
 """Temporary memory of at most this size shares a block with what is kept for the backward pass."""
 
 MAX_PLANS = 32
-"""Most plans for one request: backward passes differ in the gradients that come in and are asked for."""
+"""Most plans of one request: backward passes differ in which gradients come in and which are asked for."""
 
 HAS_LAUNCH = matches_version(triton.__version__, ">=3.6,<3.9") and torch.version.hip is None
-"""Whether plans can call the function ``launch`` of a compiled kernel's launcher; elsewhere there are no plans."""
+"""Whether a compiled kernel's launcher has the function ``launch`` that plans call; without it there are no plans."""
 
 ONE_LAUNCHER = not matches_version(triton.__version__, "<3.7")
-"""Whether all kernels share one launcher, as from Triton 3.7 on, which takes arguments as a tuple, and their kinds."""
+"""Whether all kernels share one launcher (Triton 3.7 and later), which takes arguments as a tuple, and their types."""
 
 ALLOCATIONS = [
     getattr(torch.ops.aten, name) for name in ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")
 ]
 
 STREAM, NUMBERS, ADDRESSES, CONSTANTS, TUPLES = range(5)
-"""Kinds of values from which a plan takes a launch's arguments, in the order in which it lists them."""
+"""Where a launch's argument comes from. A plan makes one list of all values, in this order."""
 
 _local = threading.local()
 _lock = threading.Lock()
@@ -87,11 +87,11 @@ class Call(Protocol):
     def __call__(self, *tensors: Tensor | None) -> tuple[Any, ...]: ...
 
     def planned(self, *, differentiated: bool) -> Call:
-        """Return the same request, which follows plans; ``differentiated``: whether there may be a backward pass."""
+        """Return a copy that follows plans; ``differentiated``: whether there may be a backward pass."""
 
 
 def remembering(function: Callable[P, R]) -> Callable[P, R]:
-    """Return a public function that remembers its calls by the kinds of their arguments; see calls.py."""
+    """Return the public function with a memory of its calls, by the kinds of their arguments; see calls.py."""
     known: dict[Hashable, tuple[Call, Callable[[Any], Any], Any] | None] = {}
 
     @wraps(function)
@@ -116,7 +116,7 @@ def remembering(function: Callable[P, R]) -> Callable[P, R]:
         finally:
             _local.calls = before
         positions = {id(x): position for position, x in enumerate(tensors)}
-        # If a tensor is given twice, it is unknown which of the two arguments the request was made of.
+        # If a tensor is given twice, there is no telling which of the two arguments the request was made of.
         if len(positions) == len(tensors):
             found = None
             if len(calls) == 1:
@@ -136,14 +136,14 @@ def remembering(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def record_call(request: Call, tensors: Sequence[Any], outputs: Sequence[Any]) -> None:
-    """Record the request, tensors and outputs of the public function that is being called, for :func:`remembering`."""
+    """Tell :func:`remembering`, if it is at work, that a call has run this request on these tensors."""
     if (calls := getattr(_local, "calls", None)) is not None:
         calls.append((request, tensors, outputs))
 
 
 def describe(values: Iterable[Any], kinds: list[Any], tensors: list[Any]) -> bool:
-    """Append the kinds of arguments to ``kinds``, and the tensors to ``tensors``; return whether plans can depend on
-    them: all are hashable, and none is of a subclass of Tensor."""
+    """Append the arguments' kinds to ``kinds`` and the tensors among them to ``tensors``; return False if the kinds
+    cannot be told: an argument is not hashable, or of a subclass of Tensor, tuple or list."""
     for x in values:
         kind = type(x)
         if kind is Tensor or kind is Parameter:
@@ -164,7 +164,7 @@ def describe(values: Iterable[Any], kinds: list[Any], tensors: list[Any]) -> boo
 
 
 def is_watched() -> bool:
-    """Return whether a profiler, or one of torch's modes and transforms, must see what a pass does: no plan may run."""
+    """Return whether a profiler, or a mode or transform of torch, must see what a pass does: no plan may run then."""
     runtime = triton.knobs.runtime
     enter, leave = runtime.launch_enter_hook, runtime.launch_exit_hook
     return bool(
@@ -177,7 +177,7 @@ def is_watched() -> bool:
 
 
 def on_current_device(tensors: Sequence[Any]) -> bool:
-    """Return whether there are tensors and they are on the current device; all are on the device of the first."""
+    """Return whether the first tensor, if any, is on the current GPU; the caller knows that all are on one device."""
     device = tensors[0].get_device() if tensors else -1
     return bool(device >= 0 and device == torch.cuda.current_device())
 
@@ -185,24 +185,24 @@ def on_current_device(tensors: Sequence[Any]) -> bool:
 def run_planned(
     plans: dict[Hashable, Plan | None], key: Hashable, tensors: Sequence[Any], run: Callable[[], Passed], *, keep: bool
 ) -> tuple[tuple[Any, ...], Sequence[Any], Plan | None]:
-    """Run a pass by its plan if there is one, else as it is, recording it if it may have one.
+    """Run a pass by its plan if there is one, else as it is; the first time, record it.
 
     Args:
-        plans: of one request's passes, by ``key``; None for a pass that cannot have one.
+        plans: key -> plan, for the passes of one request; None for a pass that cannot have one.
         key: which pass, and the kinds of its tensors.
         tensors: what the pass is given; the first is not None.
         run: the pass itself.
-        keep: whether what the pass keeps for the backward pass is wanted.
+        keep: whether the caller wants what the pass keeps for the backward pass.
 
     Returns:
-        The results, what is kept, and the plan that put all of it into one block, or None.
+        The results, what is kept, and the plan that was followed, whose one block holds all that is kept, or None.
     """
     plan = plans.get(key)
     if plan is not None and not any(plan.hooks):
         return *plan(tensors), plan
     if not HAS_LAUNCH or key in plans or len(plans) >= MAX_PLANS:
         return *run(), None
-    # If tensors overlap, it is unknown into which of them a pointer points.
+    # If tensors overlap, there is no telling into which of them a pointer points.
     given = sorted(_source(GIVEN, x) for x in tensors if x is not None)
     if any(x.start + x.num_bytes > y.start for x, y in itertools.pairwise(given)):
         return *run(), None
@@ -213,13 +213,10 @@ def run_planned(
 
 
 def remember_launches(kernel: Kernel) -> Kernel:
-    """Let plans contain the kernel's launches ``kernel[grid](...)``.
+    """Let plans record the launches ``kernel[grid](...)`` of a function decorated with ``triton.jit`` or ``gluon.jit``.
 
-    Run-time arguments are given by position, constexprs and options by keyword, and the grid as a tuple; a pass that
-    launches otherwise has no plan. The interpreter's functions stay as they are.
-
-    Args:
-        kernel: a function decorated with ``triton.jit`` or ``gluon.jit``.
+    Run-time arguments must be given by position, constexprs and options by keyword, and the grid as a tuple, or else
+    the pass gets no plan. In the interpreter the kernel stays as it is.
     """
     if not isinstance(kernel, triton.JITFunction):
         return kernel
@@ -239,10 +236,10 @@ def remember_launches(kernel: Kernel) -> Kernel:
 
 
 def different_each_call(function: Callable[P, R]) -> Callable[P, R]:
-    """Let plans contain a function that hands out other memory in each call: they call it again.
+    """Let plans record a function that hands out other memory in each call: following a plan calls it again.
 
-    It takes (x, ...), where x is one of the pass's tensors, and returns tensors, numbers, and functions that are to be
-    called after the pass's launches.
+    The function takes (x, ...), where x is one of the pass's tensors, and returns tensors, numbers, and functions to
+    call after the pass's launches.
     """
 
     @wraps(function)
@@ -258,9 +255,9 @@ def different_each_call(function: Callable[P, R]) -> Callable[P, R]:
 
 
 class Plan:
-    """What a pass does, apart from addresses, the stream and what exchange.py hands out.
+    """A recorded pass, in which addresses, the stream and what exchange.py hands out are filled in for each call.
 
-    Calling it with the pass's tensors returns the results, and what is kept as a list of one block, or of none.
+    Calling it with the pass's tensors returns the results, and a list of the one block of all that is kept, if any.
     """
 
     def __init__(self, recorder: _Recorder, results: Sequence[_Part | None], kept: Sequence[_Part | None]) -> None:
@@ -288,11 +285,10 @@ class Plan:
     def _place(
         self, sources: Sequence[_Source], used: set[int], results: Sequence[_Part | None], kept: Sequence[_Part | None]
     ) -> dict[int, tuple[int, int]]:
-        """Decide what to allocate; return for every source that is allocated the number of its allocation and where in
-        it the source begins.
+        """Decide what to allocate; return source -> (number of its allocation, byte at which it begins there).
 
-        Each result is an allocation of its own, since a caller may keep only one of them. What is kept and what is
-        temporary is a block each, or one if little is temporary.
+        Each result is an allocation of its own, since a caller may keep only one of them. All that is kept is one
+        block, and all that is temporary another, or part of the same block if it is small.
         """
         returned = [x for x in results if x is not None]
         saved = [x.source for x in kept if x is not None]
@@ -339,7 +335,7 @@ class Plan:
         return self.results(memory), kept
 
     def unpack(self, kept: Sequence[Tensor]) -> list[Tensor | None]:
-        """Return what is kept as the pass itself would return it."""
+        """Return the tensors that the pass itself keeps, as views of the plan's block."""
         return [None if part is None else _view(kept[0], *part) for part in self.parts]
 
 
@@ -358,7 +354,7 @@ class _Source(NamedTuple):
 
 
 class _Part(NamedTuple):
-    """A result, or a tensor that is kept; it covers all of a source that the pass has allocated."""
+    """A result or a tensor that is kept: the whole of a source that the pass has allocated."""
 
     source: int
     shape: torch.Size
@@ -367,7 +363,7 @@ class _Part(NamedTuple):
 
 
 class _Number(int):
-    """A number that is different in each call; ``index`` counts those of a pass."""
+    """A number that is different in each call; ``index``: its place among the pass's numbers."""
 
     index: int
 
@@ -375,7 +371,7 @@ class _Number(int):
 class _Recorder(TorchDispatchMode):
     """Records what a pass allocates and launches, and finds out where each pointer comes from.
 
-    A pass may allocate uninitialised memory, take views of it and launch. If torch computes anything, it gets no plan.
+    A pass that does more than allocate uninitialised memory, take views of it and launch (``fits``) gets no plan.
     """
 
     def __init__(self, tensors: Sequence[Any]) -> None:
@@ -411,7 +407,7 @@ class _Recorder(TorchDispatchMode):
         return result
 
     def plan(self, results: Sequence[Any], kept: Sequence[Any]) -> Plan | None:
-        """Return the plan, or None if the pass does what no plan can, or takes too much temporary memory."""
+        """Return the plan, or None if the pass does not fit one or takes too much temporary memory."""
         parts = [None if x is None else self._part(x) for x in (*results, *kept)]
         found = [x.source for x in parts if x is not None]
         if not self.fits or not self.launches or len(set(found)) < len(found):
@@ -434,7 +430,7 @@ class _Recorder(TorchDispatchMode):
         self.fits &= not launcher.profile_scratch_size
         size, memory = x * y * z * launcher.num_ctas * launcher.global_scratch_size, nothing
         if size:
-            # Triton's own scratch memory; its negative start is no address that a tensor could have.
+            # Triton's own scratch memory. No tensor has a negative address, so no pointer will be found in it.
             self.sources.append(_Source(ALLOCATED, -size, size))
             memory = self._at(len(self.sources) - 1, 0)
         flags = map(self._constant, (launcher.launch_cooperative_grid, launcher.launch_pdl))
@@ -473,7 +469,7 @@ class _Recorder(TorchDispatchMode):
         return tuple(results)
 
     def _entry(self, value: Any) -> _Entry:
-        """Return where the plan finds an argument: its kind of value, and its number among those."""
+        """Return where the plan finds an argument: STREAM, NUMBERS, ... and its index among the values of that kind."""
         if isinstance(value, Tensor):
             source = self._find(value)
             if source is not None:
@@ -499,13 +495,13 @@ class _Recorder(TorchDispatchMode):
         return ADDRESSES, self.addresses.setdefault((source, offset), len(self.addresses))
 
     def _find(self, x: Tensor) -> int | None:
-        """Return the source into which a tensor points: the latest, since freed memory is allocated again."""
+        """Return the source into which a tensor points: the latest, since memory may be freed and allocated again."""
         address = x.data_ptr()
         found = (n for n, (_, start, size) in enumerate(self.sources) if start <= address < start + size)
         return max(found, default=None)
 
     def _part(self, x: Tensor) -> _Part:
-        """Return a result as a part; it must be all of what the pass has allocated."""
+        """Return a tensor as a part; the pass fits a plan only if it is a whole allocation of the pass."""
         source = self._find(x)
         if source is None or self.sources[source] != _source(ALLOCATED, x) or not x.is_contiguous():
             self.fits = False
@@ -523,14 +519,18 @@ def _view(block: Tensor, offset: int, shape: torch.Size, dtype: torch.dtype) -> 
 
 
 def _pick(places: Sequence[int]) -> Callable[[Any], tuple[Any, ...]]:
-    """Return a function that takes the values at some places out of a sequence."""
+    """Return a function that returns the values at these places of a sequence as a tuple."""
     if len(places) > 1:
         return itemgetter(*places)
     return lambda values: tuple(values[place] for place in places)
 
 
 def _structure(result: Any, outputs: dict[int, int]) -> Any:
-    """Return a result with numbers in place of outputs, and None if there is anything else in it."""
+    """Return a result with each output replaced by its index, or None if the result holds anything but outputs.
+
+    Args:
+        outputs: id of an output -> its index.
+    """
     if isinstance(result, tuple):
         parts = [_structure(x, outputs) for x in result]
         return None if None in parts else tuple(parts)
@@ -538,7 +538,7 @@ def _structure(result: Any, outputs: dict[int, int]) -> Any:
 
 
 def _rebuilt(structure: Any, outputs: Sequence[Any]) -> Any:
-    """Return outputs as :func:`_structure` found them."""
+    """Undo :func:`_structure`: put outputs in the place of their indices."""
     if isinstance(structure, tuple):
         return tuple(_rebuilt(part, outputs) for part in structure)
     return outputs[structure]

@@ -8,11 +8,10 @@ MIN_PROGRAMS = 256
 """With fewer programs a launch leaves much of an H200 (132 SMs, two programs each) idle."""
 
 REMEMBERED = 1024
-"""Entries of caches of problems, choices and checks, which take the host longer to make than to look up."""
-
+"""Most entries of each cache of problems, choices and checks, which the host looks up faster than it makes them."""
 
 MIN_HEAD_DIM, HEAD_DIM_MULTIPLE = 16, 8
-"""Kernels over heads: the smallest side of a matrix product, and 16 bytes of half-precision elements."""
+"""Head dims are at least the smallest side of a tensor core's product, and multiples of 16 bytes in half precision."""
 
 
 def bad_head_dim(sizes: Mapping[str, int], largest: int) -> str | None:
@@ -25,7 +24,7 @@ def bad_head_dim(sizes: Mapping[str, int], largest: int) -> str | None:
 
 
 def bad_chunk_size(sizes: Mapping[str, int]) -> str | None:
-    """Return why kernels over chunks cannot run chunk_size, if there is one, or None."""
+    """Return why kernels cannot run the chunk_size among the sizes, or None."""
     chunk_size = sizes.get("chunk_size")
     if chunk_size is not None and (chunk_size < 16 or chunk_size & (chunk_size - 1)):
         return f"chunk_size must be a power of two >= 16, got {chunk_size}"
@@ -43,5 +42,5 @@ def padded(dim: int) -> int:
 
 
 def cdiv(n: int, d: int) -> int:
-    """Return n / d, rounded up. (``triton.cdiv`` takes the host microseconds, because kernels can call it too.)"""
+    """Return n / d, rounded up. (``triton.cdiv``, made for kernels too, takes the host microseconds.)"""
     return -(-n // d)

@@ -1,4 +1,4 @@
-"""The sum of a gradient's parts, one of which each program of a launch has written."""
+"""The sum of a gradient's parts, of which each program of an earlier launch has written one."""
 
 from __future__ import annotations
 

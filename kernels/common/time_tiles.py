@@ -1,8 +1,8 @@
 """Loading tiles of x [B, T, C], for the kernels over channels.
 
-A row is block_i consecutive steps, and one thread holds all of them for its channels. A tile is block_o consecutive
-rows, as a tuple of block_i arrays [block_o, block_c]: array n holds step n of every row. Time therefore runs first
-within a thread, then over rows, then over programs.
+A row is block_i consecutive steps, all held by one thread for its channels. A tile is block_o consecutive rows, kept as
+a tuple of block_i arrays [block_o, block_c]: array n holds step n of every row. So time runs first within a thread,
+then over rows, then over programs.
 """
 
 import triton
@@ -28,7 +28,7 @@ def tile_offsets(offs_t, offs_c, mask_c, C, end):
 
 @triton.jit
 def load_rows(ptr, offs, left, mask_c, C, other, BLOCK_I: tl.constexpr):
-    """Load BLOCK_I arrays [BLOCK_O, BLOCK_C]: array n holds step n of every row, ``other`` where the row is shorter."""
+    """Load a tile as BLOCK_I arrays [BLOCK_O, BLOCK_C], with ``other`` where a row has no step n."""
     rows = ()
     for n in tl.static_range(BLOCK_I):
         rows = rows + (tl.load(ptr + n * C + offs, mask=(left > n) & mask_c, other=other),)
