@@ -25,7 +25,7 @@ KERNELS = {
     "lightning2": "Lightning Attention-2: blocks in order, the state on the chip",
     "lightning1": "Lightning Attention-1: the whole causal square in tiles, quadratic in the sequence length",
 }
-"""The authors' algorithms, in kernels of this folder, to compare with ../scalar_decay, which computes all else."""
+"""The authors' two algorithms, which this folder implements for comparison; scalar_decay/ computes every other impl."""
 
 OPERATION = scalar_decay_operation(
     "lightning",
@@ -81,8 +81,8 @@ def lightning(
         options: see kernels/scalar_decay/engine.py; lightning1 and lightning2 take ``config``, their launches.
 
     Returns:
-        o [B, T, H, V] in v's dtype, or (o, kv); differentiable in all tensors, but in slope not with lightning1 and
-        lightning2.
+        o [B, T, H, V] in v's dtype, or (o, kv [B, H, K, V]); differentiable in all tensors (lightning1 and lightning2:
+        in all but slope).
 
     Raises:
         ValueError: on an argument that does not fit; the message names it, what was expected and what came.
@@ -117,7 +117,7 @@ def lightning(
 
 
 def slopes(num_heads: int) -> Tensor:
-    """Return the decay rates [H] of the authors' models in float64, ALiBi's: 2^(-8 (h + 1) / H) for head h."""
+    """Return the decay rates [H] of the authors' models, those of ALiBi: 2^(-8 (h + 1) / H) for head h, in float64."""
     import torch
 
     return torch.exp2(-8.0 * torch.arange(1, num_heads + 1, dtype=torch.float64) / num_heads)

@@ -8,15 +8,15 @@ from dataclasses import dataclass, replace
 from ..common.sizes import MIN_PROGRAMS, bad_head_dim, padded
 
 MAX_HEAD_DIM = 256
-"""A program of lightning2 holds all rows of a state, and a tile of lightning1 all columns of X and Y."""
+"""The largest K and V: a program of lightning2 holds all rows of a state, a tile of lightning1 all columns of X, Y."""
 
 BLOCKS = ("block_t", "block_z")
-"""Block sizes of every launch."""
+"""Block sizes that every launch has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoopConfig:
-    """Launch of one of lightning2's loops: positions of a block, output columns of a program, warps, stages."""
+    """Launch of one of lightning2's loops: ``block_t`` positions a block, ``block_z`` output columns a program."""
 
     block_t: int
     block_z: int
@@ -33,8 +33,7 @@ class QuadraticConfig(LoopConfig):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LightningConfig:
-    """Every launch of a forward and backward pass, the output and the gradients of q, k and v; lightning1's are
-    QuadraticConfigs."""
+    """The launches for the output and for the gradients of q, k and v; those of lightning1 are QuadraticConfigs."""
 
     output: LoopConfig
     dq: LoopConfig
@@ -67,11 +66,11 @@ def select_config(
 ) -> LightningConfig:
     """Choose the launches.
 
-    The tiles of lightning2 were measured on an H200 with the engine's fused_chunk.py.
+    lightning2 takes the tiles that were the fastest for the engine's fused_chunk.py on an H200.
 
     Args:
-        sizes: head_dim_qk and head_dim_v; for lightning2 batch and num_heads: if there are few, each program takes
-            fewer columns, so that there are more programs.
+        sizes: head_dim_qk and head_dim_v, and for lightning2 batch and num_heads. If there are few heads, programs get
+            fewer columns, so that there are more of them.
         dtype: name of the inputs' dtype.
         capability: compute capability of the device, such as (9, 0).
         training: whether a backward pass follows; the launches do not depend on it.
@@ -81,7 +80,7 @@ def select_config(
     full = dtype == "fp32"
 
     def fit_loop(dx: int, dz: int) -> LoopConfig:
-        # A loop holds a state [dx, block_z] and M in registers, in float32 the operands of matrix products too.
+        # A loop holds a state [dx, block_z] and M in registers; in float32 the operands of products are there as well.
         if full:
             block_t, block_z, num_warps = (32, 32, 8) if dx <= 64 else (16, 16, 8)
         elif capability >= (9, 0):

@@ -2,17 +2,16 @@
 
     o_t = scale sum_{s <= t} lambda^(t-s) (q_t . k_s) v_s        lambda = exp(-slope)
 
-The output and its gradients have one form, in which x, y and z stand for different tensors:
+The output and its gradients have one form, with different tensors for x, y and z:
 
     out_t = scale sum_s lambda^|t-s| (x_t . y_s) z_s        o: q k v     dq: do v k     dk: v do q     dv: k q do
 
-over s <= t for o and dq, over s >= t for dk and dv. A program makes a tile of out: it holds x of its rows and goes
-through y and z in tiles, computing the scores and the decays of a tile itself, O(T^2 (K + V)) in all. Without a softmax
-the backward pass needs the inputs only.
+The sum is over s <= t for o and dq, over s >= t for dk and dv. A program makes a tile of out: it holds x of its rows
+and goes through y and z in tiles, computing their scores and decays on the way, O(T^2 (K + V)) in all. Without a
+softmax the backward pass needs nothing but the inputs.
 
-The published kernels take and return no state. The contribution of an initial state and the last state are computed by
-torch, outside of the kernel. Source: Qin et al., Lightning Attention-2 (2024), sections 2.2 and 3.1, which describe
-their earlier kernels.
+The published kernels take and return no state, so torch computes the initial state's contribution and the last state.
+Source: Qin et al., Lightning Attention-2 (2024), sections 2.2 and 3.1, which describe the authors' earlier kernels.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ def quadratic_kernel(
     tiles = tl.cdiv(T, BLOCK_T)
     pid = tl.program_id(0)
     col = (pid % NZ) * BLOCK_Z
-    # Tiles that sum over the most positions start first, so that no program is left with a long one at the end.
+    # The tiles that sum over the most positions start first, so that no long program is left at the end.
     tile = (pid // NZ) % tiles
     t0 = (tile if FUTURE else tiles - 1 - tile) * BLOCK_T
     batch = pid // (NZ * tiles) // H
@@ -166,5 +165,5 @@ def _last_state(k: Tensor, v: Tensor, slope: Tensor, initial_state: Tensor | Non
 
 
 def _powers(slope: Tensor, n: Tensor) -> Tensor:
-    """Return lambda^n [N, H] for n [N]; slopes are bounded as in the kernel, so that lambda^0 is 1 for any slope."""
+    """Return lambda^n [N, H] for n [N]; the kernel's bound on slopes makes lambda^0 = 1 even for an infinite one."""
     return torch.exp(-slope.clamp(max=MAX_SLOPE) * n[:, None])

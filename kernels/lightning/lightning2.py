@@ -2,23 +2,22 @@
 
     o_t = scale q_t sum_{s <= t} lambda^(t-s) k_s^T v_s        lambda = exp(-slope)
 
-With B positions a block, M_ij = lambda^(i-j) for i >= j, else 0, and Lambda = diag(lambda, ..., lambda^B), a block of
-the authors' algorithm 1 is
+For a block of B positions, with M_ij = lambda^(i-j) for i >= j, else 0, and Lambda = diag(lambda, ..., lambda^B),
+algorithm 1 of the authors is
 
     O = [(Q K^T) * M] V + Lambda Q KV        KV <- lambda^B KV + (lambda^B Lambda^-1 K)^T V
 
-They write Lambda with two ranges of exponents. With the range above KV is the state of the definition, so it can be
-passed between calls. The first loop (dQ) of algorithm 2 is algorithm 1 with dO, V, K in place of Q, K, V and KV
-transposed; its second loop (dV) is
+They give Lambda's exponents two ranges; with the one above KV is the state of the definition, which can be passed from
+call to call. The first loop of algorithm 2, which computes dQ, is algorithm 1 with dO, V, K in place of Q, K, V and
+with KV transposed. Its second loop computes dV by
 
     dV = [(K Q^T) * M^T] dO + lambda^B Lambda^-1 K dKV        dKV <- lambda^B dKV + (Lambda Q)^T dO
 
-and (dK) the same with V, dO, Q in place of K, Q, dO and dKV transposed. Differences from the authors' kernels: the
-columns of the output and of the state are split over programs, so that head dims up to 256, and different ones for keys
-and values, fit; the last block may be short; and in the update of the state the decay weights multiply V (or dO)
-instead of K (or Q), so that the transposed operand needs no arithmetic. The engine's fused_chunk.py is the same loop
-with gates to load, over chunks in parallel. Source: Qin et al., Lightning Attention-2 (2024), algorithms 1 and 2, whose
-lines the kernels follow.
+and dK by the same with V, dO, Q in place of K, Q, dO and with dKV transposed. Unlike the authors' kernels, ours split
+the columns of the output and of the state over programs, so that head dims up to 256, and different ones for keys and
+values, fit; the last block may be short; and in the update of the state the decay weights multiply V (or dO) instead of
+K (or Q), so that the transposed operand needs no arithmetic. The engine's fused_chunk.py is the same loop with gates to
+load, over chunks in parallel. Source: Qin et al., Lightning Attention-2 (2024), algorithms 1 and 2.
 """
 
 from __future__ import annotations
@@ -55,11 +54,10 @@ def loop_kernel(
 ):  # fmt: skip
     """Run algorithm 1 or a loop of algorithm 2 for BLOCK_Z columns of one head's output.
 
-    Grid: (ceil(DZ / BLOCK_Z) * B * H,). X, Y, Z are Q, K, V for O, and dO, V, K for dQ; with FUTURE, from the last
-    block to the first, K, Q, dO for dV, and V, dO, Q for dK. Reads X, Y [B, T, H, DX], Z [B, T, H, DZ], the slopes [H]
-    and, where given, the state to start from [B, H, DX, DZ] (TRANSPOSED: [B, H, DZ, DX]); writes the output
-    [B, T, H, DZ] and, where wanted, the last state. The state stays in registers, and BLOCK_X is DX padded to a power
-    of two.
+    Grid: (ceil(DZ / BLOCK_Z) * B * H,). X, Y, Z are Q, K, V for O, and dO, V, K for dQ; with FUTURE, which goes from
+    the last block to the first, K, Q, dO for dV, and V, dO, Q for dK. Reads X, Y [B, T, H, DX], Z [B, T, H, DZ], the
+    slopes [H] and the first state [B, H, DX, DZ] (TRANSPOSED: [B, H, DZ, DX]; None: zero); writes the output
+    [B, T, H, DZ] and, unless None, the last state. The state stays in registers; BLOCK_X is DX padded to a power of 2.
     """
     NZ: tl.constexpr = (DZ + BLOCK_Z - 1) // BLOCK_Z
     pid = tl.program_id(0)

@@ -1,4 +1,4 @@
-"""What a call of lightning1 or lightning2 asks for, as a request of checked arguments, and the launches for it."""
+"""The request of a call of lightning1 or lightning2 (common/remember.py), made of checked arguments; its launches."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def make_request(
     scale: float,
     options: Mapping[str, Any],
 ) -> Request:
-    """Check the arguments of :func:`.lightning` beyond those of all its forms and return the request."""
+    """Return the request of a call; raise ValueError or TypeError on arguments that only these two ``impl`` refuse."""
     for name in options:
         if name != "config":
             raise TypeError(f"{name} is no option of {impl}")
@@ -58,7 +58,7 @@ def check_kernel_support(q: Tensor, v: Tensor) -> None:
 
 
 def launches(request: Request, q: Tensor, v: Tensor) -> LightningConfig:
-    """Return the launches for a request; raise unless they are valid."""
+    """Return the launches for a request; raise ValueError unless they are valid."""
     config, device = request.config, capability(v.device)
     if config is None:
         names = ("batch", "num_heads", "head_dim_qk", "head_dim_v")

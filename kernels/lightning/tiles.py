@@ -1,6 +1,6 @@
 """What both Lightning kernels share: tiles of one head of a tensor [B, T, H, D], and powers of its decay.
 
-Tiles are loaded and stored by descriptor or by pointer. Beyond T and D loads return zeros and nothing is stored.
+Tiles are loaded and stored by tensor descriptor or by pointer. Beyond T and D loads return zeros and nothing is stored.
 Descriptors are made on the host, so that a kernel needs no memory to build them in. They order the axes as B, H, T, D,
 so that a tile's axes of length 1 come first and dropping them moves no data.
 """
@@ -52,7 +52,7 @@ def _offsets(batch, head, t0, col, T, H, D, ROWS, COLS):
 
 @triton.jit
 def load_tile(x, batch, head, t0, col, T, H, D, ROWS, COLS, USE_TMA):
-    """Load the tile [ROWS, COLS] of x at position t0 and column col; arguments in capitals but T are constexpr."""
+    """Load the tile [ROWS, COLS] of x at position t0 and column col. All arguments in capitals but T are constexpr."""
     if USE_TMA:
         return tl.reshape(x.load([batch, head, t0, col]), (ROWS, COLS))
     else:
@@ -62,7 +62,7 @@ def load_tile(x, batch, head, t0, col, T, H, D, ROWS, COLS, USE_TMA):
 
 @triton.jit
 def store_tile(x, tile, batch, head, t0, col, T, H, D, USE_TMA):
-    """Store the part of a tile that lies inside x; arguments in capitals but T are constexpr."""
+    """Store the part of a tile that lies inside x. All arguments in capitals but T are constexpr."""
     if USE_TMA:
         x.store([batch, head, t0, col], tl.reshape(tile, (1, 1, tile.shape[0], tile.shape[1])))
     else:
@@ -73,10 +73,9 @@ def store_tile(x, tile, batch, head, t0, col, T, H, D, USE_TMA):
 def tiles_of(
     tensors: Sequence[Tensor], boxes: Sequence[tuple[int, int]]
 ) -> tuple[list[Tensor | TensorDescriptor], bool]:
-    """Return what to pass to a kernel for tiles of tensors [B, T, H, D], and whether these are descriptors.
+    """Return what a kernel takes for tensors [B, T, H, D], and USE_TMA: whether these are descriptors.
 
-    They are where the device has descriptors and all tensors are aligned as descriptors need; otherwise the kernel gets
-    the tensors.
+    Otherwise they are the tensors: if the device has no descriptors, or a tensor is not aligned as they need.
 
     Args:
         boxes: rows and columns of each tensor's tiles.
