@@ -82,7 +82,7 @@ PROJECTIONS = _operation(
 OPERATIONS = {operation.name: operation for operation in (GATED_MLP, PROJECTIONS)}
 
 
-# No @remember_calls: the kernels take descriptors, which the host makes anew in each call, so there is no plan.
+# No @remember_calls: the host makes the kernels' descriptors anew in each call, which no plan (remember.py) can do.
 def gated_mlp(
     x: Tensor,
     w_up: Tensor,
@@ -98,16 +98,17 @@ def gated_mlp(
 
     Args:
         x: [M, D], contiguous; float32, float16 or bfloat16. D and F are multiples of 8.
-        w_up, w_gate: [D, F] in x's dtype: both K-major, transposes of contiguous [F, D] as torch.nn.Linear holds them
-            (``linear.weight.T``), in two tensors or as views of one; or both contiguous, which is slower.
+        w_up, w_gate: [D, F] in x's dtype, either both K-major, which is what ``linear.weight.T`` of a torch.nn.Linear
+            is (they may be views of one tensor), or both contiguous, which is slower.
         impl: "fused", one kernel that writes y alone, so that the backward pass projects again; "fused_save", which
-            also keeps the pre-activations [M, 2F] for a backward pass; "torch", which takes any device, D and F, and
-            float64 too.
+            also keeps the pre-activations, two [M, F], for a backward pass; "torch", which takes any device, D and F,
+            and float64 too.
         activation: silu, gelu (exact), gelu_tanh, relu or sigmoid.
         config: launches of the kernels; chosen for the device and the sizes when None.
 
     Returns:
-        y [M, F] in x's dtype; differentiable once, in all three. Gradients of weights have the weights' layout.
+        y [M, F] in x's dtype; differentiable in all three, once (torch: any number of times). Gradients of weights have
+        the weights' layout.
 
     Raises:
         ValueError: on an argument that ``impl`` does not take; the message names it, what was expected and what came.

@@ -28,15 +28,16 @@ class TileConfig:
         block_m: rows (tokens) of a tile of y.
         block_f: columns of a tile of y; the two projections together have twice as many.
         block_k: step along D.
-        group_m: rows of tiles that are processed column by column, so that the weights' columns stay in the L2 cache.
+        group_m: this many rows of tiles are processed together, column by column, so that the weights' columns stay in
+            the L2 cache.
         subtiles: 1, or 2 to gate and store a tile's left half and then its right half, in half the shared memory.
-        num_warps: 4 or 8; a multiple of 4 for matrix instructions of whole warpgroups.
+        num_warps: a power of two; a multiple of 4 for matrix instructions of whole warpgroups.
         num_stages: pipeline stages: tiles of x and w that are being loaded or in use.
-        use_tma: load and store by descriptors, which need compute capability 9.0.
+        use_tma: load and store by tensor descriptors, which need compute capability 9.0.
         persistent: launch as many programs as multiprocessors, each processing several tiles.
         flatten: loop over tiles and steps along D in one loop, so that the next tile's loads overlap the gating. Not
-            for row-major weights: if up and gate have an accumulator each, the assembler then serialises the products
-            (ptxas C7515).
+            for row-major weights, where up and gate have an accumulator each: ptxas would then serialise the products
+            (its message C7515).
     """
 
     block_m: int
@@ -53,7 +54,7 @@ class TileConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatedMlpConfig:
-    """The launches of a forward pass, whether or not it saves, and of a backward pass that projects again."""
+    """The launches of a forward pass and of a backward pass that projects again ("fused")."""
 
     forward: TileConfig
     gradient: TileConfig
@@ -98,10 +99,11 @@ def select_tile(
     """Choose a launch.
 
     The accumulators of tiles of 128 by 128 fill a multiprocessor's registers, and a step of 64 along D is one cache
-    line. In groups of 16 rows of tiles, the 132 programs of an H200 at a time read about as many rows of x as of W.
+    line. With groups of 16 rows of tiles, the 132 programs that an H200 runs at a time read about as many rows of x as
+    columns of the weights.
 
     Args:
-        end: "gate", "save", "products" or "gradient"; see project_kernel.
+        end: what the kernel does last: "gate", "save", "products" or "gradient"; see project_kernel.
         k_major: whether the weights are K-major rather than row-major.
         tokens: M.
         work: multiply-adds of one projection, M D F.
@@ -127,8 +129,7 @@ def select_tile(
     if end in ("gate", "products"):
         # At the power limit 3 stages are faster.
         return replace(full, num_stages=3) if k_major and capability < (10, 0) and work >= VERY_LARGE else full
-    # The stores and loads of twice y's columns take the shared memory of one stage; on sm_100 full tiles spill
-    # registers.
+    # Storing pre_up and pre_gate takes the shared memory of one stage; on sm_100 full tiles spill registers.
     return replace(full, num_stages=3) if capability < (10, 0) else replace(full, block_f=64, subtiles=1)
 
 

@@ -37,14 +37,14 @@ MAX_STRIDE = 2**40
 def fused(
     x: Tensor, w_up: Tensor, w_gate: Tensor, *, save: bool, activation: str, config: GatedMlpConfig | None
 ) -> Tensor:
-    """Compute y with the kernels; ``save``: keep the pre-activations if a backward pass may follow."""
+    """Compute y as :func:`..gated_mlp` says; ``save``: keep the pre-activations if a backward pass may follow."""
     one_of("activation", activation, ACTIVATIONS)
     check_projections(x, w_up, w_gate)
     check_layout(x, w_up, w_gate)
     check_kernel_support(x, *w_up.shape)
     if config is not None and (reason := invalid_reason(config)):
         raise ValueError(f"config: {reason}")
-    # Asked here because gradients are never enabled inside an autograd function.
+    # Determined here because gradients are never enabled inside an autograd function.
     differentiated = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (x, w_up, w_gate))
     (y,) = GATED_MLP(Problem(activation, save and differentiated, is_k_major(w_up), config), x, w_up, w_gate)
     return y
@@ -75,8 +75,8 @@ def products(
 
 
 class Problem(NamedTuple):
-    """Everything about one call but its tensors: ``save`` is set only if a backward pass may follow; ``k_major`` tells
-    whether the weights, and so their gradients, are K-major."""
+    """Everything about one call but its tensors. ``save``: keep the pre-activations, since a backward pass may follow;
+    ``k_major``: the weights, and so their gradients, are K-major."""
 
     activation: str
     save: bool
@@ -85,7 +85,7 @@ class Problem(NamedTuple):
 
 
 class Pair(NamedTuple):
-    """Two tensors, of up and of the gate: weights [D, F], pre-activations [M, F] or their gradients."""
+    """Two tensors, one for up and one for the gate: weights [D, F], pre-activations [M, F] or gradients of either."""
 
     up: Tensor
     gate: Tensor
@@ -160,12 +160,11 @@ def project(
     pre: Pair | None = None,
     dy: Tensor | None = None,
 ) -> None:
-    """Launch project_kernel: write y and pre, those given; with dy, write the pre-activations' gradients into pre."""
+    """Launch project_kernel, which writes y and pre where given: with dy, the pre-activations' gradients into pre."""
     end = "gradient" if dy is not None else "products" if y is None else "gate" if pre is None else "save"
     rows, columns, k_major = x.shape[0], weights.up.shape[1], is_k_major(weights.up)
     gap = weights.gap if k_major else 0
-    # The kernel takes the distance in units of DIM_MULTIPLE, so that the compiler knows that rows of both weights are
-    # aligned.
+    # In units of DIM_MULTIPLE, if it can be, so that the compiler knows that rows of both weights are aligned.
     unit = 1 if gap % DIM_MULTIPLE else DIM_MULTIPLE
     reason = no_descriptors(x, weights, dy)
     if problem.config is not None:
@@ -187,7 +186,7 @@ def project(
     def tile(tensor: Tensor | None, *block: int) -> Tensor | TensorDescriptor | None:
         if tensor is None or not config.use_tma:
             return None if tensor is None else tensor.detach()
-        # The stride is not the tensor's own, because that of a contiguous tensor with one row may be anything.
+        # The tensor's own stride may be anything if it has one row.
         return TensorDescriptor(tensor.detach(), list(tensor.shape), [tensor.shape[1], 1], list(block))
 
     if k_major:
@@ -235,7 +234,7 @@ def _both(weights: Pair, config: TileConfig) -> TensorDescriptor:
 
 
 def no_descriptors(x: Tensor, weights: Pair, dy: Tensor | None) -> str | None:
-    """Return why descriptors cannot describe the arguments (which one, what is needed, what came), or None."""
+    """Return why descriptors cannot describe the arguments, or None."""
     for name, tensor in (("x", x), ("w_up", weights.up), ("w_gate", weights.gate), ("dy", dy)):
         if tensor is not None and (past := tensor.data_ptr() % DESCRIPTOR_ALIGNMENT):
             return f"{name} must begin at a multiple of {DESCRIPTOR_ALIGNMENT} bytes, got {past} bytes past one"
@@ -246,7 +245,7 @@ def no_descriptors(x: Tensor, weights: Pair, dy: Tensor | None) -> str | None:
     if not size <= gap < limit:
         return f"w_gate must begin from {size} to {limit - 1} elements behind or before w_up, got {gap}"
     row = weights.up.shape[0]
-    # As measured, the distance must be a multiple of the next stride, except on Hopper.
+    # Found by trial: except on Hopper, the distance must be a multiple of the next stride.
     if gap % row and capability(x.device)[0] != 9:
         return f"w_gate must begin a multiple of {row} elements behind or before w_up, got {gap}"
     return None

@@ -2,19 +2,18 @@
 
     up = x W_up        gate = x W_gate        y = act(gate) * up
 
-A program accumulates up and gate of a tile of y over D and gates them in registers. The weights are
+A program accumulates up and gate of a tile of y over D and gates them in registers. The weights are either
 
 - K-major: each column is contiguous, as torch.nn.Linear stores it. One descriptor of three dimensions describes both
-  weights, with their distance in memory as its first stride, and x [W_up | W_gate] is one product with one accumulator.
-- or row-major: each weight has an accumulator of its own.
+  weights, with their distance in memory as its first stride, and x [W_up | W_gate] is one product with one accumulator;
+- or row-major: each row is contiguous. The two products have an accumulator each.
 
 The backward pass runs the same kernel with another last step (END), which computes the gradients of the pre-activations
-up and gate from dy,
+up and gate from dy, so that up and gate are not written to memory:
 
     d_up = dy act(gate)        d_gate = dy up act'(gate)
 
-so the pre-activations are not written to memory. Source: "Towards Fused Kernels for Gated MLP", after Shazeer, GLU
-Variants Improve Transformer (2020), equations 5 and 6.
+Source: "Towards Fused Kernels for Gated MLP"; Shazeer, GLU Variants Improve Transformer (2020), equations 5 and 6.
 """
 
 from __future__ import annotations
@@ -94,10 +93,10 @@ def _load(tensor, row, col, rows, cols, BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl
 def _load_columns(
     w, gap, col, k, F, D, UNIT: tl.constexpr, BLOCK_F: tl.constexpr, BLOCK_K: tl.constexpr, USE_TMA: tl.constexpr
 ):
-    """Load a tile [2 * BLOCK_F, BLOCK_K] of both weights' transposes [F, D]; W_gate's is gap * UNIT elements on.
+    """Load a tile [2 * BLOCK_F, BLOCK_K] of both weights' transposes [F, D], W_gate's from gap * UNIT elements on.
 
-    The first half of the rows is W_up's if ``w`` is a pointer. A descriptor [2, F, D] has the weight first that is
-    first in memory, which the caller puts right.
+    The first half of the rows is W_up's if ``w`` is a pointer. If it is a descriptor [2, F, D], it is that of the
+    weight that is first in memory; the caller swaps the products if that is W_gate.
     """
     if USE_TMA:
         return tl.reshape(w.load([0, col, k]), (2 * BLOCK_F, BLOCK_K))
@@ -154,7 +153,7 @@ def _tile(
     USE_TMA: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_F: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
     SUBTILES: tl.constexpr,
 ):  # fmt: skip
-    """Compute tile number ``tile`` of y, in the order of config.TileConfig's group_m."""
+    """Compute tile number ``tile`` of y; tiles are numbered in groups of GROUP_M rows, column by column."""
     PRECISION: tl.constexpr = "ieee" if tl.float32 == DTYPE else "tf32"
     tiles_m, tiles_f = tl.cdiv(M, BLOCK_M), tl.cdiv(F, BLOCK_F)
     group = tile // (GROUP_M * tiles_f)
@@ -202,14 +201,14 @@ def project_kernel(
 ):  # fmt: skip
     """Project x by both weights and gate, tile of y by tile.
 
-    Grid: (programs,), one per tile of y [M, F]. With PERSISTENT as many as run at a time, each of which processes every
-    programs-th tile; FLATTEN merges the loops over tiles and over D. Tensors are descriptors with USE_TMA, else
+    Grid: (programs,), one per tile of y [M, F]; with PERSISTENT as many as run at a time, and each takes every
+    programs-th tile. FLATTEN merges the loops over tiles and over D. Tensors are descriptors with USE_TMA, else
     pointers; those that a pass does not need are None.
 
-    Reads x [M, D] and the weights. With K_MAJOR w is W_up^T [F, D], and W_gate^T starts gap * UNIT elements after it;
-    with K_MAJOR and USE_TMA w is one descriptor [2, F, D] of both, in their order in memory. Otherwise they are w and
-    w_gate [D, F]. D_multiples and F_multiples are D and F in units of MULTIPLE, which tells the compiler that rows are
-    aligned. Depending on END it writes
+    Reads x [M, D] and the weights: w is W_up and w_gate is W_gate, both [D, F]; with K_MAJOR w is W_up^T [F, D], and
+    W_gate^T starts gap * UNIT elements after it; with K_MAJOR and USE_TMA w is one descriptor [2, F, D] of both, in
+    their order in memory. D_multiples and F_multiples are D and F in units of MULTIPLE, which tells the compiler that
+    rows are aligned. Depending on END it writes
         "gate": y [M, F];
         "save": y, and the pre-activations into pre_up and pre_gate [M, F];
         "products": the pre-activations alone;

@@ -33,7 +33,7 @@ def is_k_major(weight: Tensor) -> bool:
 
 
 def check_layout(x: Tensor, w_up: Tensor, w_gate: Tensor) -> None:
-    """Raise unless x is contiguous, and the weights both are, or are both K-major."""
+    """Raise unless x is contiguous, and the weights are both contiguous or both K-major."""
     if not x.is_contiguous():
         raise ValueError(f"x must be contiguous, got strides {x.stride()} for shape {tuple(x.shape)}")
     if is_k_major(w_up) and is_k_major(w_gate):
@@ -52,6 +52,6 @@ def check_kernel_support(x: Tensor, D: int, F: int) -> None:
         if size % DIM_MULTIPLE:
             raise ValueError(f"{name} must be a multiple of {DIM_MULTIPLE}, got {size}")
     if x.device.type == "cuda" and is_interpreted():
-        # The interpreter copies each tensor to the host, so the kernel could not reach one weight from the other.
+        # The interpreter copies each tensor to the host, where W_gate is not ``gap`` elements behind W_up.
         raise ValueError(f"x must be on the CPU under TRITON_INTERPRET=1, got a tensor on {x.device}")
     check_on_gpu("x", x)
