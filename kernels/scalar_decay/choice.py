@@ -1,11 +1,11 @@
-"""Which chunk length a call takes that names none, the fastest by a model, and which heads are cut into chunks.
+"""Which chunk length a call takes if it names none, the fastest by a model, and which heads are cut into chunks.
 
-A program walks one chunk, and the device holds only so many programs at once: each such set is a wave. How long a wave
-takes depends on how long its chunk is and on the bytes of all that walk at once. Shorter chunks make more programs. But
-where there are several chunks, a pass over them runs first: it reads keys and values once more, writes and reads a
-state a chunk, and merges the chunks' states one after the other where it computes them in parallel (whole_state's pass
-always does). So a call takes one chunk where sequences and heads fill the device, and otherwise shortens it until the
-pass costs more than the walk gains:
+A program walks one chunk, in order. The device runs a limited number of programs at once, a wave. It takes roughly the
+time of walking a chunk or that of moving the bytes of all its programs, whichever is longer. With shorter chunks more
+programs share the work. But several chunks need a pass over the chunks first, for the states between them: it reads
+keys and values once more, and writes and reads a state for each chunk. Where it computes the chunks' contributions in
+parallel (always in whole_state) it also merges them, one after the other. So a call takes one chunk if sequences and
+heads fill the device, and else the chunk length that takes the least time in all:
 
     time = waves * chunk * (walk^p + memory^p)^(1/p) + [several chunks] (launch + the pass's walk + states + merges)
 
@@ -14,8 +14,8 @@ with p = overlap.
 Heads rarely come to a whole number of waves: 140 programs on 132 multiprocessors would take as long as 264. whole_state
 cuts only the heads that are left over, in this example 8.
 
-:data:`COSTS` holds what these cost, fitted by ``python -m lrbench.tests.tools.fit_choice`` to an H200 and an H100. To
-the model, devices differ in the number of multiprocessors and in how fast their memory is.
+:data:`COSTS` holds the terms, fitted by ``python -m lrbench.tests.tools.fit_choice`` to an H200 and an H100. Devices
+differ only in their number of multiprocessors and their memory rate.
 """
 
 from __future__ import annotations
@@ -35,44 +35,42 @@ MULTIPROCESSORS = 132
 """The H200's, for choices where no device is named."""
 
 MEMORY_RATE = 4.917e12
-"""Bytes a second that the H200's memory transfers at its specified clock, to which :attr:`Costs.memory` belongs."""
+"""The H200's specified memory bandwidth in bytes a second; :attr:`Costs.memory` is the cost at this rate."""
 
 RESIDENT = 2
-"""Programs of fused_chunk.py, of four warps, that a multiprocessor holds: a state takes nearly all their registers."""
+"""Programs of fused_chunk.py that a multiprocessor runs at once: a state takes nearly all registers of four warps."""
 
 LONGEST_SQUARE = 256
 """The longest chunk of scheme "sweep", whose work grows with the square of the chunk length."""
 
-
 ONE_CHUNK = 512
-"""Longest sequence that is always one chunk: to launch the pass over the chunks takes the host longer than the device
-takes for the few tiles, however they are split."""
-
+"""Up to this length a sequence is always one chunk: the few tiles take the device less time, however they are split,
+than launching the pass over the chunks takes the host."""
 
 WORTH_CUTTING = 0.03
-"""Share of its forward time that whole_state must gain by the model before it takes shorter chunks: with few programs
-the pass over the chunks takes longer than modelled."""
+"""Share of the forward time that shorter chunks must save by the model for whole_state to take them: with few programs
+the pass over the chunks takes longer than the model says."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Costs:
-    """The model's terms, in microseconds.
+    """The model's terms: times in microseconds, except ``fixed``, ``gradient`` and ``overlap``.
 
     Attributes:
-        walk: of each position that a program of fused_chunk.py walks, for each 128 rows of the state.
-        whole_state: of each position that a program of whole_state.py walks with 128 x 128 of the state.
-        fixed: the share of it that does not depend on the state's size; the rest is in proportion to it.
-        normaliser: of each position that a program of normaliser.py walks; where the output's kernel makes the
-            denominators, it takes about as much longer.
-        gradient: a factor, no time: how much longer dq and dk take, which also make the gates' gradients.
-        launch: of the pass over the chunks, whatever it computes.
-        states, states_and_n: of each position that a program of this pass walks, without and with n; whole_state's pass
-            takes ``states`` either way.
-        memory: of a mebibyte that programs read (once, where those of a head read the same) or write, which slows
-            them where many walk at once. It is in inverse proportion to the memory's rate.
-        store: of a mebibyte of states, written and read.
-        merge: of a chunk whose state is merged with the one before it, where the pass takes chunks in parallel.
-        overlap: an exponent, no time: the larger it is, the less the walk and memory wait for each other.
+        walk: time of a position that a program of fused_chunk.py walks, for each 128 rows of the state.
+        whole_state: time of a position that a program of whole_state.py walks with 128 x 128 elements of the state.
+        fixed: share of ``whole_state`` that does not depend on the state's size; the rest is in proportion to it.
+        normaliser: time of a position that a program of normaliser.py walks; also what the denominators add where the
+            output's kernel makes them.
+        gradient: how many times as long a position takes in dq and dk, which also sum rows for the gates' gradients.
+        launch: time of launching the pass over the chunks.
+        states, states_and_n: time of a position that a program of this pass walks, without and with n; whole_state's
+            pass takes ``states`` either way.
+        memory: time of a mebibyte that programs read or write (once, if the programs of a head read the same), at
+            MEMORY_RATE.
+        store: time of a mebibyte of states, written and read.
+        merge: time of a chunk in the merge, where the pass computes chunks in parallel.
+        overlap: exponent; the larger it is, the less the walk and memory wait for each other.
     """
 
     walk: float = 0.051
@@ -89,11 +87,11 @@ class Costs:
     overlap: float = 3.175
 
     def position_us(self, tile: WholeStateConfig) -> float:
-        """Return the time of a position in a program of whole_state.py, apart from memory's."""
+        """Return the time in microseconds of a position in a program of whole_state.py, without that of memory."""
         return self.whole_state * (self.fixed + (1 - self.fixed) * tile.block_x * tile.block_z / 128**2)
 
     def overlapped(self, walk: float, memory: float) -> float:
-        """Return how long a position takes whose walk and whose bytes take so long, each alone."""
+        """Return the time of a position whose walk and whose bytes alone would take these times."""
         return (walk**self.overlap + memory**self.overlap) ** (1 / self.overlap)
 
 
@@ -102,8 +100,8 @@ COSTS = Costs()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """What a choice depends on: batch_heads is B * H, ``normalised`` says whether there are denominators, and
-    memory_rate is the device's in bytes a second."""
+    """What a choice depends on. batch_heads: B * H; normalised: whether there are denominators; memory_rate: in bytes a
+    second."""
 
     seq_len: int
     batch_heads: int
@@ -114,17 +112,17 @@ class Shape:
     memory_rate: float = MEMORY_RATE
 
     def chunks(self) -> list[int]:
-        """Return the chunk lengths to choose from, powers of two: first the one that holds the sequence."""
+        """Return the chunk lengths to choose from, powers of two, the longest first: it holds the whole sequence."""
         longest = max(WHOLE_STATE_BLOCK_T, next_power_of_two(self.seq_len))
         if self.seq_len <= ONE_CHUNK:
             return [longest]
         return [1 << n for n in reversed(range(WHOLE_STATE_BLOCK_T.bit_length() - 1, longest.bit_length()))]
 
     def best_chunk(self, scheme: str, costs: Costs = COSTS, *, kept: int | None = None) -> int:
-        """Return the chunk length that takes least time or, where cutting gains too little, a longer one.
+        """Return the chunk length that takes the least time, or a longer one if that is nearly as fast (WORTH_CUTTING).
 
         Args:
-            kept: for a backward pass, see :meth:`backward_us`; None: for a forward pass.
+            kept: None for a forward pass; for a backward pass see :meth:`backward_us`.
         """
         time_us = self.forward_us if kept is None else functools.partial(self.backward_us, kept=kept)
         times = {chunk: time_us(scheme, chunk, costs) for chunk in self.chunks()}
@@ -145,11 +143,11 @@ class Shape:
         return total
 
     def backward_us(self, scheme: str, chunk: int, costs: Costs = COSTS, *, kept: int) -> float:
-        """Return the time in microseconds of dq and dk, dv, the states' gradients, and states that are not there.
+        """Return the time in microseconds of dq, dk, dv, the states' gradients and, unless they were kept, the states.
 
         Args:
-            kept: the chunk length whose states the forward pass has kept; 0: it has kept none. They are there if the
-                backward pass cuts the same heads into the same chunks.
+            kept: chunk length of the states that the forward pass has kept, 0 for none. The backward pass can use them
+                if it cuts the same heads into chunks of this length.
         """
         whole = self.whole_heads(scheme, chunk, backward=True)
         dq = self._walk_us(scheme, chunk, whole, self.head_dim_v, self.head_dim_qk, costs, gates=True)
@@ -158,11 +156,11 @@ class Shape:
         return 2 * dq + dv + (1 if there else 2) * self._states_us(scheme, chunk, self.batch_heads - whole, costs)
 
     def kept_chunk(self, scheme: str, chunk: int, *, qk_share: float = 1, state_bytes: int = 4) -> int:
-        """Return the chunk length if a forward pass keeps its states, else 0; see :func:`.autograd.keep_states`.
+        """Return ``chunk`` if a forward pass keeps its states, else 0; see :func:`.autograd.keep_states`.
 
         Args:
-            qk_share: share of q and k that a head reads by itself, less than 1 where heads share them.
-            state_bytes: of an element of a state; inputs have 16 bits.
+            qk_share: heads of q and k for each head of v; less than 1 if heads share them.
+            state_bytes: bytes of an element of a state; inputs have 16 bits.
         """
         cut = self.batch_heads - self.whole_heads(scheme, chunk)
         stored = self.head_dim_qk * self.head_dim_v * state_bytes * -(-self.seq_len // chunk) * cut
@@ -172,10 +170,9 @@ class Shape:
     def whole_heads(self, scheme: str, chunk: int, *, backward: bool = False) -> int:
         """Return how many heads are not cut into chunks.
 
-        With several chunks that is none, except for :mod:`.whole_state`: its programs take equally long, so as many
-        whole heads as fill the multiprocessors a whole number of times are as fast as cut ones, without the pass over
-        the chunks. Only the rest are cut. All products of a pass have the same number. A normaliser of its own needs
-        the states of all heads.
+        If chunks are shorter than the sequence, fused_chunk cuts all heads. whole_state leaves as many heads whole as
+        fill the multiprocessors a whole number of times, since those would gain nothing from chunks, and cuts the rest.
+        The number must suit all products of a pass. It is 0 if normaliser.py runs, which needs the states of all heads.
         """
         if chunk >= self.seq_len:
             return self.batch_heads
@@ -194,14 +191,14 @@ class Shape:
         return whole
 
     def _walks(self, whole: int, chunk: int) -> list[tuple[int, int]]:
-        """Return (heads, chunk length) for the heads that are whole and for those that are cut."""
+        """Return (number of heads, chunk length) of the whole heads and of the cut ones, if there are any."""
         return [walk for walk in ((whole, max(chunk, self.seq_len)), (self.batch_heads - whole, chunk)) if walk[0]]
 
     def _walk_us(
         self, scheme: str, chunk: int, whole: int, dim_x: int, dim_z: int, costs: Costs, *, gates: bool = False
     ) -> float:
-        """Return the time of a product with head dims DX and DZ; ``gates``: with the gates' gradients, as dq and dk."""
-        # Of each launch: columns of X, blocks of the output's columns, programs at once, and the time of a position.
+        """Return the time of a product with head dims DX and DZ; ``gates``: with row sums for the gates (dq, dk)."""
+        # For each launch: columns of X, blocks of output columns, programs per multiprocessor, time of a position.
         launches = [(dim_x, -(-dim_z // 64), RESIDENT, costs.walk * -(-dim_x // 128))]
         if scheme == "whole_state" and why_no_whole_state(dim_x, dim_z, chunk) is None:
             launches = [
@@ -210,7 +207,7 @@ class Shape:
             ]
         total = 0.0
         for n, (columns_x, blocks, resident, position) in enumerate(launches):
-            # Z and the output, what the launch before has stored and, for row sums, one more tensor.
+            # Z and the output, the partial result of the launch before and, for row sums, the pair (roles.py).
             tensors_z = 2 + (n > 0) + (gates and n == len(launches) - 1)
             columns = (2 * columns_x + tensors_z * dim_z) / blocks
             position *= costs.gradient if gates else 1.0
@@ -220,7 +217,7 @@ class Shape:
         return total
 
     def _states_us(self, scheme: str, chunk: int, heads: int, costs: Costs, *, with_n: bool = False) -> float:
-        """Return the time of the pass over the chunks for ``heads`` heads that are cut."""
+        """Return the time of the pass over the chunks of ``heads`` heads, those that are cut."""
         num_chunks = -(-self.seq_len // chunk)
         if num_chunks == 1 or heads == 0:
             return 0.0
@@ -242,9 +239,9 @@ class Shape:
         """Return the time of programs that walk ``length`` positions each, wave after wave.
 
         Args:
-            resident: programs that a multiprocessor holds.
-            position: time of a position where memory does not bound it.
-            columns: numbers that a program reads and writes at a position.
+            resident: programs that a multiprocessor runs at once.
+            position: time of a position, without that of memory.
+            columns: 16-bit numbers that a program reads and writes at a position.
         """
         full, rest = divmod(programs, resident * self.multiprocessors)
         mebibyte = costs.memory * MEMORY_RATE / self.memory_rate * columns * 2 / 2**20
@@ -253,13 +250,13 @@ class Shape:
 
 
 def sweep_chunk(head_dim_qk: int, head_dim_v: int) -> int:
-    """Return the chunk length of scheme "sweep", which does not depend on the sequence's length."""
+    """Return the chunk length of scheme "sweep", the same for any sequence length."""
     return min(LONGEST_SQUARE, max(WHOLE_STATE_BLOCK_T, next_power_of_two(max(head_dim_qk, head_dim_v))))
 
 
 @functools.lru_cache(REMEMBERED)
 def forward_chunk(shape: Shape, scheme: str) -> int:
-    """Return the chunk length that a call takes."""
+    """Return the chunk length of a call that names none."""
     if scheme == "sweep":
         return sweep_chunk(shape.head_dim_qk, shape.head_dim_v)
     return shape.best_chunk(scheme)

@@ -9,16 +9,17 @@ from typing import Any
 from ..common.sizes import MIN_PROGRAMS, next_power_of_two, padded
 
 GATES_BLOCK_T = 512
-"""Positions that a program of the gate kernels takes at once."""
+"""Most positions that a program of the gate kernels takes at once."""
 
 GATES_TILE = 2048
-"""Positions times heads that a program of the gate kernels takes at most."""
+"""Most positions times heads that it takes at once."""
 
 WHOLE_STATE_BLOCK_T = 64
 """Positions of a tile of whole_state_kernel."""
 
 SCAN_BLOCK_N = 1024
-"""Stretches that a program scans at once, and positions for which one finishes stabilisers or denominators."""
+"""Stretches that stabiliser_scan_kernel takes at once, and elements of a program that finishes stabilisers or
+denominators."""
 
 MERGE_BLOCK_E = 1024
 """Elements of the state in a program that merges chunks."""
@@ -26,29 +27,28 @@ MERGE_BLOCK_E = 1024
 SUM_BLOCK = 1024
 """Results of a program of sum_kernel, eight a thread."""
 
-
-def anchor_every(scheme: str, chunk: int, *, sums_decay: bool) -> int:
-    """Return the positions between anchors of the decay's gradient where a chunk is processed tile by tile.
-
-    Rounding errors accumulate over this many positions, and never across a chunk's edge. whole_state takes fewer
-    anchors, because they cost a larger share of its time.
-
-    Args:
-        sums_decay: whether the operation sums the decay's gradient over all tokens, with its rounding errors (SSD's A).
-    """
-    return min(chunk, 64 if sums_decay else 512 if scheme == "whole_state" else 256)
-
-
 KEPT_STATES = 16
 """The states between chunks are kept for the backward pass if q, k and v take at least this many times their memory."""
+
+
+def anchor_every(scheme: str, chunk: int, *, sums_decay: bool) -> int:
+    """Return the distance of the decay gradient's anchors, in positions, where a chunk is processed tile by tile.
+
+    Rounding errors accumulate over this distance, and never across a chunk's edge. whole_state has fewer anchors,
+    because they take a larger share of its time.
+
+    Args:
+        sums_decay: whether the decay's gradient, rounding errors included, is summed over all tokens (SSD's A).
+    """
+    return min(chunk, 64 if sums_decay else 512 if scheme == "whole_state" else 256)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatesConfig:
     """Launch of the pass over the chunks, with a [block_x, block_z] tile of the state in each program.
 
-    ``parallel`` computes every chunk's own contribution at once and merges them, where too few programs would run
-    otherwise; ``whole_state`` does so by the kernel of chunk_states_hopper.py.
+    ``parallel``: compute all chunks' contributions in parallel and merge them, so that more programs run;
+    ``whole_state``: do so by the kernel of chunk_states_hopper.py.
     """
 
     block_t: int
@@ -62,8 +62,8 @@ class StatesConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChunkOutputsConfig:
-    """Launch of chunk_o_kernel: tiles [block_t, block_s] of X Y^T, multiplied block_x columns of X and Y at a time, and
-    block_z columns of the output a program."""
+    """Launch of chunk_o_kernel: tiles [block_t, block_s] of X Y^T, summed over block_x columns of X and Y at a time,
+    and block_z columns of the output a program."""
 
     block_t: int
     block_s: int
@@ -91,9 +91,9 @@ class WholeStateConfig:
 
     Attributes:
         block_t: positions of a tile.
-        widths: columns of each part of X and Y; of two parts the first has 128.
-        block_z: columns of the output of a program.
-        walkers: groups of four warps that walk and share these columns.
+        widths: columns of each part of X and Y; the first of two parts has 128.
+        block_z: columns of the output of a program, which its walkers share.
+        walkers: 1 or 2.
         num_stages: tiles of X, Y and Z that shared memory holds.
     """
 
@@ -115,12 +115,12 @@ class WholeStateConfig:
 
     @property
     def state_registers(self) -> int:
-        """Registers in which a thread of a walker holds its state."""
+        """Registers that a walker's state takes in each of its threads."""
         return self.block_x * self.block_z // self.walkers // 128
 
     @property
     def makes_denominators(self) -> bool:
-        """Whether the kernel of mLSTMexp's output makes the denominators too: one part must hold all of k."""
+        """Whether the launch for mLSTMexp's output makes the denominators too: one part must hold all of k."""
         return self.walkers == 2 and len(self.widths) == 1
 
     @property
@@ -136,11 +136,11 @@ class WholeStateConfig:
         return columns * -(-dim_z // columns)
 
     def launches(self, dim_x: int) -> list[tuple[int, WholeStateConfig]]:
-        """Return the launches for ``dim_x`` columns of X and Y: the first column of each, and its tile.
+        """Return (first column, launch) of each launch for ``dim_x`` columns of X and Y.
 
-        More than block_x columns take two launches. If 65 to 128 are left over, the first launch takes 128, with one
-        walker, so that a multiprocessor holds two of its programs. It comes first because the last launch also needs
-        shared memory for the partial result and the pair: two programs would not fit.
+        More than block_x columns take two launches. If 65 to 128 are left over, one launch takes 128, with one walker,
+        so that a multiprocessor holds two of its programs. It is the first one: the last one needs shared memory for
+        the partial result and the pair as well, with which two programs would not fit.
         """
         if dim_x <= self.block_x:
             return [(0, self)]
@@ -150,7 +150,7 @@ class WholeStateConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NormaliserConfig:
-    """Launch of the normaliser's kernel with block_k columns of k a program; its tiles are as long as the output's."""
+    """Launch of normaliser_kernel: block_k columns of k a program, in tiles as long as those of the output."""
 
     block_k: int
     num_warps: int
@@ -161,9 +161,9 @@ class NormaliserConfig:
 class EngineConfig:
     """Every launch of one forward and backward pass.
 
-    The four products (roles.py) take a chunk's tiles either in parallel (ChunkOutputsConfig) or in order
-    (FusedChunkConfig, WholeStateConfig, with one common block_t). ``normaliser`` is None where the output's kernel
-    makes mLSTMexp's denominators itself.
+    The launches of the four products (roles.py) take a chunk's tiles all in parallel (ChunkOutputsConfig) or all in
+    order (FusedChunkConfig, WholeStateConfig, of equal block_t). ``normaliser`` is None where the output's kernel makes
+    mLSTMexp's denominators itself.
     """
 
     states: StatesConfig
@@ -175,24 +175,24 @@ class EngineConfig:
 
     @property
     def takes_tiles_in_order(self) -> bool:
-        """Whether a chunk's tiles are taken in order."""
+        """Whether a chunk's tiles are taken in order, rather than in parallel."""
         return isinstance(self.output, FusedChunkConfig | WholeStateConfig)
 
     def gate_stretch(self, chunk: int) -> int:
-        """Return the stretch of gate vectors: a tile where tiles are taken in order, else a chunk."""
+        """Return the positions over which gate vectors accumulate: a tile if tiles are taken in order, else a chunk."""
         return self.output.block_t if self.takes_tiles_in_order else chunk
 
 
 def fit_chunk(chunk_size: int, seq_len: int) -> int:
-    """Return the chunk length in force: never longer than the sequence's next power of two (at least 16)."""
+    """Return the chunk length, limited to the power of two, at least 16, that holds the sequence."""
     return min(chunk_size, padded(seq_len))
 
 
 def why_no_whole_state(head_dim_qk: int, head_dim_v: int, chunk: int) -> str | None:
     """Return why whole_state.py does not run with these head dims and chunk length, or None.
 
-    A part of X and Y has at least 64 columns: up to 32 fill no more than half. Above 512 a product would take a third
-    launch, and its sum would be rounded once more.
+    A part of X and Y has at least 64 columns, so a head dim of 32 would waste half. Above 512 a product would take a
+    third launch, and its sum would be rounded once more.
     """
     if chunk < WHOLE_STATE_BLOCK_T:
         return f"chunk_size must be at least {WHOLE_STATE_BLOCK_T} for whole_state, got {chunk}"
@@ -202,14 +202,14 @@ def why_no_whole_state(head_dim_qk: int, head_dim_v: int, chunk: int) -> str | N
 
 
 def _widths(columns: int) -> tuple[int, ...]:
-    """Return the widths of the parts that hold ``columns`` (at most 256) columns of X and Y: powers of two."""
+    """Return the widths, powers of two, of the parts for ``columns`` (at most 256) columns of X and Y."""
     if columns <= 128:
         return (max(64, next_power_of_two(columns)),)
     return (128, max(32, next_power_of_two(columns - 128)))
 
 
 def fit_whole_state(dim_x: int, dim_z: int, *, sums: bool = False) -> WholeStateConfig:
-    """Return the launch for head dims that :func:`why_no_whole_state` has nothing against.
+    """Return the launch for head dims that :func:`why_no_whole_state` allows.
 
     Args:
         sums: whether rows are summed for the gates' gradients (dq, dk); a walker then has 64 columns of the output.
@@ -218,7 +218,7 @@ def fit_whole_state(dim_x: int, dim_z: int, *, sums: bool = False) -> WholeState
     block_x = sum(widths)
     block_z = min(128 if block_x > 128 or sums else 256, max(64, next_power_of_two(dim_z)))
     walkers = 1 if block_z == 64 else 2
-    # Three stages where shared memory has room for them, and for a second program if it is to hold two.
+    # Three stages, if shared memory has room for them in all programs of a multiprocessor (``resident``).
     num_stages = 3 if 2 * block_x + block_z <= 192 * walkers else 2
     return WholeStateConfig(
         block_t=WHOLE_STATE_BLOCK_T, widths=widths, block_z=block_z, walkers=walkers, num_stages=num_stages
@@ -249,8 +249,8 @@ def select_config(
         item_bytes: bytes of one input element: 2 (bf16, fp16) or 4 (fp32).
         head_dim_qk: K.
         head_dim_v: V.
-        chunk: chunk length in force, a power of two >= 16.
-        batch_heads: B * H; where they are few, chunks' states are computed in parallel.
+        chunk: chunk length, a power of two >= 16.
+        batch_heads: B * H; if they are few, the pass over the chunks is ``parallel``.
 
     Returns:
         The launches; tiles never exceed the chunk or the padded head dims.
@@ -284,7 +284,7 @@ def select_config(
     def fit_fused(dx: int, dz: int, *, sums: bool = False) -> FusedChunkConfig | WholeStateConfig:
         if whole_state:
             return fit_whole_state(dx, dz, sums=sums)
-        # Before Hopper a product's operands are in registers, where only half the tile fits beside the state.
+        # Before Hopper a product's operands are in registers, and only half the tile fits there beside the state.
         block_t, block_x = (64, 128) if capability >= (9, 0) else (32, 64)
         return FusedChunkConfig(
             block_t=min(block_t, chunk), block_x=min(block_x, padded(dx)), block_z=min(64, padded(dz)), num_warps=4,
@@ -302,7 +302,7 @@ def select_config(
             num_warps=outputs.num_warps if block_t == outputs.block_t else 4,
         )
 
-    # whole_state has few programs, and so has its normaliser: small ones wait less. On Blackwell large ones spill.
+    # With whole_state few programs of the normaliser run, and smaller ones wait less. On Blackwell larger ones spill.
     normaliser_k = 128 if capability[0] == 9 and not whole_state else 64
     normaliser = NormaliserConfig(block_k=min(normaliser_k, k_pad), num_warps=2 if whole_state else 4, num_stages=3)
     fit = fit_fused if fused else fit_outputs
@@ -310,7 +310,7 @@ def select_config(
     makes_denominators = isinstance(output, WholeStateConfig) and output.makes_denominators
     dq = fit(head_dim_v, head_dim_qk, sums=True)
     if isinstance(dq, FusedChunkConfig) and capability >= (10, 0):
-        # With a state to load, four warps would spill registers.
+        # If there is a state to load, four warps spill registers.
         dq = replace(dq, num_warps=8)
     return EngineConfig(
         states=states,

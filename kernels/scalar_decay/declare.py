@@ -14,13 +14,13 @@ FUSED_CHUNK = "fused_chunk"
 """The implementation that takes a chunk's tiles in order, with the state on chip."""
 
 WHOLE_STATE = "whole_state"
-"""The same for Hopper, in programs that hold the whole state of a head."""
+"""The same for Hopper, with the whole state of a head in one program."""
 
 HOPPER, GLUON_TRITON = "9.0", ">=3.6,<3.9"
 """Compute capability and Triton of whole_state: an H200 passed its laws and CUDA graph tests with 3.6 and 3.8."""
 
 OPTIONS = {"parallel": "gate_dtype", "recurrent": "round_operands"}
-"""Implementation -> the one keyword that it takes and others do not."""
+"""Implementation -> the one keyword that it alone takes."""
 
 SCHEMES = {WHOLE_STATE: "whole_state", FUSED_CHUNK: "walk", "xl_chunk": "sweep", "limit_chunk": "sweep"}
 """Implementation in Triton -> its scheme."""
@@ -30,7 +30,7 @@ IMPLEMENTATIONS = (*CHUNKED, *OPTIONS, "step")
 """CHUNKED: the implementations that take ``chunk_size``. IMPLEMENTATIONS: all values of ``impl``."""
 
 MAX_HEAD_DIM = 1024
-"""The largest that the laws test; kernels take head dims in blocks of columns."""
+"""The largest that is tested; the kernels, which take head dims in blocks of columns, have no limit of their own."""
 
 LIMIT_CHUNK_SIZES = (16, 32, 64, 128)
 
@@ -123,7 +123,7 @@ def why_not_engine(sizes: Mapping[str, int], dtype: str, state_dtype: str | None
 
 
 def why_not_limit_chunk(sizes: Mapping[str, int], dtype: str, state_dtype: str | None) -> str | None:
-    """Return why the one-level form cannot run these sizes, or None: its chunk is one tile."""
+    """Return why limit_chunk, whose chunk is one tile, cannot run these sizes, or None."""
     chunk_size = sizes.get("chunk_size")
     if chunk_size is not None and chunk_size not in LIMIT_CHUNK_SIZES:
         return f"chunk_size must be one of {', '.join(map(str, LIMIT_CHUNK_SIZES))} for limit_chunk, got {chunk_size}"
@@ -131,7 +131,7 @@ def why_not_limit_chunk(sizes: Mapping[str, int], dtype: str, state_dtype: str |
 
 
 def why_not_whole_state_sizes(sizes: Mapping[str, int], dtype: str, state_dtype: str | None) -> str | None:
-    """Return why the kernel that holds whole states cannot run these sizes, or None."""
+    """Return why whole_state cannot run these sizes, or None."""
     chunk = sizes.get("chunk_size") or WHOLE_STATE_BLOCK_T
     return why_not_engine(sizes, dtype, state_dtype) or why_no_whole_state(
         sizes["head_dim_qk"], sizes["head_dim_v"], chunk
@@ -139,7 +139,7 @@ def why_not_whole_state_sizes(sizes: Mapping[str, int], dtype: str, state_dtype:
 
 
 def why_not_parallel(sizes: Mapping[str, int], dtype: str, state_dtype: str | None) -> str | None:
-    """Return why the quadratic form is refused, or None: its matrices would not fit anywhere."""
+    """Return why the quadratic form is refused, whose matrices would not fit in memory, or None."""
     elements = sizes["batch"] * sizes["num_heads"] * sizes["seq_len"] ** 2
     if elements > 2**31:
         return f"the parallel form needs batch * num_heads * seq_len^2 <= 2^31 matrix entries, got {elements}"

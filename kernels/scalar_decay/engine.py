@@ -2,12 +2,12 @@
 
     C_t = exp(a_t) C_{t-1} + exp(u_t) k_t v_t^T        h_t = scale C_t^T q_t        (mLSTMexp: / its denominator)
 
-Operations differ in how their gates make the log decay a and the log input u. Each takes ``impl``: None, which is
+Operations differ only in how their gates make the log decay a and the log input u. Each takes ``impl``: None, which is
 whole_state where it runs and fused_chunk elsewhere, or one of
 
     fused_chunk  each chunk processed tile by tile with its state on chip (fused_chunk.py); float32 runs as xl_chunk
-    whole_state  the same with the whole state of a head in one program (whole_state.py): Hopper, float16 and bfloat16,
-                 head dims above 32 and at most 512, chunks from 64 on, a positive scale
+    whole_state  the same with the whole state of a head in one program (whole_state.py); only on Hopper, in float16 and
+                 bfloat16, for head dims above 32 up to 512, chunks of at least 64 and a positive scale
     xl_chunk     TFLA as published: the states at the chunks' edges, then all tiles of a chunk in parallel (chunk_o.py)
     limit_chunk  the same with one level of sequence parallelism: a chunk is a tile of 16, 32, 64 or 128
     torch        portable chunkwise form, any device and chunk length (chunkwise.py)
@@ -18,10 +18,10 @@ whole_state where it runs and fused_chunk elsewhere, or one of
 and these keywords:
 
     chunk_size         of the first five; need not divide T and may exceed it. None chooses the fastest (choice.py;
-                       limit_chunk, torch: 64). Those on the GPU take powers of two from 16 on. The backward pass of
-                       fused_chunk and whole_state takes shorter chunks where these would leave the device idle.
+                       limit_chunk, torch: 64). The first four take powers of two from 16 on. The backward pass of
+                       fused_chunk and whole_state may take shorter chunks, so that more of them run at once.
                        whole_state cuts only the heads that are left over when the others fill the device.
-    state_dtype        of the states between chunks: torch.float32 (None), or torch.bfloat16 in the first four, which
+    state_dtype        of the states between chunks: torch.float32 (None) or, in the first four, torch.bfloat16, which
                        halves their traffic.
     initial_state      C [B, H, K, V] before the first step, float32; mLSTMexp: (C, n [B, H, K], m [B, H]), C and n
                        divided by exp(m). None is the zero state.
@@ -98,16 +98,16 @@ def scalar_decay(
     normalizer_gradient: bool = False,
     options: Mapping[str, Any],
 ) -> Tensor | tuple[Tensor, Any]:
-    """Run an implementation on an operation's checked tensors; the operations' public functions are its callers.
+    """Run an implementation on checked tensors, for an operation's public function.
 
     Args:
         impl, scale, chunk_size, state_dtype, initial_state, return_last_state, options: as in the module's docstring.
         q, k: [B, T, G, K] with G dividing H: H / G consecutive heads share one of q and k.
         v: [B, T, H, V].
-        log_gates: makes the log decay a [B, T, H] and the log input u [B, T, H] (None: 0) of the torch forms.
-        gate: gate function of the kernels, see gates.py.
-        decay, input_gate: gate arguments [B, T, H] as that function needs them; SSD's dt is a decay.
-        head: constant a head [H] (slope, A).
+        log_gates: returns the log decay a [B, T, H] and the log input u [B, T, H] (None: 0), for the torch forms.
+        gate: how the kernels make a and u, see GATE in gates.py.
+        decay, input_gate: gates [B, T, H] of which they make a and u; SSD's dt is a ``decay``.
+        head: the constant of each head [H] of which they make a (slope, A).
         inv_tau: 1 / tau of Gated Retention.
         normalizer_gradient: whether mLSTMexp's torch forms differentiate through the denominators.
 
@@ -116,7 +116,7 @@ def scalar_decay(
 
     Raises:
         ValueError: on a head dim, dtype, chunk length, state or device that the implementation does not take.
-        TypeError: on an option that it does not have.
+        TypeError: on an option that it does not take.
     """
     scale = resolve_scale(scale, index(q.shape[3]))
     if chunk_size is not None and impl in (None, *SCHEMES):
