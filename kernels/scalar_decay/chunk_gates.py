@@ -1,9 +1,9 @@
 """The weights that the portable chunkwise form (chunkwise.py) computes from its gates, chunk by chunk.
 
 With b the inclusive cumulative sum of the log decay within a chunk, u the log input gate and c_j = u_j - b_j, key j has
-the weight exp(c_j - r_i) in output i, and the state before the chunk has the weight exp(p - r_i). chunkwise.py says how
-r, p and a factored group's e are chosen. All exponents are computed in float64 for the whole sequence and then cut
-into groups of consecutive chunks, which that module processes at once.
+the weight exp(c_j - r_i) in output i, and the state before the chunk has the weight exp(p - r_i). chunkwise.py says
+what r, p and a factored group's e are. All exponents are computed in float64 for the whole sequence and then cut into
+groups of consecutive chunks, each of which chunkwise.py processes at once.
 """
 
 from __future__ import annotations
@@ -18,11 +18,10 @@ from ..common.arguments import compute_dtype
 from .reference import MIN_LOG_DECAY
 
 MIN_LOG_INPUT = -1e30
-"""Used in place of minus infinity, because the difference of two of them is finite."""
+"""In place of minus infinity, whose difference from itself is not a number."""
 
 FACTORED_RANGE = (-60.0, 40.0)
-"""Smallest c_j - e and largest e - r_i of a factored group: within these bounds float32 neither underflows nor
-overflows."""
+"""Smallest c_j - e and largest e - r_i of a factored group, so that float32 neither underflows nor overflows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,10 +51,10 @@ class Group:
     """The gates of consecutive chunks of equal length L: G chunks, S = B * H sequences.
 
     update: [G, B, H, L, 1], exp(c_j - e), the weight of position j in the state after the group (pairwise: after the
-        chunk), with e = m_end - b_end (plain: m = 0).
-    decay: [G, S, 1, 1], exp(p - e), the factor of the state before the chunk. Factored: the first one is the factor of
-        the state before the group, the others are not used.
-    floor: [G, S, L], exp(-(b_i + r_i)), the smallest denominator; in the plain form the denominator.
+        chunk), with e = m - b at the end of that (plain: m = 0).
+    decay: [G, S, 1, 1], exp(p - e), the factor of the state before the chunk. In a factored group only the first one is
+        used: it is the factor of the state before the group.
+    floor: [G, S, L], exp(-(b_i + r_i)), the smallest denominator; in the plain form the denominator itself.
     pairwise: None in a factored group.
     """
 
@@ -102,7 +101,7 @@ def plan(
         a, u: log decay and log input gate [B, T, H]; None means 0.
         m: stabiliser [S] of the initial state, None in the plain form.
         chunk_size: may exceed T.
-        rows_per_group: largest B * H * time steps of a group; a group has at least one chunk.
+        rows_per_group: most B * H * time steps of a group, which has at least one chunk all the same.
         dtype: of q, k and v.
 
     Returns:
@@ -140,8 +139,8 @@ def _groups(
         before = torch.zeros_like(total)
         first, end = -b[..., 0], -b[..., -1]
     else:
-        # m_k = b_L + max(m_{k-1}, max_j c_j), for all chunks at once: a running maximum of max_j c_j minus the sum of
-        # the log decays before the chunk.
+        # m_k = b_L + max(m_{k-1}, max_j c_j) for all chunks k at once: the running maximum over chunks of max_j c_j
+        # minus the sum of the log decays before the chunk, plus that sum.
         peak = column.amax(-1)
         before = torch.cat((m[None], peak[:-1] - total[:-1])).cummax(0).values + total
         first, end = torch.maximum(before, column[..., 0]), torch.maximum(before, peak)
@@ -151,7 +150,7 @@ def _groups(
     starts = range(0, num_chunks, size)
     factored = [False] * len(starts)
     if dtype == compute:
-        # e of the group in the coordinates of each chunk, whose b starts at the chunk's own first step.
+        # e of the group, relative to the start of each of its chunks, where the chunk's b starts.
         ends = end - total
         ends = torch.cat((ends[size - 1 :: size], ends[-1:]))[: len(starts)]
         group_end = total + ends.repeat_interleave(size, 0)[:num_chunks]

@@ -16,11 +16,11 @@ corrects for the rounding; c is split in two parts, so that differences of large
 Weights, states and accumulators are float32; operands of matrix products are rounded to the inputs' dtype. For float64
 inputs everything is float64.
 
-Speed: matrix products dominate on a CPU only if everything between them stays in its caches. Chunks are therefore taken
-in groups of consecutive ones. The q, k and v of a group are copied into matrices that every group uses again, and all
-but the recurrence of the state is one batched product, or one elementwise pass, over the whole group. The denominators'
-n^T q are computed along with the scores, since n is stored as one more key. The backward pass recomputes the weights,
-and the states from one that is kept per group.
+Speed: on a CPU, matrix products dominate only if everything between them stays in its caches. So chunks are taken in
+groups of consecutive ones. The q, k and v of a group are copied into matrices that are allocated once, and all but the
+recurrence of the state is one batched product, or one elementwise pass, over the whole group. n is stored as one more
+key, so the denominators' n^T q come with the scores. The backward pass recomputes the weights, and the states from one
+that the forward pass keeps for each group.
 
 If the gates of a group allow it (FACTORED_RANGE in chunk_gates.py), the group is factored: all its rows take the same
 r_i = e, the r of the group's last row. The weights then become factors exp(c_j - e) of the keys, and between the chunks
@@ -75,10 +75,10 @@ class _Workspace:
     """The matrices of a group, overwritten for every group of the same shape (G, S, L).
 
     query: q times the scale.
-    columns: n (normalised form only), then the keys. key: the view of the keys; in a factored group they are multiplied
-        by their weights in the state.
+    columns: n (normalised form only), then the keys; in a factored group the keys are multiplied by their weights in
+        the state. key: the view of the keys.
     value: v.
-    weighted: products of columns and queries, later times their weights, one row per column. scores: the view of the
+    weighted: products of columns and queries, later times their weights; a row for each column. scores: the view of the
         keys' rows.
     out: sum of weighted values; in the backward pass dh divided by the denominator.
     row: [G, S, L], first n^T q of every query, then one over its denominator. factor: a view of it [G, B, H, L, 1].
@@ -321,7 +321,7 @@ class _BackwardWorkspace(_Workspace):
         return (h * dh).sum(-1).view(self.shape).mul_(self.row).mul_(slope).neg_()
 
     def state_gradients_factored(self, c: Tensor, dc: Tensor, group: Group) -> Tensor:
-        """Do as :meth:`state_gradients_pairwise`, for a factored group; return <C, dC> [1, S] of its last chunk."""
+        """As :meth:`state_gradients_pairwise`, for a factored group; return <C, dC> [1, S] of its last chunk only."""
         c = c * group.decay[0]
         for chunk, (dout_c, dquery_c) in enumerate(zip(self.out.chunks, self.dquery.chunks, strict=True)):
             if chunk:
@@ -408,7 +408,7 @@ def _backward(
     dh: Tensor,
     dlast: tuple[Tensor | None, ...],
 ) -> tuple[Tensor | None, ...]:
-    """Return the gradients of q, k, v, a, u and C, n; ``h`` is the output, or None if n gets no gradient from dh."""
+    """Return the gradients of q, k, v, a, u, C and n; ``h``: the output, None if denominators are constants."""
     segments, m_last = _plan(a, u, state, options, v.dtype)
     dc, dn = _last_state_gradients(state, m_last, dlast, n_matters=h is not None)
     dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
@@ -433,7 +433,7 @@ def _backward(
             torch.bmm(work.value.flat, work.out.flat_t, out=work.dscores.flat)
             if dnq is not None:
                 work.dscores.data += dnq[..., None, :]
-            # Contribution of pairs within the chunk: summed over keys it is q . dq, summed over queries k . dk.
+            # Contributions of pairs of positions in a chunk: their sum over keys is q . dq, that over queries k . dk.
             pairs = torch.mul(work.dscores.data, work.scores.data, out=work.pairs.data)
             query_dq, key_dk = pairs.sum(-2), pairs.sum(-1)
             if weights is None:
@@ -459,8 +459,8 @@ def _backward(
             state_dq = (work.dquery.data * work.query.data).sum(-1)
             state_dk = (work.dkey.data * work.key.data).sum(-1)
             if factored:
-                # From a chunk to the one before, <C, dC> grows by q . dq of the later chunk's queries (through states)
-                # and loses k . dk of the earlier chunk's keys.
+                # From a chunk to the one before, <C, dC> gains q . dq of the later chunk's queries and loses k . dk of
+                # the earlier chunk's keys, both as far as they go through states.
                 steps = state_dq[1:].sum(-1) - state_dk[:-1].sum(-1)
                 products = torch.cat((steps, products)).flip(0).cumsum(0).flip(0)
             else:
@@ -489,7 +489,7 @@ def _last_state_gradients(
 ) -> tuple[Tensor, Tensor | None]:
     """Return the gradients of C and n after the last chunk: the backward pass of _States.unflatten.
 
-    The gradient of n is None if neither the denominators (``n_matters``) nor the last n give it one.
+    That of n is None if it has none: neither from denominators (``n_matters``) nor from the n that was returned.
     """
     dc = torch.zeros_like(state.c) if dlast[0] is None else dlast[0].reshape(state.c.shape).clone()
     if state.n is None or m_last is None:
@@ -505,9 +505,9 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def _uncompiled(function: Function) -> Function:
-    """Return a function that torch.compile calls rather than traces: how chunks are grouped depends on gates' values.
+    """Make torch.compile call a function rather than trace it: how chunks are grouped depends on the gates' values.
 
-    ``torch.compiler.disable`` imports the compiler, which takes seconds, so it is called no sooner than needed.
+    ``torch.compiler.disable`` imports the compiler, which takes seconds, so it is called only when compiling.
     """
 
     @wraps(function)

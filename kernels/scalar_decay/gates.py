@@ -1,4 +1,4 @@
-"""Gate kernels of the engine: an operation's gates to cumulative log gates, and gradients back.
+"""Gate kernels of the engine: from an operation's gates to cumulative log gates, and their gradients.
 
 Every operation is ``C_t = exp(a_t) C_{t-1} + exp(u_t) k_t v_t^T``; only the maps from its gates to the log decay ``a``
 and the log input ``u`` differ. The constexpr ``GATE`` chooses the map:
@@ -10,12 +10,12 @@ and the log input ``u`` differ. The constexpr ``GATE`` chooses the map:
     tau   a = log sigma(f) / tau                         Gated Retention
     ssd   a = dt A[h],             u = log dt            Mamba-2 SSD
 
-Per stretch of L positions, a chunk or a tile (paper, appendix B.2): ``b`` is the inclusive cumulative sum of a, ``g``
-its last value and ``w_t = g - b_t + u_t`` (the paper's vector a) the weight with which position t enters the state
-after the stretch. All are in base 2. Sums are computed in float64. They are stored in float64 where they run over a
-whole chunk, because differences of b over a long chunk, or of large u and m, would lose the bits that neighbouring
-positions need, and in float32 where they span one tile of a half-precision problem. The stabiliser m_t is stored in
-float32: its value is arbitrary, and rounding it does no harm as long as every kernel uses the rounded value.
+In each stretch of L positions, a chunk or a tile (paper, appendix B.2), ``b`` is the inclusive cumulative sum of a,
+``g`` its last value and ``w_t = g - b_t + u_t`` (the paper's vector a) the log weight with which position t enters the
+state after the stretch. All are in base 2. Sums are computed in float64. Over a chunk they are stored in float64 too,
+because in float32 differences of b over a long chunk, or of large u and m, would lose the bits that neighbouring
+positions need; over a tile of a half-precision problem float32 is enough. The stabiliser m_t is stored in float32: its
+value is arbitrary, and rounding it does no harm as long as every kernel uses the rounded value.
 """
 
 import triton
@@ -26,13 +26,13 @@ from ..common.remember import remember_launches
 LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
 NEG = tl.constexpr(-1.0e30)
-"""Used in place of minus infinity, because the difference of two of them is finite."""
+"""In place of minus infinity, whose difference from itself is not a number."""
 
 MIN_LOG_DECAY = tl.constexpr(-150.0)
 MIN_LOG_DECAY_STABILISED = tl.constexpr(-1000.0)
-"""Lower bounds of the log decay. A gate of -1e30 or minus infinity (at the start of a document) would otherwise take
-all bits of the cumulative sums. The decay at the bound is zero in float32, for mLSTMexp even when multiplied by the
-exponential of an input gate of a few hundred."""
+"""Lower bounds of the log decay, since a gate of -1e30 or minus infinity (at the start of a document) would take all
+bits of the cumulative sums. At the bound the decay is zero in float32; at that of mLSTMexp even if it is multiplied by
+the exponential of an input gate of a few hundred."""
 
 UNKNOWN_GATE = tl.constexpr("GATE must be sig, exp, log, slope, tau or ssd")
 
@@ -54,7 +54,7 @@ def log_sigmoid(x):
 
 @triton.jit
 def log_decay(x, head_value, inv_tau, GATE: tl.constexpr, DTYPE: tl.constexpr):
-    """Return the log decay a in DTYPE of decay gates ``x``; ``head_value`` is a head's slope or A."""
+    """Return the log decay a, in DTYPE, of decay gates ``x``; ``head_value`` is the head's slope or A."""
     if GATE == "slope":
         a = -head_value
     elif GATE == "log":
@@ -71,7 +71,7 @@ def log_decay(x, head_value, inv_tau, GATE: tl.constexpr, DTYPE: tl.constexpr):
 
 @triton.jit
 def log_input(x, GATE: tl.constexpr):
-    """Return the log input u of input gates ``x``, for ssd of dt."""
+    """Return the log input u of input gates ``x`` (for ssd: of dt)."""
     if GATE == "sig":
         u = log_sigmoid(x)
     elif GATE == "ssd":
@@ -95,7 +95,7 @@ def _load_decay(decay_ptr, offs, mask, head_value, inv_tau, GATE: tl.constexpr, 
 
 @triton.jit
 def _max(x, y):
-    """Return the larger of x and y, as a function that associative_scan can take."""
+    """Return the larger of x and y; associative_scan needs it as a function."""
     return tl.maximum(x, y)
 
 
@@ -130,9 +130,8 @@ def gates_forward_kernel(
     """Turn gates into cumulative log gates for one stretch of BLOCK_H heads, whose gates lie side by side in memory.
 
     Grid: (ceil(H / BLOCK_H) * N stretches * B,). ONCE: a stretch has no more than BLOCK_T positions.
-    Reads the gates [B, T, H] and the per-head constant [H]; writes b, u and w [B, H, T], g [B, H, N] and, for exp, the
-    stabiliser as if the stretch were the first, m_t = max_{s <= t} (b_t - b_s + u_s) [B, H, T], and max_s w_s
-    [B, H, N].
+    Reads the gates [B, T, H] and the constants of heads [H]; writes b, u and w [B, H, T], g [B, H, N] and, for exp,
+    max_s w_s [B, H, N] and the stabiliser of the stretch alone, m_t = max_{s <= t} (b_t - b_s + u_s) [B, H, T].
     """
     DTYPE: tl.constexpr = b_ptr.dtype.element_ty
     blocks: tl.constexpr = (H + BLOCK_H - 1) // BLOCK_H
@@ -196,8 +195,8 @@ def stabiliser_scan_kernel(g_ptr, g_max_ptr, m_initial_ptr, edge_ptr, m_last_ptr
 
     Grid: (B * H,).
     Reads g and the stretches' maxima of w [B, H, N] and the initial m [B, H] (base e); writes m before each stretch and
-    after the last, [B, H, N + 1], and the last one in base e [B, H]. The caller gets that one as float32, so the last
-    edge is the rounded value, converted back to base 2.
+    after the last, [B, H, N + 1], and the last m for the caller, in base e and float32 [B, H]. The last edge is this
+    rounded value, converted back to base 2.
     """
     pid_bh = tl.program_id(0).to(tl.int64)
     dtype = edge_ptr.dtype.element_ty
@@ -224,7 +223,7 @@ def stabiliser_scan_kernel(g_ptr, g_max_ptr, m_initial_ptr, edge_ptr, m_last_ptr
 @remember_launches
 @triton.jit(do_not_specialize=["T", "L", "N"])
 def stabiliser_finish_kernel(b_ptr, edge_ptr, m_ptr, T, L, N, BLOCK_T: tl.constexpr):
-    """Merge the stretch's own stabiliser with the m_{k-1} that enters it: m_t = max(b_t + m_{k-1}, m_t), in place.
+    """Add what comes before the stretch to its own stabiliser, in place: m_t = max(b_t + m_{k-1}, m_t).
 
     Grid: (ceil(T / BLOCK_T), B * H) flattened.
     Reads b [B, H, T] and m at the stretches' edges [B, H, N + 1]; reads and writes m [B, H, T].
@@ -278,22 +277,22 @@ def gates_backward_kernel(
     BLOCK_T: tl.constexpr,
     ONCE: tl.constexpr,
 ):
-    """Turn row sums of the main gradients into gate gradients, adding in float64.
+    """Turn the row sums of dq and dk into gate gradients, adding in float64.
 
-    With p = sum_k q dq, c = sum_k k dk and da_t = <exp(a_t) C_{t-1}, dC_t>, the recurrences of C and dC each give
-    <C_t, dC_t>, as da_t + c_t and as da_{t+1} + p_t. So from <C, dC> at the start of a stretch of L positions, its
-    anchor,
+    With p = sum_k q dq, c = sum_k k dk and da_t = <exp(a_t) C_{t-1}, dC_t>, the recurrence of C gives <C_t, dC_t> =
+    da_t + c_t, and that of dC gives <C_t, dC_t> = da_{t+1} + p_t. A stretch of L positions starts at an anchor, where
+    <C, dC> is known, so
 
         du_t = c_t        da_t = <C, dC>_start - sum_{start <= j < t} (p_j - c_j)
 
     which is appendix B.3 of the TFLA paper with its sums collected. Anchors keep rounding errors from accumulating over
-    T. At the end of a stretch the sum differs from the next anchor (in the last stretch from zero, if END_IS_KNOWN: the
-    last state gets no gradient) by the rounding errors in the stretch, ``drift``. This difference is distributed over
-    the positions in proportion to p^2 + c^2, which estimates the variance of each position's error.
+    T. At the end of a stretch the sum differs from the next anchor by the rounding errors in the stretch, ``drift``.
+    (END_IS_KNOWN: the last state gets no gradient, so at the end of T the sum should be zero.) The drift is distributed
+    over the positions in proportion to p^2 + c^2, which estimates the variance of each position's error.
 
     Grid: (ceil(H / BLOCK_H) * N stretches * B,). ONCE: a stretch has no more than BLOCK_T positions.
     Reads the row sums [NUM_SUMS, B, H, T], the anchors [NUM_ANCHORS, B, H, N] and the gates [B, T, H]; writes the
-    gradients of the gates [B, T, H] and, for slope and ssd, of the per-head constant summed over the stretch [B, N, H].
+    gradients of the gates [B, T, H] and, for slope and ssd, a stretch's part of the heads' constants' [B, N, H].
     """
     blocks: tl.constexpr = (H + BLOCK_H - 1) // BLOCK_H
     pid = tl.program_id(0)
@@ -348,7 +347,7 @@ def gates_backward_kernel(
             d_head -= tl.sum(tl.where(mask, da, 0.0), axis=1, keep_dims=True)
         else:
             x = tl.load(decay_ptr + offs_gate, mask=mask, other=1.0).to(tl.float32)
-            # No state passes a decay this small (at the start of a document), so da consists of rounding errors only.
+            # No state survives a decay this small (at the start of a document), so da would be rounding errors alone.
             # The bound for mLSTMexp is lower, since its input gates may outweigh a decay by exp(2 * 60).
             if GATE == "exp":
                 da = tl.where(x < -200.0, 0.0, da)

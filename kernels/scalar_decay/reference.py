@@ -89,8 +89,8 @@ def recurrent(
         return_last_state: also return the state after the last step.
         normalize: the normalised form.
         normalizer_gradient: differentiate through the denominator instead of taking it as a constant.
-        round_operands: round the operands of k v^T and C^T q to v's dtype, as kernels do. The error of this form and
-            of :func:`parallel` is what tests allow other implementations in that dtype.
+        round_operands: round the operands of k v^T and C^T q to v's dtype, as kernels do. Tests allow implementations
+            in that dtype the errors of this form and of :func:`parallel`.
 
     Returns:
         h [B, T, H, V] in v's dtype, or (h, last_state).
@@ -143,17 +143,15 @@ def parallel(
     float32 (float64 for float64 inputs).
 
     Args:
-        gate_dtype: dtype of the cumulative sums of the gates. Their differences cancel: in float32 they lose about
-            eps * |b|, which matters for decays of hundreds and more.
-        Others: as :func:`recurrent`.
+        gate_dtype: dtype of b. The differences b_i - b_j have an error of about eps * |b|, in float32 too much for |b|
+            of hundreds and more.
 
-    Returns:
-        As :func:`recurrent`.
+    All else, and the result, are as in :func:`recurrent`.
     """
     dtype, operand_dtype = compute_dtype(v.dtype), v.dtype
     gate_dtype = torch.promote_types(gate_dtype, dtype)
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-    # exp is zero at this bound; beyond it one gate would take the bits that the sums of its neighbours need.
+    # exp is zero at this bound; a larger |a| would take bits from all sums after it.
     a = log_decay.transpose(1, 2).to(gate_dtype).clamp(min=MIN_LOG_DECAY)
     u = torch.zeros_like(a) if log_input is None else log_input.transpose(1, 2).to(gate_dtype)
     b = a.cumsum(-1)
@@ -181,7 +179,7 @@ def parallel(
     if c0 is not None:
         h = h + inter * _OperandMatmul.apply(query, c0.to(dtype), operand_dtype)
     last: State
-    # The weights of the last output are also those with which positions enter the last state.
+    # The positions' weights in the last output are also those in the last state.
     key = weights[..., -1, :, None] * k.to(dtype)
     c = _OperandMatmul.apply(key.mT, v, operand_dtype)
     if c0 is not None:
