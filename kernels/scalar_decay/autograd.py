@@ -1,9 +1,9 @@
 """One forward and backward pass of the engine, of which common/differentiable.py makes an autograd function.
 
-The forward pass runs the gate kernels, where there are several chunks the pass over them, and the output. The backward
-pass computes the states again unless they were few enough to be kept, runs the pass over the chunks backward in time,
-computes dq, dk and dv (roles.py), and turns the row sums taken there into the gates' gradients. Source: TFLA paper,
-sections 2.2 and 3.2, appendices B and C.
+The forward pass runs the gate kernels, the pass over the chunks if there are several, and the output. The backward pass
+computes the states again unless they were kept, runs the pass over the chunks backward in time, computes dq, dk and dv
+(roles.py), and turns the row sums taken there into the gates' gradients. Source: TFLA paper, sections 2.2 and 3.2,
+appendices B and C.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def backward_problem(problem: Problem, chunk_size: int | None, q: Tensor, v: Ten
     That may be shorter: dq and dk are as wide as q, often half as wide as the output, and so have fewer programs.
 
     Args:
-        chunk_size: as a call names it, or None. If it is named, chunks are no longer than the forward pass's.
+        chunk_size: the call's own, or None. If it is given, the backward pass takes no longer chunks than the forward.
         kept: whether the forward pass has kept its states.
     """
     shape = choice.shape_of_tensors(q, v, normalised=problem.stabilised)
@@ -54,14 +54,14 @@ def backward_problem(problem: Problem, chunk_size: int | None, q: Tensor, v: Ten
 
 
 def keep_states(problem: Problem, chunk_size: int | None, q: Tensor, v: Tensor, states: Tensor | None) -> Tensor | None:
-    """Return the states if the backward pass gets them: its chunks are the same, and they take little memory."""
+    """Return the states if they are kept for the backward pass: it has the same chunks, and they take little memory."""
     inputs = (2 * q.numel() + v.numel()) * v.element_size()
     few = states is not None and KEPT_STATES * states.nbytes <= inputs
     return states if few and backward_problem(problem, chunk_size, q, v, kept=True) == problem else None
 
 
 def needs_states(problem: Problem, v: Tensor) -> bool:
-    """Return whether any head is cut into chunks, whose states a pass must then compute."""
+    """Return whether any head is cut into chunks, so that the states between them are needed."""
     return problem.chunk < v.shape[1] and problem.whole_heads < v.shape[0] * v.shape[2]
 
 
@@ -111,7 +111,7 @@ def _forward(
     n_initial: Tensor | None,
     m_initial: Tensor | None,
 ) -> tuple[Tensors, Tensors]:
-    """Return h and the last C, n and m, and what is kept: gate vectors and, in an eager call, the states or None."""
+    """Return h and the last C, n and m; and, to keep, the gate vectors and the states or None (:func:`keep_states`)."""
     problem, want_last = make_problem(request, q, v), request.want_last
     config = choose_config(problem, q, v)
     fused, exp = config.takes_tiles_in_order, problem.stabilised
@@ -129,7 +129,7 @@ def _forward(
         )  # fmt: skip
         states, n_states = chunks.states, chunks.n_states
     if fused:
-        # The pass over the chunks has written the last states of heads that are cut.
+        # The pass over the chunks has written the last states of the cut heads.
         whole_last, whole_n_last = (last, n_last) if problem.whole_heads else (None, None)
         denominators = Denominators(n_states, n_initial, whole_n_last, gates.log_denom) if exp else None
         if denominators is not None and config.normaliser is not None:
@@ -149,7 +149,7 @@ def _shapes(request: Request, q: Tensor, k: Tensor, v: Tensor, *_: Tensor | None
     """Allocate what :func:`_forward` returns."""
     heads, dim_k, dim_v = index(v.shape[2]), index(q.shape[3]), index(v.shape[3])
     fused = takes_tiles_in_order(request.scheme, v.element_size())
-    # The stretch of the gates must not depend on the sequence's length here: one compiled call serves all lengths.
+    # A compiled call serves all sequence lengths, so the length of the gates' stretches must not depend on T here.
     chunk = request.chunk_size or choice.sweep_chunk(dim_k, dim_v)
     config = select_config(
         scheme=request.scheme, capability=capability(v.device), item_bytes=v.element_size(), head_dim_qk=dim_k,
@@ -165,13 +165,13 @@ def _backward(
 ) -> Tensors:
     """Return the gradients of q, k, v, the gates and the initial state C and n.
 
-    Kernels that take tiles in order need states only of heads that are cut, and compute the anchors of the decay's
-    gradient on their way. chunk_o.py starts from the states of every chunk, and its anchors are at the chunks' edges.
+    Kernels that take tiles in order need the states of cut heads only, and compute the anchors of the decay's gradient
+    on their way. chunk_o.py needs the states of every chunk; its anchors are at the chunks' edges.
     """
     q, k, v, decay, input_gate, head, c_initial, n_initial, _ = tensors
     dh, d_last, dn_last, _ = gradients
     number = len(GateVectors._fields)
-    # What an operator call saves has no states.
+    # A compiled call's operator does not save the states.
     gates, states = GateVectors(*saved[:number]), saved[number] if len(saved) > number else None
     problem = make_problem(request, q, v)
     config = choose_config(problem, q, v)
@@ -222,7 +222,7 @@ def _backward(
     dn_initial = None
     if dn_last is not None and problem.stabilised:
         dn_initial = _add_normaliser_gradients(dn_last, gates, stretch, k, n_initial, dk.out, decay, d_decay, d_input)
-    # Every head has a dq and dk; those of heads that share q and k (Mamba-2's C and B) are added up.
+    # dq and dk have been computed for every head; those of heads that share q and k (Mamba-2's C and B) are added up.
     return (
         *(x if x.shape == like.shape else run_sum(x, like) for x, like in ((dq.out, q), (dk.out, k))),
         dv.out, d_decay, d_input, d_head, d_initial, dn_initial, None,
@@ -267,16 +267,16 @@ def _add_normaliser_gradients(
     d_decay: Tensor | None,
     d_input: Tensor | None,
 ) -> Tensor | None:
-    """Add, in place, what flows in through the last n = sum_t w_t k_t + w_0 n_0; return the gradient of n_0.
+    """Add, in place, the gradients that come through the last n = sum_t w_t k_t + w_0 n_0; return that of n_0.
 
-    The outputs' denominators are constants for the gradient, so this is the only path through n and needs no kernel.
+    The outputs' denominators are constants for the gradient, so n gets one only where it is returned: no kernel needed.
     """
     edge = gates.edge
     assert edge is not None
     tiles = torch.arange(k.shape[1], device=k.device) // stretch
     after = gates.g.flip(-1).cumsum(-1).flip(-1) - gates.g
     m_last = edge[:, :, -1]
-    # w is the weight at the end of its stretch, without the stabiliser; ``after`` is the decay from there on.
+    # w is the log weight at the end of the position's stretch, ``after`` the log decay from there to the end.
     weight = torch.exp2(gates.w + after[:, :, tiles] - m_last[..., None])
     first = torch.exp2(gates.g.sum(-1) + edge[:, :, 0] - m_last)
     dn = dn_last.float()

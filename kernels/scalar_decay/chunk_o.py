@@ -1,15 +1,16 @@
 """The output kernel of TFLA as published: a causal gated product inside a chunk plus the state's contribution.
 
 It computes the four products of roles.py, out = rows(W_in) (X S) + ((X Y^T) * W) Z. A program makes one tile of out: it
-starts from X S, then goes through the tiles of the chunk that its rows sum over, and makes and uses a tile of X Y^T for
-each. All tiles of a chunk run in parallel (TFLA's second level of sequence parallelism), so the chunk length is
-independent of the tile size. Transposed products are computed from loaded tiles, never by transposing an accumulator.
+starts from X S, then goes through the tiles of the chunk that its rows sum over, and for each makes a tile of X Y^T and
+multiplies it by Z. All tiles of a chunk run in parallel (TFLA's second level of sequence parallelism), so the chunk
+length is independent of the tile size. Transposed products are computed from loaded tiles, never by transposing an
+accumulator.
 
-Gate weights are exp2(b_t - m_t - log2 denom_t - b_s + u_s) for a query position t and a key position s <= t. Let R be
-b - m at the first row of a tile with a past role, or at the last row of one with a future role. Because m_t - b_t never
-decreases with t, the row factor exp2(b_t - m_t - R) and the column factor exp2(u_s - b_s + R) are both at most one for
-tiles off the diagonal. There two vectors replace a matrix of exponentials, and nothing overflows. On the diagonal tile
-the exponents are added first.
+The weight of a key position s <= t for a query position t is exp2(b_t - m_t - log2 denom_t - b_s + u_s). Let R be b - m
+at the first row of a tile (past roles) or at its last row (future roles). Because m_t - b_t never decreases with t, the
+row factor exp2(b_t - m_t - R) and the column factor exp2(u_s - b_s + R) are both at most one for tiles off the
+diagonal. So there two vectors replace a matrix of exponentials, and nothing overflows. On the diagonal tile the
+exponents are added first.
 """
 
 import triton
@@ -56,7 +57,8 @@ def _multiply(
     x, x_rows, y_rows, offs_t, offs_s, offs_x, mask_t, mask_s, unit,
     D: tl.constexpr, ROW: tl.constexpr, BLOCK_X: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Return X Y^T for a pair of tiles, BLOCK_X columns at a time; ``x`` is the tile of X if it has no more columns."""
+    """Return X Y^T for a pair of tiles, BLOCK_X columns at a time; ``x``: the first columns of X, the only ones it uses
+    if there are no more."""
     NX: tl.constexpr = (D + BLOCK_X - 1) // BLOCK_X
     MASK_X: tl.constexpr = D % BLOCK_X != 0
     product = tl.zeros((offs_t.shape[0], offs_s.shape[0]), dtype=tl.float32)
@@ -130,9 +132,9 @@ def chunk_o_kernel(
 
     Grid: (ceil(DZ / BLOCK_Z) * ceil(L / BLOCK_T) * N * B * H,).
     Reads X, Y [B, T, H / group_x, DX], Z [B, T, H / group_z, DZ], the state [B, H, N, DX, DZ] (transposed:
-    [B, H, N, DZ, DX]; zero where None) and the gate vectors; writes out [B, T, H, DZ]. NORMALISE (mLSTMexp's output)
-    divides by max(|n^T q|, exp2(-m)) and writes log2 of it [B, H, T]. Given a pair like Z, it writes sum_z out *
-    pair [ceil(DZ / BLOCK_Z), B, H, T].
+    [B, H, N, DZ, DX]; None: zero) and the gate vectors; writes out [B, T, H, DZ]. NORMALISE (mLSTMexp's output) divides
+    by max(|n^T q|, exp2(-m)) and writes log2 of it [B, H, T]. Given a pair, of Z's shape, it writes sum_z out * pair
+    [ceil(DZ / BLOCK_Z), B, H, T].
     """
     H: tl.constexpr = SHAPE.heads
     DX: tl.constexpr = SHAPE.dim_x

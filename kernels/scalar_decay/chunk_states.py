@@ -6,8 +6,8 @@ Backward (paper, appendix B.3):
     dC_{k-1} = exp2(g_k + m_{k-1} - m_k) dC_k + sum_t s exp2(b_t + m_{k-1} - m_t) / denom_t q_t dh_t^T
 
 The sums run over the positions t of chunk k, s is the scale, gate vectors are those of roles.GateVectors, and m = 0 for
-operations without a stabiliser. A program holds a tile of one head's state in registers and adds to it tile by tile of
-the sequence. One state is written per chunk, so a longer chunk moves fewer bytes.
+operations without a stabiliser. A program holds a tile of one head's state in registers and goes through the sequence
+tile by tile. It writes one state per chunk, so longer chunks move fewer bytes.
 """
 
 import triton
@@ -44,15 +44,14 @@ def chunk_states_kernel(
 ):
     """Process the chunks in order with one [BLOCK_X, BLOCK_Z] tile of the state in registers.
 
-    Grid: (ceil(DX / BLOCK_X) * ceil(DZ / BLOCK_Z) * B * H,), with LOCAL times the chunks whose contributions are
-    wanted, N or N - 1: then one program computes one chunk's contribution to the state, starting from zero, and
-    merge_chunk_states_kernel combines the contributions. The pass's last chunk (FUTURE: the first in time) is left out
-    unless the last state is wanted, since no chunk follows it.
+    Grid: (ceil(DX / BLOCK_X) * ceil(DZ / BLOCK_Z) * B * H,). LOCAL: times the number of chunks, since a program then
+    computes one chunk's contribution to the state, from zero, and merge_chunk_states_kernel combines them. The pass's
+    last chunk (FUTURE: the first in time) is left out unless the last state is wanted, since no chunk follows it.
     Forward in time: reads k as Y [B, T, H / group_x, DX], v as Z [B, T, H, DZ] and the gate vectors; writes the state
-    before each chunk [B, H, N, DX, DZ] and, where asked for, n [B, H, N, DX] and the last state. FUTURE, backward in
-    time: reads q as Y, dh as Z, the gate vectors and the forward states; writes the gradient of the state after each
-    chunk, that of the initial state and, where asked for, the anchors: <C, dC> at each chunk's start, [tiles of the
-    state, B, H, N]. Gate vectors are cumulative over LG positions, states are written every L.
+    before each chunk [B, H, N, DX, DZ] and, unless None, n [B, H, N, DX] and the last state. FUTURE, backward in time:
+    reads q as Y, dh as Z, the gate vectors and the forward states; writes the gradient of the state after each chunk
+    and, unless None, that of the initial state and the anchors: <C, dC> at each chunk's start [tiles of the state, B,
+    H, N]. Gate vectors are cumulative over LG positions, states are written every L.
     """
     H: tl.constexpr = SHAPE.heads
     DX: tl.constexpr = SHAPE.dim_x
@@ -200,9 +199,9 @@ def merge_chunk_states_kernel(
 ):
     """Replace every chunk's contribution by the state that enters the chunk: C_k = decay_k C_{k-1} + contribution_k.
 
-    A chunk multiplies the state by one scalar, so the merge is exact. FUTURE: backward in time.
+    decay_k is a scalar, so the merge costs little and is exact. FUTURE: backward in time.
 
-    Grid: (ceil(DX DZ / BLOCK_E) * heads,) for the heads of the batch from ``whole_heads`` on, those that are cut.
+    Grid: (ceil(DX DZ / BLOCK_E) * heads,) for the cut heads, those of the B * H from number ``whole_heads`` on.
     Reads g [B, H, ceil(T / LG)] and m at the stretches' edges; reads and writes the states [heads, N, DX, DZ] and n
     [heads, N, DX].
     """

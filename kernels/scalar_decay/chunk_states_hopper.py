@@ -2,10 +2,10 @@
 
     S^T <- decay S^T + (Z^T * w) Y
 
-starts from zero at the chunk's start (at its end, backward in time) and takes the chunk tile by tile with S^T in
-registers. Y and Z are k and v, or q and dh backward in time. A program has 128 columns of Z and of Y, so that each is
-read once where a head has no more of them. merge_chunk_states_kernel then turns the chunks' contributions into states.
-Source: TFLA paper, appendices B.2 and B.3; chunk_states.py computes the same on any GPU.
+starts from zero at the chunk's start (backward in time: at its end) and takes the chunk tile by tile with S^T in
+registers. Y and Z are k and v, or q and dh backward in time. A program has 128 columns of Z and of Y, so that head dims
+up to 128 are read once. merge_chunk_states_kernel then turns the chunks' contributions into states. Source: TFLA paper,
+appendices B.2 and B.3; chunk_states.py computes the same on any GPU.
 """
 
 from triton.experimental import gluon
@@ -53,11 +53,11 @@ def chunk_states_hopper_kernel(
 ):
     """Compute the contribution of one chunk to block_x rows and block_z columns of the state.
 
-    Grid: (ceil(DX / block_x) * ceil(DZ / block_z) * chunks * heads,) for the heads of the batch from
-    ``whole_heads`` on, those that are cut. ``chunks`` is N, or N - 1 where the last state is not wanted: no chunk
-    follows the last one of the pass, which is the first in time if it runs backward (FUTURE).
+    Grid: (ceil(DX / block_x) * ceil(DZ / block_z) * chunks * heads,) for the cut heads, those of the B * H from number
+    ``whole_heads`` on. ``chunks`` is N, or N - 1 if the last state is not wanted: the pass's last chunk (FUTURE: the
+    first in time) is left out, since no chunk follows it.
     Reads Y [B, T, H / group_x, DX], Z [B, T, H / group_z, DZ] and the gate vectors; writes the contributions
-    [heads, N, DX, DZ] and, where asked for, those to n [heads, N, DX].
+    [heads, N, DX, DZ] and, unless None, those to n [heads, N, DX].
     """
     H: gl.constexpr = SHAPE.heads
     DX: gl.constexpr = SHAPE.dim_x
@@ -104,7 +104,7 @@ def chunk_states_hopper_kernel(
 
     state_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, BX, 16])
     weighted_layout: gl.constexpr = gl.DotOperandLayout(0, state_layout, 2)
-    # A thread first adds up its RUN positions of eight columns of Y; at the end the threads' sums are added.
+    # For n, a thread adds up its RUN positions of eight columns of Y; the threads' sums are added after the loop.
     LANES: gl.constexpr = BX // 8
     RUN: gl.constexpr = BT * LANES // (32 * WARPS)
     y_layout: gl.constexpr = gl.BlockedLayout([RUN, 8], [32 // LANES, LANES], [WARPS, 1], [1, 0])

@@ -4,13 +4,14 @@ It computes the four products of roles.py, for each tile of X, Y and Z
 
     out = rows(W_in) (X S) + ((X Y^T) * W) Z        S <- decay S + Y^T (rows(w) Z)
 
-and carries S from tile to tile, where chunk_o.py goes through all other tiles of the chunk. So the work grows linearly
-with the chunk length, and nothing but inputs, outputs and one state per chunk crosses device memory. Past roles (h, dq)
-run forward in time, future roles (dk, dv) backward. A program holds BLOCK_Z columns of S, for all DX rows if they fit
-its registers; a larger DX is split into blocks, one launch each, whose outputs are added.
+and carries S to the next tile, whereas chunk_o.py goes through the chunk's other tiles for each tile. So the work is
+linear in the chunk length, and nothing but inputs, outputs and one state per chunk is read from or written to device
+memory. Past roles (h, dq) run forward in time, future roles (dk, dv) backward. A program holds BLOCK_Z columns of S,
+with all DX rows if these fit in its registers; a larger DX is split into blocks of rows, one launch each, whose outputs
+are added.
 
-Gate vectors are cumulative over a tile, not over the chunk: the gate kernels run with a stretch of BLOCK_T. Z, not Y,
-carries the state's weight w, so that Y's transpose is read from shared memory as it is.
+Gate vectors are cumulative over a tile, not over the chunk (BLOCK_T is their stretch). Z, not Y, is multiplied by the
+state's weights w, so that Y's transpose is read from shared memory as it is.
 """
 
 import triton
@@ -22,7 +23,7 @@ from .gates import NEG
 
 @triton.jit
 def _load_gates(ptr, offs_t, mask_t, last_row, other, CLAMP: tl.constexpr):
-    """Load a tile's gate vector; padding holds ``other`` or, with CLAMP, the value at the offset ``last_row``."""
+    """Load a tile's gate vector; padding holds ``other`` or, with CLAMP, the value of the last position."""
     if CLAMP:
         gates = tl.load(ptr + tl.minimum(offs_t, last_row))
     else:
@@ -59,16 +60,16 @@ def fused_chunk_kernel(
 ):
     """Process one chunk for BLOCK_Z columns of the output and one block of BLOCK_X columns of X and Y.
 
-    Head dims DX above BLOCK_X take one launch for each block; their outputs add up in a partial result [B, T, H, DZ],
+    A DX above BLOCK_X takes a launch for each block. The launches' outputs add up in a partial result [B, T, H, DZ],
     which every launch but the FIRST reads and every one but the LAST writes.
 
     Grid: (ceil(DZ / BLOCK_Z) * N * B * H,).
     Reads X, Y [B, T, H / group_x, DX], Z [B, T, H / group_z, DZ], the state entering the chunk [B, H, N, DX, DZ]
-    (transposed: [B, H, N, DZ, DX]; zero where None) and the gate vectors; writes out [B, T, H, DZ] and, unless
-    ``last_state`` is None, the state that leaves the sequence (N = 1). Given a pair like Z, it writes sum_z out * pair
-    [blocks of Z, B, H, T]; past roles also write S at the anchors, every ``every`` positions,
-    [B, H, ceil(T / every), BLOCK_X, DZ], and future roles read it back and write <C, dC> there
-    [blocks of Z, B, H, ceil(T / every)].
+    (transposed: [B, H, N, DZ, DX]; None: zero) and the gate vectors; writes out [B, T, H, DZ] and, unless None, the
+    state that leaves the sequence (only if N = 1). Given a pair, of Z's shape, it writes sum_z out * pair [blocks of Z,
+    B, H, T]. A past role then also writes S at the anchors, every ``every`` positions,
+    [B, H, ceil(T / every), BLOCK_X, DZ]; a future role reads it and writes <C, dC> there [blocks of Z, B, H,
+    ceil(T / every)].
     """
     H: tl.constexpr = SHAPE.heads
     DX: tl.constexpr = SHAPE.dim_x
@@ -96,11 +97,11 @@ def fused_chunk_kernel(
     mask_x = offs_x < DX
     mask_z = offs_z < DZ
     z_col = pid_z * BLOCK_Z
-    # Clamping costs registers for addresses, masking for masks that live from one iteration's loads to the next one's
-    # products. Which of the two leaves more registers differs with the role.
+    # Clamping takes registers for addresses. Masking takes registers for the masks, from an iteration's loads to the
+    # next iteration's products. Which takes fewer depends on the role.
     CLAMP: tl.constexpr = FUTURE and (FIRST or LAST)
     num_anchors = tl.cdiv(T, every)
-    # One descriptor a head: loads are zero-filled and stores clipped beyond T and beyond the head dim.
+    # A descriptor describes one head: beyond T and the head dim loads return zeros and nothing is stored.
     x_offset = batch * T * SHAPE.row_x + (head // SHAPE.group_x) * DX
     z_offset = batch * T * SHAPE.row_z + (head // SHAPE.group_z) * DZ
     x_desc = tl.make_tensor_descriptor(x_ptr + x_offset, [T, DX], [SHAPE.row_x, 1], [BLOCK_T, BLOCK_X])
@@ -159,7 +160,7 @@ def fused_chunk_kernel(
             query -= m + _load_gates(gates.log_denom + rows + t0, offs_t, mask_t, last_row, 0.0, CLAMP)
             w -= m_out
             log_decay += m_in - m_out
-        # Rows of X, Y and Z in the padding are zero, and so are all products with them unless a weight overflows.
+        # Rows of X, Y and Z in the padding are zero, and so are products with them unless a weight is infinite.
         if not CLAMP:
             query = tl.where(mask_t, query, NEG)
             key = tl.where(mask_t, key, NEG)
@@ -212,7 +213,7 @@ def fused_chunk_kernel(
         if not FIRST:
             if PIPELINE_PARTIAL:
                 out += partial_desc.load([t0, z_col]).to(tl.float32)
-            # Always true; inside a branch the load is not pipelined, which would cost shared memory for two tiles.
+            # Always true: inside a branch the load is not pipelined, for which shared memory would need two more tiles.
             elif t0 < T:
                 out += tl.load(partial_ptr + out_offset + t0 * out_stride + out_offs, mask=out_mask, other=0.0)
         if LAST:

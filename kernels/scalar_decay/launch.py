@@ -44,7 +44,7 @@ from .roles import OUTPUT, Anchors, Denominators, GateVectors, Role, Shape
 from .step import step_kernel
 
 HAS_WHOLE_STATE = matches_version(triton.__version__, GLUON_TRITON) and not triton.knobs.runtime.interpret
-"""Whether whole_state.py can be imported: Gluon's names change between Tritons, and it has no interpreter."""
+"""Whether whole_state.py can be imported: Gluon's names change with Triton's versions, and it has no interpreter."""
 if HAS_WHOLE_STATE:
     from .chunk_states_hopper import chunk_states_hopper_kernel
     from .whole_state import whole_state_kernel
@@ -54,8 +54,8 @@ STEP_BLOCK_K, STEP_BLOCK_V = 32, 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """Everything about one call but its tensors and their sizes; ``chunk`` is the chunk length in force,
-    ``whole_heads`` how many heads of the batch are whole."""
+    """Everything about one pass but its tensors and their sizes. ``chunk`` is the chunk length; the first
+    ``whole_heads`` of the B * H heads are whole."""
 
     gate: str
     scale: float
@@ -71,7 +71,7 @@ class Problem:
 
     @property
     def anchor_every(self) -> int:
-        """Positions between anchors where a chunk is processed tile by tile."""
+        """Positions from one anchor to the next where a chunk is processed tile by tile."""
         return anchor_every(self.scheme, self.chunk, sums_decay=self.gate == "ssd")
 
 
@@ -105,7 +105,7 @@ def _shape(x: Tensor, z: Tensor, heads: int) -> Shape:
 
 
 def _gates_tile(heads: int, stretch: int) -> dict[str, Any]:
-    """Return the tile of a gate kernel's program and its warps; eight heads' gates fill a 32-byte sector of memory."""
+    """Return a gate kernel's tile and warps. The float32 gates of eight heads fill a sector of memory, 32 bytes."""
     block_t = min(GATES_BLOCK_T, padded(stretch))
     block_h = min(8, GATES_TILE // block_t, next_power_of_two(heads))
     num_warps = max(1, block_h * block_t // 128)
@@ -151,7 +151,7 @@ def run_gates(
     *,
     dtype: torch.dtype,
 ) -> tuple[GateVectors, Tensor | None]:
-    """Launch the gate kernels, which make gate vectors cumulative over ``stretch`` positions and mLSTMexp's stabiliser.
+    """Launch the gate kernels, which make the gate vectors, cumulative over ``stretch`` positions.
 
     Returns:
         The gate vectors in ``dtype``, with log_denom not yet filled, and the last m [B, H] in base e.
@@ -174,11 +174,11 @@ def run_gates(
 
 @dataclass(slots=True, kw_only=True)
 class ChunkStates:
-    """The results of a pass over the chunks.
+    """The results of a pass over the chunks of the cut heads.
 
     Attributes:
-        states: [heads, N, K, V], the state before each chunk of the heads that are cut; of a pass backward in time, the
-            gradient of the state after each chunk.
+        states: the state before each chunk or, of a pass backward in time, the gradient of the state after each chunk,
+            [heads, N, K, V].
         n_states: n before each chunk [heads, N, K].
         anchors: <C, dC> at each chunk's start [tiles of the state, B, H, N].
     """
@@ -209,9 +209,9 @@ def run_chunk_states(
 
     Args:
         y, z: k and v, or q and dh.
-        last, n_last: [B, H, DX, DZ] and [B, H, DX], take the state after the pass's last step, of the heads that are
-            cut.
-        forward_states: the forward pass's states; if given, anchors are computed from them.
+        last, n_last: [B, H, DX, DZ] and [B, H, DX], to which the state after the pass's last step is written, for the
+            cut heads.
+        forward_states: the forward pass's states, from which to compute anchors; None: no anchors.
     """
     B, T, H, DZ = z.shape
     DX = y.shape[3]
@@ -236,7 +236,7 @@ def run_chunk_states(
     else:
         if forward_states is not None:
             result.anchors = _empty(tiles, B, H, N, like=z)
-        # What a chunk adds is computed from zero; the merge writes the last state.
+        # A chunk's contribution is computed from zero; the merge takes the initial state and writes the last one.
         own = (None, None, result.states, result.n_states, None, None) if local else ends
         chunk_states_kernel[grid](
             y, z, gates, *own, Anchors(forward_states, result.anchors), problem.scale, T, problem.chunk, N, stretch,
@@ -244,7 +244,7 @@ def run_chunk_states(
             num_warps=config.num_warps, num_stages=config.num_stages,
         )  # fmt: skip
     if local:
-        # The number of stretches in a chunk is rounded up, so that chunks of several lengths share a binary.
+        # BLOCK_G is rounded up to few values, so that chunks of several lengths share a compiled kernel.
         per_chunk = problem.chunk // stretch
         block_g = next(size for size in (32, 256, next_power_of_two(per_chunk)) if per_chunk <= size)
         merge_chunk_states_kernel[(cdiv(DX * DZ, MERGE_BLOCK_E) * heads,)](
@@ -288,7 +288,7 @@ class Product:
 
     Attributes:
         out: [B, T, H, DZ] in z's dtype.
-        row_sums: row sums of out * pair [parts of DZ, B, H, T], if a pair was given.
+        row_sums: if a pair was given, sums of out * pair over the columns of a part of DZ [parts, B, H, T].
         anchor_states: states at the anchors, from a past role with a pair.
         anchors: <C, dC> at the anchors [parts of the state, B, H, ceil(T / every)], from a future role with a pair.
     """
@@ -353,10 +353,10 @@ def run_tiles_in_order(
     ``anchor_states`` and returns the anchors.
 
     Args:
-        states: before each chunk of the heads that are cut, [heads, N, ...].
+        states: before each chunk of the cut heads [heads, N, ...].
         initial: before the first step of the whole heads [B, H, ...]; None is zero.
-        last: takes the state after the last step of the whole heads [B, H, ...].
-        denominators: of mLSTMexp, for a kernel that makes them itself.
+        last: to which the state after the last step of the whole heads is written [B, H, ...].
+        denominators: what mLSTMexp's denominators start from, if the kernel makes them itself.
     """
     B, T, _, DZ = z.shape
     DX = x.shape[3]
@@ -374,8 +374,8 @@ def run_tiles_in_order(
         # Each program writes its own anchors and row sums.
         shares = num_sums = tiles_z
         columns = DZ
-        # With two blocks, a partial result in bfloat16 is rounded once more than one in float32. That costs little
-        # accuracy and saves memory traffic. With more blocks the rounding errors would add up.
+        # A partial result in bfloat16 saves memory traffic. With two blocks it is rounded once, which costs little
+        # accuracy; with more blocks the rounding errors would add up.
         partial_dtype = z.dtype if z.dtype == torch.bfloat16 and blocks == 2 else torch.float32
         if B * H * num_anchors * config.block_x >= 2**31:
             expected = f"below 2^31 / {config.block_x} at anchors every {every} positions"
@@ -430,7 +430,7 @@ def run_gates_backward(
     *,
     end_is_known: bool,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Launch the gate gradient kernel; return gradients of the decay gate, the input gate and the per-head constant.
+    """Launch gates_backward_kernel; return the gradients of the decay gate, the input gate and the heads' constants.
 
     ``every`` is the distance between anchors; without anchors one stretch covers T.
     """
@@ -452,9 +452,9 @@ def run_gates_backward(
 
 @on_device_of("x")
 def run_sum(x: Tensor, like: Tensor) -> Tensor:
-    """Launch a sum over the axes before the last in which x is larger: [B, N, H] to [H], [B, T, H, D] to [B, T, G, D].
+    """Launch sum_kernel to sum x to the shape of ``like``: [B, N, H] to [H], or [B, T, H, D] to [B, T, G, D].
 
-    This is not torch's own sum because a pass in which torch computes cannot be recorded as a plan (remember.py).
+    torch's own sum will not do, because a pass in which torch computes gets no plan (remember.py).
     """
     result = torch.empty_like(like)
     inner, count = x.shape[-1], like.numel()

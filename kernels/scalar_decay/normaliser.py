@@ -1,12 +1,12 @@
-"""The normaliser: mLSTMexp's denominators, computed before any output where the output's kernel does not make them.
+"""The normaliser: mLSTMexp's denominators, computed before the output if the output's kernel does not make them.
 
     n_t = exp(a_t + m_{t-1} - m_t) n_{t-1} + exp(u_t - m_t) k_t        denom_t = max(|scale n_t^T q_t|, exp(-m_t))
 
-n is a state of one column, and the recurrence is computed as fused_chunk.py does it: a program takes a chunk tile by
-tile, with n for its columns of k in registers. A kernel of its own needs neither the values nor registers for the
-output, and computes n once instead of once for every block of value columns. denominator_kernel then adds up the
-programs' parts of n^T q. The kernels of the output and of its gradients take log2 denom_t as one more gate vector.
-Source: TFLA paper, equations 4 to 7.
+n is a state of one column, computed as fused_chunk.py computes C: a program takes a chunk tile by tile, with n for its
+columns of k in registers. In a kernel of its own this needs neither the values nor registers for the output, and is
+done once instead of once for every block of value columns. denominator_kernel then adds up the programs' parts of
+n^T q. The kernels of the output and of its gradients take log2 denom_t as one more gate vector. Source: TFLA paper,
+equations 4 to 7.
 """
 
 import triton
@@ -21,8 +21,8 @@ def _load_gates(gates, pid_bh, t0, end, T, BLOCK_T: tl.constexpr):
     """Load the gates of the tile at ``t0``; positions from ``end`` on get weights with which they add nothing.
 
     Returns:
-        log weights of the positions as queries and as keys, factors of n^T q and of the keys in n, [BLOCK_T] each, and
-        the decay of n.
+        Vectors [BLOCK_T] and a scalar: the positions' log weights as queries and as keys; the factors of n^T q, with
+        n before the tile; the keys' weights in n; the decay of n.
     """
     offs = t0 + tl.arange(0, BLOCK_T)
     mask = offs < end
@@ -64,9 +64,9 @@ def normaliser_kernel(
     """Compute scale n^T q of one chunk for BLOCK_K columns of q and k.
 
     Grid: (ceil(K / BLOCK_K) * N * B * H,).
-    Reads q, k [B, T, H / GROUP, K], n entering the chunk [B, H, N, K] (zero where None) and the gate vectors,
-    cumulative over BLOCK_T, which are loaded a tile ahead; writes this block's part of scale n^T q [blocks, B, H, T]
-    and, where asked for, the last n [B, H, K] (N = 1).
+    Reads q, k [B, T, H / GROUP, K], n entering the chunk [B, H, N, K] (None: zero) and the gate vectors, cumulative
+    over BLOCK_T, which are loaded a tile ahead; writes this block's part of scale n^T q [blocks, B, H, T] and, unless
+    None, the last n [B, H, K] (only if N = 1).
     """
     NK: tl.constexpr = (K + BLOCK_K - 1) // BLOCK_K
     ROW: tl.constexpr = (H // GROUP) * K

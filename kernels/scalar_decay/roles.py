@@ -9,12 +9,12 @@
     DV: dv       k    q    dh   dC leaving the chunk                future
 
 The first term is what the state contributes, the second what the chunk's own positions contribute. rows(w) M scales row
-t of M by w_t, and * multiplies elementwise. The gates make W_in[t], the factor of the state in row t, and W[t, s], that
-of position s, which is zero for positions that row t does not sum over. DX is the head dim of X and Y, DZ that of Z and
-out.
+t of M by w_t, and * multiplies elementwise. The gates make W_in[t], the weight of the state in row t, and W[t, s], the
+weight of position s, which is zero for positions that row t does not sum over. DX is the head dim of X and Y, DZ that
+of Z and out.
 
-The gates' gradients need sum_k q dq and sum_k k dk. So dq and dk are launched with a pair (q or k), and then also write
-the row sums of out * pair in float32, from which gates_backward_kernel (gates.py) makes these gradients.
+The gates' gradients need sum_k q dq and sum_k k dk. So the launches for dq and dk get q or k as a *pair* of the output,
+and also write the row sums of out * pair in float32; gates_backward_kernel (gates.py) makes the gradients of these.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ DV = Role(future=True, transposed=False)
 
 
 class Shape(NamedTuple):
-    """Sizes that a kernel is compiled for; it sees fields alone, so what follows from others is a field too.
+    """Sizes that a kernel is compiled for. A kernel cannot call properties, so derived sizes are fields too.
 
     Attributes:
         heads: H.
         dim_x, dim_z: DX and DZ.
         group_x, group_z: how many consecutive heads share one head of X and Y, or one of Z (Mamba-2's B and C).
-        row_x, row_z, row_out: elements from a position of X and Y, of Z or of the output to the next.
+        row_x, row_z, row_out: stride from a position of X and Y, of Z or of the output to the next, in elements.
     """
 
     heads: int
@@ -89,7 +89,7 @@ class Anchors(NamedTuple):
 
     Attributes:
         states: C at each anchor, which a kernel that runs forward in time writes and one that runs backward reads.
-        products: takes <C, dC> at each anchor from the latter; else None.
+        products: where the one that runs backward writes <C, dC> at each anchor; None for the other.
     """
 
     states: Tensor | None = None
@@ -97,13 +97,13 @@ class Anchors(NamedTuple):
 
 
 class Denominators(NamedTuple):
-    """What a kernel that makes mLSTMexp's denominators starts from, and what it writes; n as in reference.py.
+    """What a kernel that makes mLSTMexp's denominators reads and writes; n as in reference.py.
 
     Attributes:
-        n_states: n before each chunk of the heads that are cut [heads, N, K]; None where there are none.
+        n_states: n before each chunk of the cut heads [heads, N, K]; None if there are none.
         n_initial: n before the first step of the whole heads [B, H, K]; None means zero.
-        n_last: takes n after the last step of the whole heads [B, H, K]; None where it is not asked for.
-        log_denom: takes log2 of the denominators [B, H, T]; None where the kernel does not make them.
+        n_last: where n after the last step of the whole heads is written [B, H, K], or None.
+        log_denom: where log2 of the denominators is written [B, H, T]; None if the kernel does not make them.
     """
 
     n_states: Tensor | None = None

@@ -1,22 +1,23 @@
 """The fused chunk kernel for Hopper: one program holds the whole state of a head, in registers, transposed.
 
-It computes what fused_chunk.py does, the four products of roles.py, for a chunk processed tile by tile. There a program
-has 64 columns of the state and output, so X and Y are read, and X Y^T is computed, once for every 64 columns. Here
+It computes what fused_chunk.py does, the four products of roles.py, for a chunk processed tile by tile. In fused_chunk
+a program has 64 columns of the state and the output, so for every 64 columns X and Y are read and X Y^T is computed
+anew. In the transposed form
 
     O^T = S^T X^T * rows(W_in) + Z^T (Y X^T * W^T)        S^T <- decay S^T + (Z^T * w) Y
 
-has S^T as its left operand, which Hopper's tensor cores take from registers: the state makes no trip through shared
-memory, and X and Y are read once. Two or three groups of four warps run side by side. One group prepares: it has the
-bulk copy engine load the tiles of X, Y and Z, evaluates the gates and makes the weighted scores Y X^T * W^T (and
-mLSTMexp's denominators). The others, one or two, are the walkers: each holds the state of its share of the columns,
-takes from shared memory what was prepared, and stores the output.
+S^T is a left operand, which Hopper's tensor cores take from registers. So the state makes no trip through shared
+memory, and a program can have 256 columns, for which X and Y are read once. Two or three groups of four warps run side
+by side. One group prepares: it has the bulk copy engine (TMA) load the tiles of X, Y and Z, evaluates the gates and
+makes the weighted scores Y X^T * W^T (and mLSTMexp's denominators). The others, one or two, are the walkers: each holds
+the state of its share of the columns, takes from shared memory what was prepared, and stores the output.
 
-    part    at most 128 columns of X and Y, and of S^T. Wider head dims than two parts take two launches: O^T is a sum
+    part    at most 128 columns of X and Y, and of S^T. Head dims wider than two parts take two launches: O^T is a sum
             over columns of X and Y, and the second launch adds what the first one stored.
-    slice   64 of the DZ columns of Z and O, which are rows of S^T. A walker has one, or two (h and dv).
-    share   the columns of a walker; each writes its own anchors.
-    stage   place in shared memory for X, Y, Z, scores and gates of block_t positions, used in turn.
-    piece   columns of the scores made at once, to spare registers.
+    slice   64 of the DZ columns of Z and O, which are rows of S^T.
+    share   the columns of a walker: one slice, or two (h and dv). Each share has its own anchors.
+    stage   one of the places in shared memory for X, Y, Z, scores and gates of a tile; tiles use them in turn.
+    piece   columns of the scores that are made at once: all of them would take too many registers.
 
 Written in Gluon, Triton's language of explicit layouts; why_no_whole_state in config.py says for which head dims and
 chunks, why_not_whole_state in engine.py where it runs. The shared memory is described in whole_state_tiles.py.
@@ -59,8 +60,8 @@ from .whole_state_tiles import (
 
 @gluon.jit
 def _split(vector, dtype: gl.constexpr, layout: gl.constexpr):
-    """Return a float32 vector [N] as eight columns [N, 8], the fewest of a product on Hopper: its rounded value and the
-    remainder in turn. All eight add up to four times the vector."""
+    """Return a float32 vector [N] as eight columns [N, 8], the fewest that a product on Hopper takes: its rounded value
+    and the remainder in turn, so that the columns add up to four times the vector."""
     high = vector.to(dtype)
     low = (vector - high.to(gl.float32)).to(dtype)
     column = gl.arange(0, 8, gl.SliceLayout(0, layout))[None, :]
@@ -69,11 +70,11 @@ def _split(vector, dtype: gl.constexpr, layout: gl.constexpr):
 
 @gluon.jit
 def _store_gates(buffers, stage, gates, n, DIVIDED: gl.constexpr):
-    """Put a tile's gates, as :func:`load_gates` returns them, into shared memory, and with denominators also n."""
+    """Store a tile's gates, as :func:`load_gates` returns them, in shared memory; DIVIDED: also n and the weights."""
     query, key, log_row, log_weight, log_decay, log_floor = gates
     row, weight, floor = gl.exp2(log_row), gl.exp2(log_weight), gl.exp2(log_floor)
     decay = gl.exp2(log_decay)
-    # One store for all vectors, since the compiler puts barriers between several.
+    # All vectors in one store, since the compiler puts barriers between stores.
     first = gl.join(gl.join(query, key), gl.join(row, weight))
     second = gl.join(gl.join(gl.zeros_like(row) + decay, floor), gl.join(row, row))
     vectors = gl.join(first, second).permute((3, 2, 1, 0))
@@ -91,7 +92,7 @@ def _store_gates(buffers, stage, gates, n, DIVIDED: gl.constexpr):
 
 @gluon.constexpr_function
 def _pieces(tile, role, divided):
-    """Return in how many pieces a tile's scores are made: more where fewer registers are left."""
+    """Return in how many pieces a tile's scores are made: more if the preparing group has fewer registers."""
     if tile.state_registers <= 64:
         return 1
     if divided:
@@ -101,10 +102,8 @@ def _pieces(tile, role, divided):
 
 @gluon.constexpr_function
 def _registers(tile, divided):
-    """Return a thread's registers in the second walker, if any, and in the preparing group; the first gets the rest.
-
-    Measured: a large state gets as many as the preparing group can spare without spilling.
-    """
+    """Return a thread's registers in the second walker, if any, and in the preparing group; the first walker gets the
+    rest. For a large state the preparing group gets the fewest with which it does not spill (found by trial)."""
     if tile.walkers == 1:
         return [112 if tile.block_x == 64 else 88]
     if tile.state_registers <= 64:
@@ -129,7 +128,7 @@ def _first_n(denominators, chunk, offs_x, DX: gl.constexpr):
 
 @gluon.jit
 def _multiply_by_keys(buffers, stage, start: gl.constexpr, layout: gl.constexpr, TILE: gl.constexpr):
-    """Return the products, under way, of a tile's rows of X with as many rows of Y as the layout has columns."""
+    """Return the scores, under way, of a tile's rows of X with BS rows of Y from ``start`` on (``layout`` sets BS)."""
     BS: gl.constexpr = layout.instr_shape[1]
     BT: gl.constexpr = TILE.block_t
     scores = gl.zeros([BT, BS], gl.float32, layout)
@@ -153,7 +152,7 @@ def _prepare(
     ROLE: gl.constexpr,
     TILE: gl.constexpr,
 ):
-    """Prepare a chunk tile by tile for the groups that walk it. The copies of its first tiles are under way already.
+    """Prepare a chunk tile by tile for the walkers. The copies of its first tiles are under way already.
 
     With ``denominators`` also compute those of mLSTMexp, as normaliser.py does:
 
@@ -161,13 +160,13 @@ def _prepare(
     """
     DX: gl.constexpr = SHAPE.dim_x
     BT: gl.constexpr = TILE.block_t
-    # Used only with denominators, which are made only where there is one part.
+    # Used only with denominators, and then there is one part.
     BX: gl.constexpr = TILE.widths[0]
     STAGES: gl.constexpr = TILE.num_stages
     FUTURE: gl.constexpr = ROLE.future
     DIVIDED: gl.constexpr = denominators.log_denom is not None
     DTYPE: gl.constexpr = buffers.x[0].dtype
-    # With a large state and denominators no registers are left to load the next gates early.
+    # With a large state and denominators too few registers are left to load the next gates early.
     LATE: gl.constexpr = DIVIDED and TILE.state_registers > 64
     BS: gl.constexpr = BT // _pieces(TILE, ROLE, DIVIDED)
     scores_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, BS, 16])
@@ -247,7 +246,7 @@ def _prepare(
 
 @gluon.jit
 def _store_row_sums(sums_ptr, product, T, planes, pid_bh, t0, share):
-    """Store a tile's sums over a slice [BZ, BT], one for each warp: adding several warps' would take a barrier."""
+    """Store a tile's sums over a slice [BZ, BT], those of each warp apart: adding them up would take a barrier."""
     BT: gl.constexpr = product.shape[1]
     layout: gl.constexpr = gl.BlockedLayout([1, 2], [1, 32], [WARPS, 1], [1, 0])
     sums = gl.sum(product.reshape([WARPS, BZ // WARPS, BT]), axis=1)
@@ -272,14 +271,14 @@ def _walk(
     ROLE: gl.constexpr,
     TILE: gl.constexpr,
 ):
-    """Process a chunk tile by tile for the columns of one walker, of number ``walker``."""
+    """Process a chunk tile by tile for the share of walker number ``walker``."""
     DX: gl.constexpr = SHAPE.dim_x
     DZ: gl.constexpr = SHAPE.dim_z
     BT: gl.constexpr = TILE.block_t
     NX: gl.constexpr = len(TILE.widths)
     SLICES: gl.constexpr = TILE.block_z // (BZ * TILE.walkers)
     Z: gl.constexpr = walker * SLICES * BZ
-    # Where one program has all of DZ, a walker leaves out its second slice if that lies beyond DZ.
+    # If one program has all of DZ, its walkers leave out a second slice that lies beyond DZ.
     NZ: gl.constexpr = 1 if min(TILE.block_z, Z + BZ) >= DZ else SLICES
     STAGES: gl.constexpr = TILE.num_stages
     FUTURE: gl.constexpr = ROLE.future
@@ -294,7 +293,7 @@ def _walk(
 
     out_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, BT, 16])
 
-    # S^T as tensors [BZ, width], the parts of the walker's first slice and then those of its second.
+    # S^T as tensors [BZ, width]: the parts of the walker's first slice, then those of its second.
     state = ()
     for n in gl.static_range(NZ * NX):
         state += (load_part(pointers, chunk, n, z_col + Z, SHAPE, ROLE, TILE),)
@@ -303,7 +302,7 @@ def _walk(
     planes = BH.to(gl.int64) * T
     num_anchors = gl.cdiv(T, every)
     tiles = gl.cdiv(end - start, BT)
-    # A stretch goes from one anchor to the next; the last one may be shorter.
+    # A stretch goes from one anchor to the next; the last stretch may be shorter.
     per_stretch = every // BT if ANCHORS else tiles
     stretches = gl.cdiv(tiles, per_stretch)
     if walker == 1:
@@ -389,8 +388,8 @@ def _walk(
 
     if pointers.last is not None:
         if chunk.is_whole:
-            # tile == tiles here, so this is chunk.x_col. The compiler does not know it, and computes the addresses now.
-            # Otherwise it would keep those at which the initial state was loaded, in registers that the loop needs.
+            # This is chunk.x_col, because tile == tiles. The compiler does not know that, and so computes addresses
+            # here instead of keeping those of the initial state in registers that the loop needs.
             x_col = chunk.x_col + tile - tiles
             for n in gl.static_range(NZ * NX):
                 ptrs, mask = elements_of(pointers.last + pid_bh * DX * DZ, n, x_col, z_col + Z, SHAPE, ROLE, TILE)
@@ -427,15 +426,17 @@ def whole_state_kernel(
 ):
     """Process one chunk for block_z columns of the output and block_x columns of X and Y, from column ``x_col`` on.
 
-    Grid: (ceil(DZ / block_z) * (whole_heads + N * (B * H - whole_heads)),): the first ``whole_heads`` heads of the
-    batch are not cut.
-    Reads and writes what fused_chunk.fused_chunk_kernel does, where the arguments are explained too, with these
-    differences. States before chunks are those of heads that are cut, [B * H - whole_heads, N, ...]; whole heads start
-    from the initial state [B, H, ...], and only their last state is written. ``partial_ptr`` is the ``out_ptr`` of the
-    launch for the first columns of X and Y. ``log_scale`` is the scale's logarithm to base 2. Row sums are those of
-    every warp, [shares * 4, B, H, T]. The states at the anchors are [B, H, ceil(T / every)] tiles in the order of
-    :func:`flatten`, padded to whole blocks. With ``denominators`` (roles.Denominators) the program makes those of
-    mLSTMexp, divides by them and writes them; one part then holds all of DX.
+    Grid: (ceil(DZ / block_z) * (whole_heads + N * (B * H - whole_heads)),): the first ``whole_heads`` of the B * H
+    heads are whole.
+    Reads and writes what fused_chunk.fused_chunk_kernel does, whose docstring explains the arguments, except that
+    - states before chunks are those of cut heads [B * H - whole_heads, N, ...]; whole heads start from the initial
+      state [B, H, ...], and only their last state is written;
+    - ``partial_ptr`` is the ``out_ptr`` of the launch for the first columns of X and Y; ``log_scale`` is log2 scale;
+    - every warp writes its own row sums [shares * 4, B, H, T];
+    - the states at the anchors are [B, H, ceil(T / every)] tiles in the order of :func:`flatten`, padded to whole
+      blocks;
+    - with ``denominators`` (roles.Denominators) the program makes those of mLSTMexp, divides by them and writes them;
+      one part then holds all of DX.
     """
     H: gl.constexpr = SHAPE.heads
     DX: gl.constexpr = SHAPE.dim_x
@@ -507,7 +508,7 @@ def whole_state_kernel(
         freed=allocate_barriers(STAGES),
         extra_loaded=allocate_barriers(WALKERS),
     )
-    # Only barriers that are waited for: the compiler reuses the memory of others, to which the hardware would write.
+    # Only barriers that something waits for: the compiler reuses the memory of others, to which the hardware writes.
     for stage in gl.static_range(STAGES):
         mbarrier.init(buffers.loaded.index(stage), count=1)
         mbarrier.init(buffers.loaded_z.index(stage), count=1)

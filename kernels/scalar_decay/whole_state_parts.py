@@ -1,8 +1,8 @@
 """The state that a walker of whole_state.py holds: S^T in registers, part by part.
 
-A part here is a tensor [64, width]: the columns of one slice of the output by at most 128 columns of X and Y. A walker
-has the parts of its first slice, and then those of its second one if it has two. Functions that return a product "under
-way" return before it is complete; wait_for waits.
+A part here is a tensor [64, width]: one slice of the output's columns by at most 128 columns of X and Y. A walker has
+the parts of its first slice, then those of its second, if any. Functions that return a product "under way" return
+before it is complete; wait_for waits for it.
 """
 
 from triton.experimental import gluon
@@ -29,8 +29,8 @@ def elements_of(start, index: gl.constexpr, x_col, z_col, SHAPE: gl.constexpr, R
     """Return pointers to a part of the state in memory and a mask of the elements that exist.
 
     Args:
-        start: the whole state, of which a walker has columns from ``x_col`` and ``z_col`` on.
-        index: of the part among those of the walker.
+        start: the whole state of the head; the walker's begins at columns ``x_col`` and ``z_col``.
+        index: number of the part among those of the walker.
     """
     NX: gl.constexpr = len(TILE.widths)
     layout: gl.constexpr = state_layout(TILE.widths[index % NX])
@@ -44,14 +44,14 @@ def elements_of(start, index: gl.constexpr, x_col, z_col, SHAPE: gl.constexpr, R
 def _load(
     states, number, index: gl.constexpr, x_col, z_col, SHAPE: gl.constexpr, ROLE: gl.constexpr, TILE: gl.constexpr
 ):
-    """Return a part of state ``number`` of many, in float32."""
+    """Return a part of state number ``number`` of ``states``, in float32."""
     ptrs, mask = elements_of(states + number * (SHAPE.dim_x * SHAPE.dim_z), index, x_col, z_col, SHAPE, ROLE, TILE)
     return gl.load(ptrs, mask=mask, other=0.0).to(gl.float32)
 
 
 @gluon.jit
 def load_part(pointers, chunk, index: gl.constexpr, z_col, SHAPE: gl.constexpr, ROLE: gl.constexpr, TILE: gl.constexpr):
-    """Return a part of the state with which a chunk starts: the initial one for a head that is not cut."""
+    """Return a part of the state with which a chunk starts; that of a whole head is the initial state."""
     width: gl.constexpr = TILE.widths[index % len(TILE.widths)]
     part = gl.zeros([BZ, width], gl.float32, state_layout(width))
     if pointers.states is not None:
@@ -65,14 +65,14 @@ def load_part(pointers, chunk, index: gl.constexpr, z_col, SHAPE: gl.constexpr, 
 
 @gluon.jit
 def flat_elements(anchor, part: gl.constexpr, TILE: gl.constexpr):
-    """Return pointers to a part's elements in an anchor's state, in the order of :func:`flatten`."""
+    """Return pointers to a part's elements in the state at an anchor, in the order of :func:`flatten`."""
     layout: gl.constexpr = gl.BlockedLayout([8], [32], [WARPS], [0])
     return anchor + part * BZ * 128 + gl.arange(0, BZ * TILE.widths[part], layout=layout)
 
 
 @gluon.jit
 def flatten(state):
-    """Return a part's elements in an order that gives each thread 16 consecutive bytes of those it holds."""
+    """Return a part's elements in an order in which each thread's are runs of 16 bytes, for fast loads and stores."""
     # A thread of the layout has rows lane / 4 and lane / 4 + 8 of its warp's sixteen, and of every eight columns the
     # pair lane % 4: rows are (warp, half, lane / 4), columns (which 32, which 8 of them, lane % 4, which of the pair).
     BX: gl.constexpr = state.shape[1]
@@ -85,7 +85,7 @@ def flatten(state):
 def _multiply_part(state, x, out, FIRST: gl.constexpr, layout: gl.constexpr):
     """Return ``out + state @ x`` [BZ, BT], under way, for a part of S^T [BZ, width] and of X^T [width, BT].
 
-    It is done in two halves, so that only half of the rounded state is in registers at a time.
+    The state is rounded and multiplied half by half, so that only half of the rounded state is in registers at a time.
     """
     HALF: gl.constexpr = state.shape[1] // 2
     halves = state.reshape([BZ, 2, HALF]).permute((0, 2, 1)).split()

@@ -12,7 +12,7 @@ load_async = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
 store_async = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
 
 WARPS = gl.constexpr(4)
-"""Warps of a walker and of the preparing group: a matrix product of Hopper is made by four."""
+"""Warps of a walker and of the preparing group: on Hopper, four warps make a matrix product together."""
 BZ = gl.constexpr(64)
 """Columns of the output in a slice, 16 for each warp."""
 
@@ -32,17 +32,20 @@ class Buffers(NamedTuple):
     """What is in shared memory.
 
     Attributes:
-        x, y, z: a stage's tiles of X and Y, for each part, and of Z.
-        scores: a stage's weighted scores, queries by keys.
-        gates: a stage's vectors QUERY, KEY, ROW, WEIGHT, DECAY, FLOOR and DIVISOR.
+        x, y, z: each stage's tiles of X and Y, part by part, and of Z.
+        scores: each stage's weighted scores, a row for each row of X.
+        gates: each stage's vectors QUERY, KEY, ROW, WEIGHT, DECAY, FLOOR and DIVISOR.
         out: a tile of the output for each slice; it first takes the partial result of the launch before, or the pair.
-        pair: for each walker, the tile of the pair; its own buffer only where there is a partial result too.
-        n, weight: n and WEIGHT of block_t positions as _split of whole_state.py returns them, transposed.
-        loaded: barriers that complete when a stage's tiles of X and Y are there.
-        loaded_z: barriers that complete when a stage's tile of Z is there.
-        ready: barriers that complete when a stage's scores and gates are there.
-        freed: barriers that complete when all walkers have read what a stage holds.
-        extra_loaded: barriers that complete when a walker's tiles of the pair and the partial result are there.
+        pair: the tile of the pair for each walker; the same memory as ``out`` unless there is a partial result too.
+        n, weight: n and WEIGHT of a tile as _split of whole_state.py returns them, transposed.
+
+    The others are barriers, which complete when
+
+        loaded: a stage's tiles of X and Y are there.
+        loaded_z: a stage's tile of Z is there.
+        ready: a stage's scores and gates are there.
+        freed: all walkers have read what a stage holds.
+        extra_loaded: a walker's tiles of the pair and the partial result are there.
     """
 
     x: Any = None
@@ -63,13 +66,14 @@ class Buffers(NamedTuple):
 
 QUERY, KEY, ROW, WEIGHT, DECAY, FLOOR, DIVISOR = (gl.constexpr(n) for n in range(7))
 VECTORS = gl.constexpr(8)
-"""Vectors in Buffers.gates, padded to a power of two. QUERY, KEY: log weights of the positions as queries and as keys
-of the tile. ROW, WEIGHT: factors of the output's rows (W_in) and of what enters the state (w). DECAY: of the state, the
-same value BT times. FLOOR: the least value of mLSTMexp's denominators. DIVISOR: one over the denominators."""
+"""Number of vectors in Buffers.gates, padded to a power of two. QUERY, KEY: log weights of the positions as queries and
+as keys of the tile. ROW: W_in, the factor of the state in each row of the output. WEIGHT: w, with which a position
+enters the state. DECAY: the factor of the state, BT times. FLOOR: the least value of mLSTMexp's denominators. DIVISOR:
+one over the denominators."""
 
 
 class Pointers(NamedTuple):
-    """What is read and written without the bulk copy engine; fused_chunk.fused_chunk_kernel explains each."""
+    """Pointers to what is not copied by TMA; fused_chunk.fused_chunk_kernel explains each."""
 
     gates: Any
     states: Any
@@ -85,8 +89,8 @@ class Chunk(NamedTuple):
     Attributes:
         start, end: positions of its chunk.
         pid_bh: which of the B * H heads.
-        is_whole: whether this head is whole; if so, its state comes from Pointers.initial, else from Pointers.states.
-        number: of the chunk's state among those of the heads that are cut.
+        is_whole: whether this head is whole. Its state then comes from Pointers.initial, else from Pointers.states.
+        number: index of the chunk's state among those of the cut heads.
         x_col, z_col: first columns of X and Y, and of Z.
         two_walkers: whether both walkers have columns.
     """
@@ -111,7 +115,7 @@ def allocate_barriers(count: gl.constexpr):
 def load_tiles(tensors, buffers, stage, t0, x_col, z_col, pred):
     """Start the copies of the tiles at position ``t0`` into a stage; the stage's barriers complete when they are there.
 
-    Where there is no X (chunk_states_hopper.py), all tiles share one barrier.
+    Without X (chunk_states_hopper.py) one barrier is for both Y and Z.
     """
     loaded = buffers.loaded.index(stage)
     loaded_z = loaded
@@ -135,7 +139,7 @@ def load_tiles(tensors, buffers, stage, t0, x_col, z_col, pred):
 
 @gluon.jit
 def load_first_tiles(tensors, buffers, start, tiles, x_col, z_col, FUTURE: gl.constexpr, TILE: gl.constexpr):
-    """Start the copies of a chunk's first tiles: one fewer than there are stages."""
+    """Start the copies of a chunk's first tiles, for all stages but one."""
     BT: gl.constexpr = TILE.block_t
     for step in gl.static_range(TILE.num_stages - 1):
         t0 = start + (tiles - 1 - step) * BT if FUTURE else start + step * BT
@@ -147,7 +151,7 @@ def load_gates(gates, head, t0, T, log_scale, FUTURE: gl.constexpr, BT: gl.const
     """Load the gates of the tile at ``t0``.
 
     Returns:
-        Logarithms to base 2: of the vectors QUERY, KEY, ROW and WEIGHT [BT], of the state's decay, and of FLOOR [BT].
+        The vectors QUERY and KEY [BT], and log2 of ROW, of WEIGHT [BT], of the state's decay and of FLOOR [BT].
     """
     index = head * gl.cdiv(T, BT) + t0 // BT
     offs = gl.arange(0, BT, gl.BlockedLayout([1], [32], [WARPS], [0]))
@@ -161,7 +165,7 @@ def load_gates(gates, head, t0, T, log_scale, FUTURE: gl.constexpr, BT: gl.const
     if gates.u is not None:
         key += gl.load(gates.u + at)
     log_row = query
-    # A placeholder: without denominators it is not used.
+    # A placeholder, which is not used without denominators.
     floor = b
     if gates.m is not None:
         m_in = gl.load(gates.edge + head + index)
