@@ -245,11 +245,9 @@ def different_each_call(function: Callable[P, R]) -> Callable[P, R]:
     @wraps(function)
     def ask(*args: P.args, **keywords: P.kwargs) -> R:
         recorder = getattr(_local, "recorder", None)
-        return (
-            function(*args, **keywords)
-            if recorder is None
-            else recorder.record_exchange(partial(function, **keywords), *args)
-        )
+        if recorder is None:
+            return function(*args, **keywords)
+        return cast(R, recorder.record_exchange(partial(function, **keywords), *args))
 
     return ask
 

@@ -129,12 +129,9 @@ def _backward(
         gate_gradient(Pair(*(kept.contiguous() for kept in saved)), dy, d_pre, problem)
     else:
         project(x, weights, problem, pre=d_pre, dy=dy)
-    dx, d_weights = None, []
-    if needs[0]:
-        dx = (d_pre.up @ weights.up.T).addmm_(d_pre.gate, weights.gate.T)
-    for d, wanted in zip(d_pre, needs[1:], strict=True):
-        d_weights.append(None if not wanted else (d.T @ x).T if k_major else x.T @ d)
-    return dx, *d_weights
+    dx = (d_pre.up @ weights.up.T).addmm_(d_pre.gate, weights.gate.T) if needs[0] else None
+    wanted = zip(d_pre, needs[1:], strict=True)
+    return dx, *(None if not needed else (d.T @ x).T if k_major else x.T @ d for d, needed in wanted)
 
 
 GATED_MLP = Differentiable(
@@ -183,7 +180,7 @@ def project(
             aligned=reason is None,
         )
 
-    def tile(tensor: Tensor | None, *block: int) -> Tensor | TensorDescriptor | None:
+    def argument(tensor: Tensor | None, *block: int) -> Tensor | TensorDescriptor | None:
         if tensor is None or not config.use_tma:
             return None if tensor is None else tensor.detach()
         # The tensor's own stride may be anything if it has one row.
@@ -192,17 +189,17 @@ def project(
     if k_major:
         w, w_gate = _both(weights, config) if config.use_tma else weights.up.T.detach(), None
     else:
-        w, w_gate = (tile(weight, config.block_k, config.block_f) for weight in weights)
+        w, w_gate = (argument(weight, config.block_k, config.block_f) for weight in weights)
     out = (config.block_m, config.block_f // config.subtiles)
     tiles = cdiv(rows, config.block_m) * cdiv(columns, config.block_f)
     programs = min(tiles, multiprocessors(x.device)) if config.persistent else tiles
     project_kernel[(programs,)](
-        tile(x, config.block_m, config.block_k),
+        argument(x, config.block_m, config.block_k),
         w,
         w_gate,
-        tile(y, *out),
-        *((None, None) if pre is None else (tile(pre.up, *out), tile(pre.gate, *out))),
-        tile(dy, *out),
+        argument(y, *out),
+        *(argument(tensor, *out) for tensor in pre or (None, None)),
+        argument(dy, *out),
         rows,
         x.shape[1] // DIM_MULTIPLE,
         columns // DIM_MULTIPLE,

@@ -147,7 +147,7 @@ def _finish(
 
 
 @triton.jit
-def _tile(
+def _compute_tile(
     x, w, w_gate, y, pre_up, pre_gate, dy, tile, M, D, F, gap,
     UNIT: tl.constexpr, ACTIVATION: tl.constexpr, END: tl.constexpr, K_MAJOR: tl.constexpr, DTYPE: tl.constexpr,
     USE_TMA: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_F: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
@@ -219,12 +219,12 @@ def project_kernel(
         tiles = tl.cdiv(M, BLOCK_M) * tl.cdiv(F, BLOCK_F)
         # With FLATTEN the next tile's loads are in flight while this one is gated.
         for tile in tl.range(tl.program_id(0), tiles, tl.num_programs(0), flatten=FLATTEN):
-            _tile(
+            _compute_tile(
                 x, w, w_gate, y, pre_up, pre_gate, dy, tile, M, D, F, gap, UNIT, ACTIVATION, END, K_MAJOR, DTYPE,
                 USE_TMA, BLOCK_M, BLOCK_F, BLOCK_K, GROUP_M, SUBTILES,
             )  # fmt: skip
     else:
-        _tile(
+        _compute_tile(
             x, w, w_gate, y, pre_up, pre_gate, dy, tl.program_id(0), M, D, F, gap, UNIT, ACTIVATION, END, K_MAJOR,
             DTYPE, USE_TMA, BLOCK_M, BLOCK_F, BLOCK_K, GROUP_M, SUBTILES,
         )  # fmt: skip

@@ -149,24 +149,24 @@ def fused_chunk_kernel(
         b = _load_gates(gates.b + rows + t0, offs_t, mask_t, last_row, 0.0, CLAMP)
         w = _load_gates(gates.w + rows + t0, offs_t, mask_t, last_row, NEG, CLAMP)
         log_decay = tl.load(gates.g + pid_bh * tiles_in_sequence + index)
-        query = b
-        key = -b
+        query_gate = b
+        key_gate = -b
         if gates.u is not None:
-            key += _load_gates(gates.u + rows + t0, offs_t, mask_t, last_row, 0.0, CLAMP)
+            key_gate += _load_gates(gates.u + rows + t0, offs_t, mask_t, last_row, 0.0, CLAMP)
         if STABILISED:
             m_in = tl.load(gates.edge + pid_bh * (tiles_in_sequence + 1) + index)
             m_out = tl.load(gates.edge + pid_bh * (tiles_in_sequence + 1) + index + 1)
             m = _load_gates(gates.m + rows + t0, offs_t, mask_t, last_row, 0.0, CLAMP)
-            query -= m + _load_gates(gates.log_denom + rows + t0, offs_t, mask_t, last_row, 0.0, CLAMP)
+            query_gate -= m + _load_gates(gates.log_denom + rows + t0, offs_t, mask_t, last_row, 0.0, CLAMP)
             w -= m_out
             log_decay += m_in - m_out
         # Rows of X, Y and Z in the padding are zero, and so are products with them unless a weight is infinite.
         if not CLAMP:
-            query = tl.where(mask_t, query, NEG)
-            key = tl.where(mask_t, key, NEG)
-        log_query_factor = query
+            query_gate = tl.where(mask_t, query_gate, NEG)
+            key_gate = tl.where(mask_t, key_gate, NEG)
+        log_query_factor = query_gate
         if STABILISED:
-            log_query_factor = query + m_in
+            log_query_factor = query_gate + m_in
         query_factor = tl.math.exp2(log_query_factor) * scale
         key_factor = tl.math.exp2(w)
         if not CLAMP:
@@ -174,12 +174,12 @@ def fused_chunk_kernel(
         decay = tl.math.exp2(log_decay)
         if FUTURE:
             causal = offs_t[None, :] >= offs_t[:, None]
-            exponent = key[:, None] + query[None, :]
+            exponent = key_gate[:, None] + query_gate[None, :]
             row_factor = key_factor
             state_factor = query_factor
         else:
             causal = offs_t[None, :] <= offs_t[:, None]
-            exponent = query[:, None] + key[None, :]
+            exponent = query_gate[:, None] + key_gate[None, :]
             row_factor = query_factor
             state_factor = key_factor
 

@@ -136,15 +136,15 @@ def gates_forward_kernel(
     DTYPE: tl.constexpr = b_ptr.dtype.element_ty
     blocks: tl.constexpr = (H + BLOCK_H - 1) // BLOCK_H
     pid = tl.program_id(0)
-    chunk = pid // blocks % N
+    stretch = pid // blocks % N
     batch = (pid // (blocks * N)).to(tl.int64)
     head = pid % blocks * BLOCK_H + tl.arange(0, BLOCK_H)[:, None]
     mask_h = head < H
-    start = chunk * L
+    start = stretch * L
     end = tl.minimum(start + L, T)
     gates = batch * T * H + head
     rows = (batch * H + head) * T
-    at_chunk = (batch * H + head) * N + chunk
+    at_stretch = (batch * H + head) * N + stretch
     head_value = 0.0
     if head_ptr is not None:
         head_value = tl.load(head_ptr + head, mask=mask_h, other=0.0).to(tl.float64)
@@ -183,9 +183,9 @@ def gates_forward_kernel(
                 best = tl.maximum(best, tl.max(u - b, axis=1, keep_dims=True))
                 tl.store(m_ptr + rows + offs_t, (b + relative).to(m_ptr.dtype.element_ty), mask=mask)
         tl.store(w_ptr + rows + offs_t, w.to(w_ptr.dtype.element_ty), mask=mask)
-    tl.store(g_ptr + at_chunk, g.to(g_ptr.dtype.element_ty), mask=mask_h)
+    tl.store(g_ptr + at_stretch, g.to(g_ptr.dtype.element_ty), mask=mask_h)
     if GATE == "exp":
-        tl.store(g_max_ptr + at_chunk, (g + best).to(g_max_ptr.dtype.element_ty), mask=mask_h)
+        tl.store(g_max_ptr + at_stretch, (g + best).to(g_max_ptr.dtype.element_ty), mask=mask_h)
 
 
 @remember_launches

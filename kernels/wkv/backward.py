@@ -263,9 +263,9 @@ def scan_gradient_kernel(
     u = tl.load(u_ptr + offs_c, mask=mask_c, other=0.0)[None, :]
     stride = B.to(tl.int64) * C
     saved_ptr += batch * S * C
-    states = S * stride
+    saved_size = S * stride
     used = (left > 0) & mask
-    m, num, den = _load_saved(saved_ptr, states, tile * STEPS + offs_t, offs_c, used, C, BLOCK_I)
+    m, num, den = _load_saved(saved_ptr, saved_size, tile * STEPS + offs_t, offs_c, used, C, BLOCK_I)
     first_m = m
     slow, fast = split_rate(first_m, w, BLOCK_I)
     one = tl.full((BLOCK_O, BLOCK_C), 1.0, tl.float32)
@@ -289,7 +289,7 @@ def scan_gradient_kernel(
     # Gradients that enter a row are relative to the exponent of the state after it; ``change`` makes them relative to
     # the row's own.
     end_m = _next_exponent(
-        saved_ptr, states, last_ptr, batch * C, stride, tile * STEPS + offs_t + BLOCK_I, offs_c, m, left, mask,
+        saved_ptr, saved_size, last_ptr, batch * C, stride, tile * STEPS + offs_t + BLOCK_I, offs_c, m, left, mask,
         C, BLOCK_I,
     )  # fmt: skip
     change = _change_of_exponent(m, end_m, slow, left, BLOCK_I)
@@ -306,7 +306,7 @@ def scan_gradient_kernel(
         o, a, b = add(later_o, later_a, later_b, o, a, b)
     # The last tile only gets the last state's gradients, which are relative to that state's exponent already.
     end = tl.load(
-        saved_ptr + 2 * states + (tile + 1).to(tl.int64) * (STEPS // BLOCK_I) * C + offs_c,
+        saved_ptr + 2 * saved_size + (tile + 1).to(tl.int64) * (STEPS // BLOCK_I) * C + offs_c,
         mask=mask_c & (position > 0), other=0.0,
     )[None, :]  # fmt: skip
     scale = exp(tl.where(position > 0, o + end, 0.0))
@@ -373,7 +373,7 @@ def walk_gradient_kernel(
     rows = tl.cdiv(T, BLOCK_I)
     stride = B.to(tl.int64) * C
     saved_ptr += batch * S * C
-    states = S * stride
+    saved_size = S * stride
     _, a, b = _load_last(last_ptr, stride, dnum_ptr, dden_ptr, batch * C + offs_c, mask_c)
     one = tl.full((1, BLOCK_C), 1.0, tl.float32)
     zero = tl.zeros((1, BLOCK_C), dtype=tl.float32)
@@ -384,14 +384,14 @@ def walk_gradient_kernel(
         base = (batch * T + start) * C
         offs, left, mask = tile_offsets(offs_o, offs_c, mask_c, C, T - start)
         k, v, dy = _load_run(k_ptr + base, v_ptr + base, dy_ptr + base, offs, left, mask, C, BLOCK_I)
-        first_m, first_num, first_den = _load_saved(saved_ptr, states, start + offs_o, offs_c, mask, C, BLOCK_I)
+        first_m, first_num, first_den = _load_saved(saved_ptr, saved_size, start + offs_o, offs_c, mask, C, BLOCK_I)
         slow, fast = split_rate(first_m, w, BLOCK_I)
         m, _num, _den, x, z, row_dw, row_du, _c, _a, _b = _run_forward(
             k, v, dy, first_m, first_num, first_den, zero, zero, zero, zero, one, zero, zero, slow, fast, u, 0, left,
             PRECISE, BLOCK_I,
         )  # fmt: skip
         end_m = _next_exponent(
-            saved_ptr, states, last_ptr, batch * C, stride, start + BLOCK_I + offs_o, offs_c, m, left, mask,
+            saved_ptr, saved_size, last_ptr, batch * C, stride, start + BLOCK_I + offs_o, offs_c, m, left, mask,
             C, BLOCK_I,
         )  # fmt: skip
         change = _change_of_exponent(m, end_m, slow, left, BLOCK_I)
@@ -405,7 +405,7 @@ def walk_gradient_kernel(
         )  # fmt: skip
     at = batch * C + offs_c[None, :]
     if dfirst_ptr is not None:
-        m = tl.load(saved_ptr + 2 * states + offs_c, mask=mask_c, other=0.0)[None, :]
+        m = tl.load(saved_ptr + 2 * saved_size + offs_c, mask=mask_c, other=0.0)[None, :]
         _store_first(dfirst_ptr, stride, max_ptr, m, a, b, at, mask_c[None, :])
     tl.store(dw_ptr + at, dw, mask=mask_c[None, :])
     tl.store(du_ptr + at, du, mask=mask_c[None, :])

@@ -368,7 +368,7 @@ def scan_kernel(
         )  # fmt: skip
         m, num, den = add(m - (tile * STEPS).to(tl.float32) * w, num, den, before_m, before_num, before_den)
     m, num, den = add(m - (offs_o * BLOCK_I).to(tl.float32)[:, None] * w, num, den, in_m, in_num, in_den)
-    states = S * stride
+    saved_size = S * stride
     if SAVE > 0:
         saved_ptr += batch * S * C
     last_m, last_num, last_den = m, num, den
@@ -389,7 +389,7 @@ def scan_kernel(
         else:
             values = v
         last_m, last_num, last_den, accurate = _compute_rows_by_run(
-            y_ptr + base, saved_ptr, states, weights, values, m, num, den, tops, w, u, step, offs_c, offs, mask,
+            y_ptr + base, saved_ptr, saved_size, weights, values, m, num, den, tops, w, u, step, offs_c, offs, mask,
             C, SAVE, PRECISE, RUNS, SUB,
         )  # fmt: skip
     if accurate == 0:
@@ -397,8 +397,8 @@ def scan_kernel(
         # With a den of order 1, bounding the weight of the past by e^MAX_RATIO does not change the result.
         m, num, den = tighten(m, num, den)
         last_m, last_num, last_den = _compute_rows_by_step(
-            y_ptr + base, saved_ptr, states, k_ptr + base, v_ptr + base, m, num, den, w, u, step, offs_c, offs, left,
-            mask, C, SAVE, PRECISE, BLOCK_I,
+            y_ptr + base, saved_ptr, saved_size, k_ptr + base, v_ptr + base, m, num, den, w, u, step, offs_c, offs,
+            left, mask, C, SAVE, PRECISE, BLOCK_I,
         )  # fmt: skip
     if last_ptr is not None:
         at = tl.broadcast_to(batch * C + offs_c[None, :], (BLOCK_O, BLOCK_C))
@@ -444,7 +444,7 @@ def walk_kernel(
     m, num, den = load_state(num_ptr, den_ptr, max_ptr, batch * C + offs_c, mask_c)
     offs_o = tl.arange(0, 1)
     stride = B.to(tl.int64) * C
-    states = S * stride
+    saved_size = S * stride
     if SAVE > 0:
         saved_ptr += batch * S * C
     full_rows_end = T // BLOCK_I * BLOCK_I
@@ -458,7 +458,9 @@ def walk_kernel(
         for n in tl.static_range(BLOCK_I):
             if SAVE > 0:
                 if n % SAVE == 0:
-                    _save_state(saved_ptr, states, m - n * slow, num, den, start + n + offs_o, offs_c, mask, C, SAVE)
+                    _save_state(
+                        saved_ptr, saved_size, m - n * slow, num, den, start + n + offs_o, offs_c, mask, C, SAVE
+                    )
             token_k, token_v = k[n].to(tl.float32), v[n].to(tl.float32)
             y = _output(m, num, den, tl.fma(slow, n * 1.0, token_k), token_v, u, PRECISE)
             tl.store(y_ptr + base + n * C + offs, y.to(y_ptr.dtype.element_ty), mask=mask)
@@ -469,7 +471,7 @@ def walk_kernel(
         offs = (batch * T + t) * C + offs_c[None, :]
         if SAVE > 0:
             if t % SAVE == 0:
-                _save_state(saved_ptr, states, m, num, den, t + offs_o, offs_c, mask_c[None, :], C, SAVE)
+                _save_state(saved_ptr, saved_size, m, num, den, t + offs_o, offs_c, mask_c[None, :], C, SAVE)
         token_k = tl.load(k_ptr + offs, mask=mask_c[None, :], other=0.0).to(tl.float32)
         token_v = tl.load(v_ptr + offs, mask=mask_c[None, :], other=0.0).to(tl.float32)
         y = _output(m, num, den, token_k, token_v, u, PRECISE)
