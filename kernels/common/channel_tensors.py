@@ -42,8 +42,7 @@ def check_channels(
     """Raise unless the arguments agree.
 
     Args:
-        x: name -> [B, T, C], contiguous; the first float64, float32, float16 or bfloat16 and not empty, the others of
-            its shape and dtype.
+        x: name -> [B, T, C], contiguous, not empty, of one floating dtype and shape.
         parameters: name -> [C], float32 (float64 beside float64 inputs).
         states: name -> [B, C], float32 (float64 beside float64 inputs), or None.
         state_dtype: float32.

@@ -2,8 +2,7 @@
 
 A family declares what it computes once, as a :class:`Differentiable`: plain functions of tensors for the forward and
 the backward pass. An eager call runs them in an autograd function, which costs the host least. In a compiled call each
-is an operator registered with torch: the compiler does not trace it, and gets the shapes of its results from
-``shapes``.
+is an operator registered with torch, which the compiler does not trace; ``shapes`` tells it the results' shapes.
 """
 
 from __future__ import annotations
@@ -76,7 +75,6 @@ class Differentiable:
         )  # fmt: skip
 
     def __call__(self, request: Any, *tensors: Tensor | None) -> Tensors:
-        """Return the outputs."""
         if not torch.compiler.is_compiling():
             call = _Call(self, request)
             outputs = call(*tensors)
@@ -98,7 +96,6 @@ class Differentiable:
         return request, arguments[: self.num_tensors]
 
     def _register(self, values: Sequence[str], num_saved: int) -> None:
-        """Register the operators with torch."""
         name = self.name
         given = [f"Tensor? {x[:-1]}" if x.endswith("?") else f"Tensor {x}" for x in self.tensors]
         results = ", ".join(["Tensor"] * (self.num_outputs + num_saved))
@@ -183,7 +180,6 @@ class _Call:
         return call
 
     def __call__(self, *tensors: Any) -> Tensors:
-        """Return the outputs."""
         if not self.differentiated:
             return self.forward(tensors)[0]
         # _apply is Function.apply without its work for torch.func: inside its transforms no call is remembered.

@@ -238,8 +238,7 @@ def remember_launches(kernel: Kernel) -> Kernel:
 def different_each_call(function: Callable[P, R]) -> Callable[P, R]:
     """Let plans record a function that hands out other memory in each call: following a plan calls it again.
 
-    The function takes (x, ...), where x is one of the pass's tensors, and returns tensors, numbers, and functions to
-    call after the pass's launches.
+    It takes (x, ...), x one of the pass's tensors, and returns tensors, numbers, and functions to call after launching.
     """
 
     @wraps(function)

@@ -101,14 +101,12 @@ def gated_mlp(
         w_up, w_gate: [D, F] in x's dtype, either both K-major, which is what ``linear.weight.T`` of a torch.nn.Linear
             is (they may be views of one tensor), or both contiguous, which is slower.
         impl: "fused", one kernel that writes y alone, so that the backward pass projects again; "fused_save", which
-            also keeps the pre-activations, two [M, F], for a backward pass; "torch", which takes any device, D and F,
-            and float64 too.
+            also keeps two pre-activations [M, F] for a backward pass; "torch", for any device, D and F, and float64.
         activation: silu, gelu (exact), gelu_tanh, relu or sigmoid.
         config: launches of the kernels; chosen for the device and the sizes when None.
 
     Returns:
-        y [M, F] in x's dtype; differentiable in all three, once (torch: any number of times). Gradients of weights have
-        the weights' layout.
+        y [M, F] in x's dtype; differentiable once (torch: any number of times). Weights' gradients have their layout.
 
     Raises:
         ValueError: on an argument that ``impl`` does not take; the message names it, what was expected and what came.

@@ -28,16 +28,14 @@ class TileConfig:
         block_m: rows (tokens) of a tile of y.
         block_f: columns of a tile of y; the two projections together have twice as many.
         block_k: step along D.
-        group_m: this many rows of tiles are processed together, column by column, so that the weights' columns stay in
-            the L2 cache.
+        group_m: rows of tiles that are processed column by column, so that the weights' columns stay in the L2 cache.
         subtiles: 1, or 2 to gate and store a tile's left half and then its right half, in half the shared memory.
         num_warps: a power of two; a multiple of 4 for matrix instructions of whole warpgroups.
         num_stages: pipeline stages: tiles of x and w that are being loaded or in use.
         use_tma: load and store by tensor descriptors, which need compute capability 9.0.
         persistent: launch as many programs as multiprocessors, each processing several tiles.
         flatten: loop over tiles and steps along D in one loop, so that the next tile's loads overlap the gating. Not
-            for row-major weights, where up and gate have an accumulator each: ptxas would then serialise the products
-            (its message C7515).
+            for row-major weights: with an accumulator each for up and gate, ptxas serialises the products (C7515).
     """
 
     block_m: int
@@ -99,8 +97,7 @@ def select_tile(
     """Choose a launch.
 
     The accumulators of tiles of 128 by 128 fill a multiprocessor's registers, and a step of 64 along D is one cache
-    line. With groups of 16 rows of tiles, the 132 programs that an H200 runs at a time read about as many rows of x as
-    columns of the weights.
+    line. In groups of 16 rows of tiles, the 132 programs of an H200 read about as many rows of x as weights' columns.
 
     Args:
         end: what the kernel does last: "gate", "save", "products" or "gradient"; see project_kernel.

@@ -110,7 +110,6 @@ def _forward(problem: Problem, x: Tensor, w_up: Tensor, w_gate: Tensor) -> tuple
 
 
 def _shapes(problem: Problem, x: Tensor, w_up: Tensor, w_gate: Tensor) -> tuple[Tensors, Tensors]:
-    """Allocate what :func:`_forward` returns."""
     columns = w_up.shape[1]
     return (x.new_empty(x.shape[0], columns),), _uninitialised(x, columns) if problem.save else (None, None)
 

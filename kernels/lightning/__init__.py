@@ -2,8 +2,7 @@
 
     kv_t = exp(-slope) kv_{t-1} + k_t v_t^T        o_t = kv_t^T q_t
 
-Source: Qin et al., Lightning Attention-2 (2024), section 3.2: equation 3 and the recursion below it, with lambda =
-exp(-slope).
+Source: Qin et al., Lightning Attention-2 (2024), equation 3 and the recursion below it, with lambda = exp(-slope).
 """
 
 from __future__ import annotations

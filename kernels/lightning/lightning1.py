@@ -99,12 +99,10 @@ def run_quadratic(
 
 
 def _forward(request: Request, q: Tensor, k: Tensor, v: Tensor, slope: Tensor) -> tuple[Tensors, Tensors]:
-    """Return o."""
     return (run_quadratic(launches(request, q, v).output, q, k, v, slope, request.scale, future=False),), ()
 
 
 def _shapes(request: Request, q: Tensor, k: Tensor, v: Tensor, slope: Tensor) -> tuple[Tensors, Tensors]:
-    """Allocate what :func:`_forward` returns."""
     return (torch.empty_like(v),), ()
 
 

@@ -149,7 +149,6 @@ def _forward(
 
 
 def _shapes(request: Request, q: Tensor, k: Tensor, v: Tensor, *_: Tensor | None) -> tuple[Tensors, Tensors]:
-    """Allocate what :func:`_forward` returns."""
     last = v.new_empty(v.shape[0], v.shape[2], q.shape[3], v.shape[3], dtype=torch.float32)
     return (torch.empty_like(v), last if request.want_last else None), ()
 

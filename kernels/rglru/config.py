@@ -21,8 +21,7 @@ BYTES_PER_SHORT_HOP = 4_000_000
 AHEAD = {"fused": 128, "scan": 256}
 """Implementation with a look-back scan -> how many programs ahead inputs are prefetched into the L2 cache; an H200 runs
 528 programs at once. As measured at batch 8 and 1024 channels: 128 saves 5 % of RG-LRU's forward pass, 256 saves less
-and 512 is worse. For the linear scan's forward pass 256 is 7 % faster than 128 up to 8192 steps, and 1 % slower for
-longer sequences."""
+and 512 is worse. For the linear scan's forward pass 256 is 7 % faster than 128 up to 8192 steps, then 1 % slower."""
 
 SAVED_EVERY = 8
 """Steps between the float32 states that the forward pass saves. The backward pass recomputes the others from them, so
@@ -37,8 +36,7 @@ class ScanConfig:
     """Every launch of one forward and backward pass; the forward pass saves a state every backward.block_i steps.
 
     Attributes:
-        ahead: how many programs ahead a look-back scan prefetches inputs into the L2 cache; rounded down to whole tiles
-            of time.
+        ahead: how many programs ahead a look-back scan prefetches inputs, rounded down to whole tiles of time.
     """
 
     forward: TileConfig

@@ -93,8 +93,7 @@ def look_back_kernel(
     rely on it too), so a program only waits for programs that have started.
     Reads x, r, i [B, T, C], c [C] and the first state [B, C]; writes h [B, T, C], the last state [B, C] and, for the
     backward pass, the states before every SAVE steps [B, S, C]; passes states on through words [tiles, B, C], see
-    pass_state. Prefetches the inputs of ``ahead`` tiles later. C is given as C8 = C / 8, which tells the compiler that
-    rows of memory are aligned.
+    pass_state. Prefetches inputs ``ahead`` tiles later. C8 is C / 8, which tells the compiler that rows are aligned.
     """
     PRECISE: tl.constexpr = x_ptr.dtype.element_ty == tl.float32
     BLOCK_I: tl.constexpr = TILE.block_i

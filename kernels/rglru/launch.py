@@ -97,7 +97,6 @@ def _forward(request: Request, x: Tensor, *others: Any) -> tuple[Tensors, Tensor
 
 
 def _shapes(request: Request, x: Tensor, *_: Tensor | None) -> tuple[Tensors, Tensors]:
-    """Allocate what :func:`_forward` returns."""
     B, T, C = x.shape
     # The spacing of saved states is the same for any sequence length, so 2**16 stands in for T, which may be symbolic.
     config = _launches(request, index(B), 2**16, index(C), x.dtype, capability(x.device))[1]
@@ -165,7 +164,6 @@ def _step(request: Request, x: Tensor, *others: Any) -> tuple[Tensors, Tensors]:
 
 
 def _step_shapes(request: Request, x: Tensor, *_: Tensor | None) -> tuple[Tensors, Tensors]:
-    """Allocate what :func:`_step` returns."""
     return (torch.empty_like(x), _float32(x, x.shape[0], x.shape[2])), ()
 
 
@@ -199,5 +197,4 @@ def _pass_code(tile: TileConfig) -> PassCode:
 
 
 def _float32(x: Tensor, *shape: int) -> Tensor:
-    """Allocate a float32 tensor on x's device."""
     return x.new_empty(shape, dtype=torch.float32)

@@ -47,20 +47,17 @@ def rglru(
             chunks in parallel; ``naive``, where one program takes all of time for a block of channels; ``torch``, plain
             torch, chunk by chunk; ``associative_scan``, a scan over whole tensors in plain torch; ``step``, a decoding
             step (T = 1), which is not differentiable.
-        chunk_size: steps; for ``chunked`` (a power of two >= 16) and ``torch`` (at least 1). It need not divide T; None
-            chooses one.
+        chunk_size: steps, for ``chunked`` (a power of two >= 16) and ``torch``; need not divide T; None chooses one.
         state_dtype: must be float32; beside float64 inputs states are float64 all the same.
         initial_state: h_0 [B, C], in c's dtype; None is zero.
         return_last_state: also return h_T.
         config: launches of the kernels; chosen for the device when None.
 
     Returns:
-        h [B, T, C] in x's dtype, or (h, h_T [B, C]); differentiable in all tensors, once (``associative_scan``: any
-        number of times).
+        h [B, T, C] in x's dtype, or (h, h_T); differentiable in all tensors, once (associative_scan: any number).
 
     Raises:
-        ValueError: on an argument that the implementation does not take; the message names it, what was expected and
-            what came.
+        ValueError: on an argument that ``impl`` does not take; the message names it, what was expected and what came.
 
     Source: De et al., Griffin (2024), equations 1 to 4.
     """

@@ -1,8 +1,7 @@
 """The diagonal recurrence h_t = a_t h_{t-1} + b_t in plain torch, chunk by chunk; runs anywhere.
 
 All chunks advance together, one step at a time, from a zero state; then the contribution of the state before each chunk
-is added. If the chunk size covers the sequence, the recurrence is run directly. The gradient is the same scan,
-backwards in time.
+is added. If the chunk size covers the sequence, the recurrence is run directly. The gradient is a scan back in time.
 """
 
 from __future__ import annotations

@@ -2,8 +2,7 @@
 
 A chunk maps the state h before it to a h + b. ``reduce_kernel`` computes a and b of all chunks in parallel, forward in
 time for the states, or backward in time for w (see backward.py). ``merge_kernel`` applies these maps one after the
-other and stores the state before each chunk. From there, the walks of forward.py or backward.py take all chunks in
-parallel. Inputs are read twice.
+other and stores the state before each chunk. From there the walks of forward.py or backward.py take chunks in parallel.
 
 Source: Martin and Cundy, "Parallelizing linear recurrent neural nets over sequence length" (2018), section 2.
 """

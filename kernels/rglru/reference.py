@@ -26,8 +26,7 @@ from ..common.inputs import Draw
 
 
 def recurrent(a: Tensor, b: Tensor, first: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Run a diagonal recurrence on a, b [B, T, C] from first [B, C] (None: zero), one step at a time; return all h
-    [B, T, C] and the last."""
+    """Run a diagonal recurrence on a, b [B, T, C] from first [B, C] (None: zero); return h [B, T, C] and the last h."""
     h = torch.zeros_like(b[:, 0]) if first is None else first.to(b.dtype)
     states = []
     for a_t, b_t in zip(a.unbind(1), b.unbind(1), strict=True):

@@ -2,8 +2,7 @@
 
 The forward pass runs the gate kernels, the pass over the chunks if there are several, and the output. The backward pass
 computes the states again unless they were kept, runs the pass over the chunks backward in time, computes dq, dk and dv
-(roles.py), and turns the row sums taken there into the gates' gradients. Source: TFLA paper, sections 2.2 and 3.2,
-appendices B and C.
+(roles.py), and turns their row sums into the gates' gradients. Source: TFLA paper, sections 2.2, 3.2, appendices B, C.
 """
 
 from __future__ import annotations
@@ -146,7 +145,6 @@ def _forward(
 
 
 def _shapes(request: Request, q: Tensor, k: Tensor, v: Tensor, *_: Tensor | None) -> tuple[Tensors, Tensors]:
-    """Allocate what :func:`_forward` returns."""
     heads, dim_k, dim_v = index(v.shape[2]), index(q.shape[3]), index(v.shape[3])
     fused = takes_tiles_in_order(request.scheme, v.element_size())
     # A compiled call serves all sequence lengths, so the length of the gates' stretches must not depend on T here.
@@ -249,7 +247,6 @@ def _step(request: Request, q: Tensor, k: Tensor, v: Tensor, *others: Any) -> tu
 
 
 def _step_shapes(request: Request, q: Tensor, k: Tensor, v: Tensor, *others: Any) -> tuple[Tensors, Tensors]:
-    """Allocate what :func:`_step` returns."""
     return (torch.empty_like(v), *empty_state(q, v, normalised=request.gate == "exp")), ()
 
 

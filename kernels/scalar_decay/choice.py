@@ -60,14 +60,11 @@ class Costs:
         walk: time of a position that a program of fused_chunk.py walks, for each 128 rows of the state.
         whole_state: time of a position that a program of whole_state.py walks with 128 x 128 elements of the state.
         fixed: share of ``whole_state`` that does not depend on the state's size; the rest is in proportion to it.
-        normaliser: time of a position that a program of normaliser.py walks; also what the denominators add where the
-            output's kernel makes them.
+        normaliser: time of a position in normaliser.py; what denominators add if the output's kernel makes them.
         gradient: how many times as long a position takes in dq and dk, which also sum rows for the gates' gradients.
         launch: time of launching the pass over the chunks.
-        states, states_and_n: time of a position that a program of this pass walks, without and with n; whole_state's
-            pass takes ``states`` either way.
-        memory: time of a mebibyte that programs read or write (once, if the programs of a head read the same), at
-            MEMORY_RATE.
+        states, states_and_n: time of a position in this pass, without and with n; in whole_state always ``states``.
+        memory: time of a mebibyte read or written (once, if a head's programs read the same), at MEMORY_RATE.
         store: time of a mebibyte of states, written and read.
         merge: time of a chunk in the merge, where the pass computes chunks in parallel.
         overlap: exponent; the larger it is, the less the walk and memory wait for each other.
@@ -100,8 +97,7 @@ COSTS = Costs()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """What a choice depends on. batch_heads: B * H; normalised: whether there are denominators; memory_rate: in bytes a
-    second."""
+    """What a choice depends on. batch_heads: B * H; normalised: with denominators; memory_rate: in bytes a second."""
 
     seq_len: int
     batch_heads: int

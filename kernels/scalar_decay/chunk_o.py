@@ -3,8 +3,7 @@
 It computes the four products of roles.py, out = rows(W_in) (X S) + ((X Y^T) * W) Z. A program makes one tile of out: it
 starts from X S, then goes through the tiles of the chunk that its rows sum over, and for each makes a tile of X Y^T and
 multiplies it by Z. All tiles of a chunk run in parallel (TFLA's second level of sequence parallelism), so the chunk
-length is independent of the tile size. Transposed products are computed from loaded tiles, never by transposing an
-accumulator.
+length is independent of the tile size. Transposed products are made from loaded tiles: no accumulator is transposed.
 
 The weight of a key position s <= t for a query position t is exp2(b_t - m_t - log2 denom_t - b_s + u_s). Let R be b - m
 at the first row of a tile (past roles) or at its last row (future roles). Because m_t - b_t never decreases with t, the
@@ -57,8 +56,7 @@ def _multiply(
     x, x_rows, y_rows, offs_t, offs_s, offs_x, mask_t, mask_s, unit,
     D: tl.constexpr, ROW: tl.constexpr, BLOCK_X: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Return X Y^T for a pair of tiles, BLOCK_X columns at a time; ``x``: the first columns of X, the only ones it uses
-    if there are no more."""
+    """Return X Y^T for a pair of tiles, BLOCK_X columns at a time; ``x`` is the tile of X if these are all."""
     NX: tl.constexpr = (D + BLOCK_X - 1) // BLOCK_X
     MASK_X: tl.constexpr = D % BLOCK_X != 0
     product = tl.zeros((offs_t.shape[0], offs_s.shape[0]), dtype=tl.float32)

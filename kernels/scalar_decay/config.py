@@ -18,8 +18,7 @@ WHOLE_STATE_BLOCK_T = 64
 """Positions of a tile of whole_state_kernel."""
 
 SCAN_BLOCK_N = 1024
-"""Stretches that stabiliser_scan_kernel takes at once, and elements of a program that finishes stabilisers or
-denominators."""
+"""Stretches that stabiliser_scan_kernel takes at once, and positions of the two kernels that finish vectors."""
 
 MERGE_BLOCK_E = 1024
 """Elements of the state in a program that merges chunks."""

@@ -21,8 +21,7 @@ and these keywords:
                        limit_chunk, torch: 64). The first four take powers of two from 16 on. The backward pass of
                        fused_chunk and whole_state may take shorter chunks, so that more of them run at once.
                        whole_state cuts only the heads that are left over when the others fill the device.
-    state_dtype        of the states between chunks: torch.float32 (None) or, in the first four, torch.bfloat16, which
-                       halves their traffic.
+    state_dtype        of the states between chunks: torch.float32 (None) or, in the first four, torch.bfloat16.
     initial_state      C [B, H, K, V] before the first step, float32; mLSTMexp: (C, n [B, H, K], m [B, H]), C and n
                        divided by exp(m). None is the zero state.
     return_last_state  also return the state after the last step, in the same form.

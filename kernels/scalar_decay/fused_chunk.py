@@ -7,8 +7,7 @@ It computes the four products of roles.py, for each tile of X, Y and Z
 and carries S to the next tile, whereas chunk_o.py goes through the chunk's other tiles for each tile. So the work is
 linear in the chunk length, and nothing but inputs, outputs and one state per chunk is read from or written to device
 memory. Past roles (h, dq) run forward in time, future roles (dk, dv) backward. A program holds BLOCK_Z columns of S,
-with all DX rows if these fit in its registers; a larger DX is split into blocks of rows, one launch each, whose outputs
-are added.
+with all DX rows if these fit in its registers; else there is a launch for each block of rows, and outputs are added.
 
 Gate vectors are cumulative over a tile, not over the chunk (BLOCK_T is their stretch). Z, not Y, is multiplied by the
 state's weights w, so that Y's transpose is read from shared memory as it is.
@@ -67,9 +66,8 @@ def fused_chunk_kernel(
     Reads X, Y [B, T, H / group_x, DX], Z [B, T, H / group_z, DZ], the state entering the chunk [B, H, N, DX, DZ]
     (transposed: [B, H, N, DZ, DX]; None: zero) and the gate vectors; writes out [B, T, H, DZ] and, unless None, the
     state that leaves the sequence (only if N = 1). Given a pair, of Z's shape, it writes sum_z out * pair [blocks of Z,
-    B, H, T]. A past role then also writes S at the anchors, every ``every`` positions,
-    [B, H, ceil(T / every), BLOCK_X, DZ]; a future role reads it and writes <C, dC> there [blocks of Z, B, H,
-    ceil(T / every)].
+    B, H, T]. A past role then also writes S at the A = ceil(T / every) anchors, one every ``every`` positions,
+    [B, H, A, BLOCK_X, DZ]; a future role reads it and writes <C, dC> there [blocks of Z, B, H, A].
     """
     H: tl.constexpr = SHAPE.heads
     DX: tl.constexpr = SHAPE.dim_x

@@ -209,8 +209,7 @@ def run_chunk_states(
 
     Args:
         y, z: k and v, or q and dh.
-        last, n_last: [B, H, DX, DZ] and [B, H, DX], to which the state after the pass's last step is written, for the
-            cut heads.
+        last, n_last: the cut heads' state after the pass's last step is written here [B, H, DX, DZ] and [B, H, DX].
         forward_states: the forward pass's states, from which to compute anchors; None: no anchors.
     """
     B, T, H, DZ = z.shape

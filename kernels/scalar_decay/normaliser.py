@@ -5,8 +5,7 @@
 n is a state of one column, computed as fused_chunk.py computes C: a program takes a chunk tile by tile, with n for its
 columns of k in registers. In a kernel of its own this needs neither the values nor registers for the output, and is
 done once instead of once for every block of value columns. denominator_kernel then adds up the programs' parts of
-n^T q. The kernels of the output and of its gradients take log2 denom_t as one more gate vector. Source: TFLA paper,
-equations 4 to 7.
+n^T q. The output's and gradients' kernels take log2 denom_t as one more gate vector. Source: TFLA, equations 4 to 7.
 """
 
 import triton

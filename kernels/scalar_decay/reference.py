@@ -143,8 +143,7 @@ def parallel(
     float32 (float64 for float64 inputs).
 
     Args:
-        gate_dtype: dtype of b. The differences b_i - b_j have an error of about eps * |b|, in float32 too much for |b|
-            of hundreds and more.
+        gate_dtype: dtype of b. b_i - b_j has an error of about eps * |b|, too much in float32 for |b| in the hundreds.
 
     All else, and the result, are as in :func:`recurrent`.
     """

@@ -67,9 +67,8 @@ class Buffers(NamedTuple):
 QUERY, KEY, ROW, WEIGHT, DECAY, FLOOR, DIVISOR = (gl.constexpr(n) for n in range(7))
 VECTORS = gl.constexpr(8)
 """Number of vectors in Buffers.gates, padded to a power of two. QUERY, KEY: log weights of the positions as queries and
-as keys of the tile. ROW: W_in, the factor of the state in each row of the output. WEIGHT: w, with which a position
-enters the state. DECAY: the factor of the state, BT times. FLOOR: the least value of mLSTMexp's denominators. DIVISOR:
-one over the denominators."""
+as keys of the tile. ROW: W_in, the state's weight in each row of the output. WEIGHT: w, that of a position in the
+state. DECAY: the state's factor, BT times. FLOOR: mLSTMexp's least denominators. DIVISOR: one over the denominators."""
 
 
 class Pointers(NamedTuple):

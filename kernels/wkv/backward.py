@@ -286,8 +286,7 @@ def scan_gradient_kernel(
         m, num, den, x, z, dw, du, c, a, b = _run_forward(
             k, v, dy, m, num, den, x, z, dw, du, c, a, b, slow, fast, u, run * SUB, rest, PRECISE, SUB
         )
-    # Gradients that enter a row are relative to the exponent of the state after it; ``change`` makes them relative to
-    # the row's own.
+    # Gradients that enter a row are relative to the exponent of the state after it; ``change`` converts them to m.
     end_m = _next_exponent(
         saved_ptr, saved_size, last_ptr, batch * C, stride, tile * STEPS + offs_t + BLOCK_I, offs_c, m, left, mask,
         C, BLOCK_I,

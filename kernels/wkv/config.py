@@ -27,17 +27,14 @@ class WkvConfig:
     """Every launch of one forward and backward pass; the forward pass saves a state every backward.block_i steps.
 
     Attributes:
-        reload: the forward scan reads k and v a second time, from the cache, instead of holding v and the weights in
-            registers.
+        reload: the forward scan reads k and v again, from the cache, instead of holding v and weights in registers.
         hold: it holds k and v in registers, in the inputs' dtype, and computes weights twice; overrides ``reload``.
         serial: the forward scan passes states from tile to tile, each tile waiting for the one before; otherwise every
             tile adds up the sums of the tiles before it (``look_back`` in elements.py). Both are needed: passing states
             would make problems of few channels 30 % to 100 % slower, and adding sums takes 20 % longer at 768 channels,
             where it falls below 70 % of the copy rate.
-        look: words that a program loads at once without ``serial``: the sums of single earlier tiles, and one sum of
-            all tiles before those.
-        ahead: how many programs ahead the forward scan prefetches k and v into the L2 cache; rounded down to whole
-            tiles of time.
+        look: words that a program loads at once without ``serial``: sums of earlier tiles, and one of all before them.
+        ahead: how many programs ahead the forward scan prefetches k and v, rounded down to whole tiles of time.
     """
 
     forward: TileConfig

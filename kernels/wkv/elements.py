@@ -325,8 +325,7 @@ def pass_state(
 ):  # fmt: skip
     """Wait for the state before a tile, publish the state after it, and return the state before it [BLOCK_O, BLOCK_C].
 
-    Where :func:`_holds_exponent` is true the exponent is not lowered: it would be rounded in the same direction at
-    every tile.
+    Where :func:`_holds_exponent` is true the exponent stays: lowering it would round the same way at every tile.
 
     Args:
         word_ptr: words [tiles, size, 2 int64] at the sequence's channels; a tile writes its own word and reads the word
@@ -390,8 +389,7 @@ def _publish(word_ptr, size, m, a, b, offs_c, mask):
     """Publish elements, each in two words that hold their own flag: (a, b) and (m, 1).
 
     Value and flag of a word arrive in one access, so no fence is needed. A word of zero is not written yet; the last
-    bit of a is set so that no written word is zero. Plain stores go to the L2 cache and, unlike atomics, do not fetch
-    the old value.
+    bit of a is set so that no written word is zero. Unlike atomics, plain stores do not fetch the old value.
     """
     high = (a.to(tl.int32, bitcast=True) | 1).to(tl.int64) << 32
     low = b.to(tl.int32, bitcast=True).to(tl.int64) & 0xFFFFFFFF
@@ -450,8 +448,7 @@ def look_back(
 
     LOOK / 2 tiles are a group, whose last tile also publishes the sum of all tiles up to its own end. A tile of group g
     adds the earlier tiles of g, all tiles of group g - 1, and the sum that the last tile of g - 2 published long ago.
-    These are at most LOOK words, which are loaded at once. The order of additions is fixed, so results do not depend on
-    timing.
+    These at most LOOK words are loaded at once. The order of additions is fixed: results do not depend on timing.
 
     The groups' sums form a chain as long as the sequence. A slow rate therefore decays a and b, not the exponent, which
     would be rounded in the same direction from group to group.

@@ -73,8 +73,7 @@ def _save_state(saved_ptr, size, m, num, den, step, offs_c, mask, C: tl.constexp
 def _output(m, num, den, k, v, u, PRECISE: tl.constexpr):
     """Return y of one step from the state before it.
 
-    With r = e^(m - u - k), the weight of the past relative to the token's, y = (r num + v) / (r den + 1), which is v if
-    there is no past.
+    With r = e^(m - u - k), the weight of the past relative to the token's, y = (r num + v) / (r den + 1).
     """
     past = exp(tl.minimum(m - (k + u), MAX_RATIO))
     return tl.fma(past, num, v) * reciprocal(tl.fma(past, den, 1.0), PRECISE)
@@ -110,8 +109,7 @@ def _zero_runs(like, RUNS: tl.constexpr, SUB: tl.constexpr):
 def _zeros_after_loads(w_ptr, offs_c, mask_c):
     """Return zeros to add to what must wait until all loads above this line have been issued.
 
-    Otherwise ptxas moves each load down to its first use, and they wait one after the other; it moves none past a
-    barrier.
+    Else ptxas moves each load down to its first use, and they wait one after the other; it moves none past a barrier.
     """
     tl.debug_barrier()
     return tl.load(w_ptr + offs_c, mask=mask_c, other=0.0)[None, :] * 0.0

@@ -96,7 +96,6 @@ def _forward(request: Request, k: Tensor, *others: Any) -> tuple[Tensors, Tensor
 
 
 def _shapes(request: Request, k: Tensor, *_: Tensor | None) -> tuple[Tensors, Tensors]:
-    """Allocate what :func:`_forward` returns."""
     B, T, C = k.shape
     parts = tuple(k.new_empty(B, C, dtype=torch.float32) if request.want_last else None for _ in range(3))
     slots = cdiv(T, launches(request, k).backward.block_i)
@@ -151,8 +150,7 @@ WKV = Differentiable(
 
 @on_device_of("k")
 def _step(request: Request, k: Tensor, *others: Any) -> tuple[Tensors, Tensors]:
-    """Return y [B, 1, C] and num, den and max after one token: views of one tensor, so a step gets no plan
-    (remember.py)."""
+    """Return y [B, 1, C] and num, den, max after one token: views of one tensor, so no plan (remember.py) fits."""
     B, _, C = k.shape
     y, last = torch.empty_like(k), _states(k)
     step_kernel[(B, cdiv(C, STEP_BLOCK))](k, *others, y, last, B, C=C, BLOCK_C=STEP_BLOCK, num_warps=4)
@@ -160,7 +158,6 @@ def _step(request: Request, k: Tensor, *others: Any) -> tuple[Tensors, Tensors]:
 
 
 def _step_shapes(request: Request, k: Tensor, *_: Tensor | None) -> tuple[Tensors, Tensors]:
-    """Allocate what :func:`_step` returns."""
     parts = (k.new_empty(k.shape[0], k.shape[2], dtype=torch.float32) for _ in range(3))
     return (torch.empty_like(k), *parts), ()
 

@@ -59,8 +59,7 @@ def wkv4(
         (scans over whole tensors: any number of times).
 
     Raises:
-        ValueError: on an argument that the implementation does not take; the message names it, what was expected and
-            what came.
+        ValueError: on an argument that ``impl`` does not take; the message names it, what was expected and what came.
 
     Source: Peng et al., RWKV (2023), equations 16 and 22 to 26.
     """

@@ -149,7 +149,7 @@ def _sum(log_weight: Tensor, v: Tensor) -> State:
 
 
 def _exp_(x: Tensor) -> Tensor:
-    """Replace x by e^x and return it."""
+    """Replace x by e^x, bounded from below by MIN_EXPONENTS, and return it."""
     return x.clamp_(min=MIN_EXPONENTS[x.dtype]).exp_()
 
 

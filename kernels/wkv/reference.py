@@ -126,8 +126,7 @@ def _combine(earlier: tuple[Tensor, ...], later: tuple[Tensor, ...]) -> tuple[Te
 
 
 def tokens(k: Tensor, v: Tensor) -> State:
-    """Return the state (v, 1, k) that each token adds. max carries no gradient, so k's flows through den, computed as
-    e^(k - max) = 1."""
+    """Return the state (v, 1, k) that each token adds; k's gradient goes through den = e^(k - max), not through max."""
     top = k.detach().clamp(min=EMPTY)
     den = torch.exp(k.clamp(min=EMPTY) - top)
     return den * v, den, top
