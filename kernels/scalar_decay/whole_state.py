@@ -7,10 +7,10 @@ anew. In the transposed form
     O^T = S^T X^T * rows(W_in) + Z^T (Y X^T * W^T)        S^T <- decay S^T + (Z^T * w) Y
 
 S^T is a left operand, which Hopper's tensor cores take from registers. So the state makes no trip through shared
-memory, and a program can have 256 columns, for which X and Y are read once. Two or three groups of four warps run side
-by side. One group prepares: it has the bulk copy engine (TMA) load the tiles of X, Y and Z, evaluates the gates and
-makes the weighted scores Y X^T * W^T (and mLSTMexp's denominators). The others, one or two, are the walkers: each holds
-the state of its share of the columns, takes from shared memory what was prepared, and stores the output.
+memory, and a program can have 256 columns, for which X and Y are read once. Two or three groups of four warps are
+specialised. The preparing group, the producer, has the bulk copy engine (TMA) load the tiles of X, Y and Z, evaluates
+the gates and makes the weighted scores Y X^T * W^T (and mLSTMexp's denominators). The walkers, one or two consumers,
+each hold the state of their share of the columns, take from shared memory what was prepared, and store the output.
 
     part    at most 128 columns of X and Y, and of S^T. Head dims wider than two parts take two launches: O^T is a sum
             over columns of X and Y, and the second launch adds what the first one stored.
@@ -128,7 +128,7 @@ def _first_n(denominators, chunk, offs_x, DX: gl.constexpr):
 
 @gluon.jit
 def _multiply_by_keys(buffers, stage, start: gl.constexpr, layout: gl.constexpr, TILE: gl.constexpr):
-    """Return the scores, under way, of a tile's rows of X with BS rows of Y from ``start`` on (``layout`` sets BS)."""
+    """Return the asynchronous scores of a tile's rows of X with BS rows of Y from ``start`` on (``layout`` sets BS)."""
     BS: gl.constexpr = layout.instr_shape[1]
     BT: gl.constexpr = TILE.block_t
     scores = gl.zeros([BT, BS], gl.float32, layout)

@@ -1,8 +1,8 @@
 """The state that a walker of whole_state.py holds: S^T in registers, part by part.
 
 A part here is a tensor [64, width]: one slice of the output's columns by at most 128 columns of X and Y. A walker has
-the parts of its first slice, then those of its second, if any. Functions that return a product "under way" return
-before it is complete; wait_for waits for it.
+the parts of its first slice, then those of its second, if any. Functions return "asynchronous" products before they are
+complete; wait_for waits for them.
 """
 
 from triton.experimental import gluon
@@ -83,7 +83,7 @@ def flatten(state):
 
 @gluon.jit
 def _multiply_part(state, x, out, FIRST: gl.constexpr, layout: gl.constexpr):
-    """Return ``out + state @ x`` [BZ, BT], under way, for a part of S^T [BZ, width] and of X^T [width, BT].
+    """Return ``out + state @ x`` [BZ, BT], asynchronous, for a part of S^T [BZ, width] and of X^T [width, BT].
 
     The state is rounded and multiplied half by half, so that only half of the rounded state is in registers at a time.
     """
@@ -100,7 +100,7 @@ def _multiply_part(state, x, out, FIRST: gl.constexpr, layout: gl.constexpr):
 
 @gluon.jit
 def multiply(state, x, stage, layout: gl.constexpr):
-    """Return S^T X^T [BZ, BT], under way: the sum over the parts of S^T and X."""
+    """Return S^T X^T [BZ, BT], asynchronous: the sum over the parts of S^T and X."""
     BT: gl.constexpr = x[0].shape[1]
     out = gl.zeros([BZ, BT], gl.float32, layout)
     for part in gl.static_range(len(state)):
@@ -111,7 +111,7 @@ def multiply(state, x, stage, layout: gl.constexpr):
 
 @gluon.jit
 def _enter_part(weighted, y, state, gates, BT: gl.constexpr):
-    """Return ``decay state + weighted @ y``, under way, for a part of S^T and of Y."""
+    """Return ``decay state + weighted @ y``, asynchronous, for a part of S^T and of Y."""
     layout: gl.constexpr = state_layout(state.shape[1])
     decay = gates.slice(DECAY * BT, BT).load(gl.SliceLayout(1, layout))[:, None]
     operand = gl.convert_layout(weighted, gl.DotOperandLayout(0, layout, 2))
@@ -120,7 +120,7 @@ def _enter_part(weighted, y, state, gates, BT: gl.constexpr):
 
 @gluon.jit
 def enter(z_t, y, stage, state, gates, BT: gl.constexpr):
-    """Return the parts of S^T after the tile, under way."""
+    """Return the parts of S^T after the tile, asynchronous."""
     layout: gl.constexpr = gl.DotOperandLayout(0, state_layout(state[0].shape[1]), 2)
     weight = gates.slice(WEIGHT * BT, BT).load(gl.SliceLayout(0, layout))[None, :]
     weighted = (z_t.load(layout).to(gl.float32) * weight).to(z_t.dtype)
@@ -133,7 +133,7 @@ def enter(z_t, y, stage, state, gates, BT: gl.constexpr):
 
 @gluon.jit
 def wait_for(tiles):
-    """Wait for products that are under way and return them."""
+    """Wait for asynchronous products and return them."""
     if len(tiles) == 1:
         return (warpgroup_mma_wait(0, deps=tiles),)
     else:
