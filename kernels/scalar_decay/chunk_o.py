@@ -168,7 +168,7 @@ def chunk_o_kernel(
     x_base = x_ptr + batch * T * X_ROW + (head // SHAPE.group_x) * DX
     y_base = y_ptr + batch * T * X_ROW + (head // SHAPE.group_x) * DX
     z_base = z_ptr + batch * T * Z_ROW + (head // SHAPE.group_z) * DZ
-    rows = pid_bh * T
+    gate = pid_bh * T
     offs_t = tl.arange(0, BLOCK_T)
     offs_s = tl.arange(0, BLOCK_S)
     offs_x = tl.arange(0, BLOCK_X)
@@ -178,15 +178,15 @@ def chunk_o_kernel(
     z_stride = tl.full((), Z_ROW, tl.int64)
     x_rows = x_base + row0 * x_stride
 
-    offs_reference = rows + (tl.minimum(row0 + BLOCK_T, end) - 1 if FUTURE else row0)
-    reference = tl.load(gates.b + offs_reference)
+    ref = gate + (tl.minimum(row0 + BLOCK_T, end) - 1 if FUTURE else row0)
+    reference = tl.load(gates.b + ref)
     if STABILISED:
-        reference -= tl.load(gates.m + offs_reference)
+        reference -= tl.load(gates.m + ref)
     if FUTURE:
-        row = _key_gate(gates, rows + row0 + offs_t, mask_t)
+        row = _key_gate(gates, gate + row0 + offs_t, mask_t)
         row_factor = tl.math.exp2((row + reference).to(tl.float32))
     else:
-        row = _query_gate(gates, rows + row0 + offs_t, mask_t, DENOM)
+        row = _query_gate(gates, gate + row0 + offs_t, mask_t, DENOM)
         row_factor = tl.math.exp2((row - reference).to(tl.float32))
 
     unit = scale * 0.0 + 1.0
@@ -236,7 +236,7 @@ def chunk_o_kernel(
             DX, X_ROW, BLOCK_X, PRECISION,
         )  # fmt: skip
         z = _load_tile(z_base + col0 * z_stride, offs_s, offs_z, mask_s, Z_ROW, DZ, MASK_Z)  # [BLOCK_S, BLOCK_Z]
-        offs_col = rows + col0 + offs_s
+        offs_col = gate + col0 + offs_s
         if FUTURE:
             col = _query_gate(gates, offs_col, mask_s, DENOM) - reference
         else:
@@ -257,7 +257,7 @@ def chunk_o_kernel(
             DX, X_ROW, BLOCK_X, PRECISION,
         )  # fmt: skip
         z = _load_tile(z_base + col0 * z_stride, offs_s, offs_z, mask_s, Z_ROW, DZ, MASK_Z)
-        offs_col = rows + col0 + offs_s
+        offs_col = gate + col0 + offs_s
         if FUTURE:
             col = _query_gate(gates, offs_col, mask_s, DENOM)
             causal = (col0 + offs_s)[None, :] >= (row0 + offs_t)[:, None]
@@ -274,17 +274,17 @@ def chunk_o_kernel(
         acc = _add_product(acc, product.to(z.dtype), z, unit, PRECISION)
 
     if NORMALISE:
-        m = tl.load(gates.m + rows + row0 + offs_t, mask=mask_t, other=0.0)
+        m = tl.load(gates.m + gate + row0 + offs_t, mask=mask_t, other=0.0)
         floor = tl.maximum(tl.abs(denom), tl.math.exp2(-m))
         acc /= floor[:, None]
         if pid_z == 0:
             log_denom = tl.math.log2(floor.to(gates.log_denom.dtype.element_ty))
-            tl.store(gates.log_denom + rows + row0 + offs_t, log_denom, mask=mask_t)
+            tl.store(gates.log_denom + gate + row0 + offs_t, log_denom, mask=mask_t)
     if pair_ptr is not None:
         pair_base = pair_ptr + batch * T * Z_ROW + (head // SHAPE.group_z) * DZ + row0 * z_stride
         pair = _load_tile(pair_base, offs_t, offs_z, mask_t, Z_ROW, DZ, MASK_Z).to(tl.float32)
         sums = tl.sum(acc * pair, axis=1)
-        tl.store(sums_ptr + pid_z * BH.to(tl.int64) * T + rows + row0 + offs_t, sums, mask=mask_t)
+        tl.store(sums_ptr + pid_z * BH.to(tl.int64) * T + gate + row0 + offs_t, sums, mask=mask_t)
     out_rows = out_ptr + (batch * T + row0) * SHAPE.row_out + head * DZ
     mask_out = mask_t[:, None] & (offs_z < DZ)[None, :]
     out_offs = offs_t[:, None] * SHAPE.row_out + offs_z[None, :]
