@@ -250,8 +250,8 @@ def brief_sections(sections: dict[str, list[Row]]) -> dict[str, list[Row]]:
     """Return what of :func:`doctor_sections` concerns this machine: what is known, missing or fails here."""
     environment, packages, failures = sections.values()
     # A function of several operations counts once.
-    known = {(row["impl"], row["reason"]): row for row in failures}.values()
-    applying = [row for row in known if row["applies_here"] == "yes"]
+    known = {(row["impl"], row["reason"]) for row in failures}
+    applying = {(row["impl"], row["reason"]): row for row in failures if row["applies_here"] == "yes"}.values()
     return {
         "environment": [row for row in environment if row["value"] is not None],
         "packages": [

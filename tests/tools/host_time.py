@@ -30,7 +30,7 @@ LAYERS: dict[tuple[str, str], dict[str, int]] = {
 """Operation, implementation -> sizes of the layer."""
 
 ROUNDS, CALLS = 25, 20
-"""Rounds, in which all calls take turns, and calls of one after another without waiting for the GPU."""
+"""Rounds, in which all take turns, and how often each is called in a round before the host waits for the GPU."""
 
 
 class Allocate(torch.autograd.Function):

@@ -16,7 +16,12 @@ from .. import rows as made
 
 FAMILIES = (("mlstm_sig", "mlstm_exp"), ("lightning",), ("rglru", "linear_scan"), ("wkv4",), ("attention", "gated_mlp"))
 
-PAIR = ("h100_sxm", "h200_sxm")
+BARELY_MEASURED = {
+    ("lightning", "lightning_attn.v2"), ("simple_gla", "fla.chunk_simple_gla"), ("retention", "fla.chunk_retention"),
+    ("wkv4", "scan"), ("wkv4", "naive"), ("mlstm_exp", "mlstm_kernels.limit_chunk"),
+}  # fmt: skip
+"""Of these an H100 has rows of one shape, or of two chunk lengths, which say little of others: a fit to them is held to
+its intervals alone."""
 
 
 def held(found: list[Coverage]) -> tuple[int, float]:
@@ -35,26 +40,23 @@ def test_nine_of_ten_committed_rows_lie_in_the_intervals_of_fits_without_them(op
     counted = {name: held(group) for name, group in by_name.items() if any(each.rows for each in group)}
     assert all(share >= 0.85 for rows, share in counted.values() if rows >= 20)
     assert in_words(found).splitlines()[2].endswith(" come to by chance, 0 fewer, 0 more")
-    # A width says how much a prediction is worth: those of much measured kernels are narrow. But no model knows that
-    # chunks of 128 take 1.8 times as long as chunks of 64 in our xl_chunk with heads of 32, and 2 to 4 times as long in
-    # mlstm_kernels' limit_chunk, of which an H100 has no other rows.
-    widest = {"xl_chunk": 3.0, "mlstm_kernels.limit_chunk": 5.0}
-    assert all(each.width < widest.get(each.impl, 2.4) for each in found if each.rows > 30)
+    # A width says how much a prediction is worth: those of much measured kernels are narrow. Our xl_chunk has rows of
+    # heads from 32 to 512 wide, and at 32 chunks of 128 take 1.8 times as long as chunks of 64, which no model knows.
+    known = (each for each in found if each.held_out_on != "h100_sxm" or (each.op, each.impl) not in BARELY_MEASURED)
+    assert all(each.width < {"xl_chunk": 3.0}.get(each.impl, 2.4) for each in known if each.rows > 30)
 
 
 def test_committed_rows_of_an_h100_and_an_h200_lie_in_the_intervals_carried_from_each_other() -> None:
     """More than nine of ten, since it is not known which rate counts. Times are close where the rows tell what products
-    take from what memory takes, and for programs that hold whole states, which the bandwidth limits. A fit to the few
-    rows of one shape, as of lightning-attn on an H100, says little of others."""
-    everything = list(validate(committed_results()))
-    found = [each for each in everything if each.fitted_on != each.held_out_on]
+    take from what memory takes, and for programs that hold whole states, which the bandwidth limits."""
+    found = [each for each in validate(committed_results()) if each.fitted_on != each.held_out_on]
     rows, share = held(found)
     assert rows > 3000 and share > 0.95
     assert " come to by chance, 0 fewer, " in in_words(found)
-    much = {(each.op, each.impl, each.mode, each.dtype, each.held_out_on) for each in everything if each.rows >= 30}
-    close = [each for each in found if {(each.op, each.impl, each.mode, each.dtype, x) for x in PAIR} <= much]
-    assert len(close) >= 20 and max(each.median_error for each in close) < 0.12
-    assert max(each.median_error for each in close if each.impl == "whole_state") < 0.1
+    known = [each for each in found if (each.op, each.impl) not in BARELY_MEASURED]
+    assert held(known)[0] > 2000
+    assert max(each.median_error for each in known if each.rows > 10) < 0.1
+    assert max(each.median_error for each in known if each.rows) < 0.15
 
 
 def test_what_so_few_rows_can_tell() -> None:
