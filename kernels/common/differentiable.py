@@ -12,10 +12,10 @@ from typing import Any, get_type_hints
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from .arguments import without_autocast
 from .remember import Passed, Plan, describe, is_watched, on_current_device, record_call, run_planned
+from .second_derivatives import gradients_once
 
 Tensors = tuple[Any, ...]
 """Tensors, or None in place of some."""
@@ -243,15 +243,21 @@ class _Eager(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> Any:
-        return _gradients_once(ctx, *gradients) if torch.is_grad_enabled() else _gradients(ctx, *gradients)
+        if not torch.is_grad_enabled():
+            return _gradients(ctx, gradients, ctx.saved_tensors)
+
+        def compute(*given: Any) -> Tensors:
+            return _gradients(ctx, given[: len(gradients)], given[len(gradients) :])
+
+        message = f'kernels of {ctx.call.what.name} have no second derivative: use impl="torch"'
+        return gradients_once(message, compute, *gradients, *ctx.saved_tensors)
 
 
-def _gradients(ctx: Any, *gradients: Tensor | None) -> Tensors:
-    return None, *ctx.call.gradients(ctx.plan, ctx.saved_tensors, ctx.needs_input_grad[1:], gradients)
+def _gradients(ctx: Any, gradients: Tensors, saved: Tensors) -> Tensors:
+    return None, *ctx.call.gradients(ctx.plan, saved, ctx.needs_input_grad[1:], gradients)
 
 
 _apply = super(torch.autograd.Function, _Eager).apply
-_gradients_once = once_differentiable(_gradients)
 
 
 def _packed(results: Sequence[Tensor | None], like: Tensor) -> Any:
