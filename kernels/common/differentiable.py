@@ -61,6 +61,7 @@ class Differentiable:
         self.name, self.request, self.tensors, self.outputs = name, request, tensors, outputs
         self.constant = [index for index, output in enumerate(outputs) if output in constant]
         self.num_tensors, self.num_outputs = len(tensors), len(outputs)
+        self.no_second_derivative = f'kernels of {name} have no second derivative: use impl="torch"'
         types = {field: SCHEMA_TYPES.get(hint) for field, hint in get_type_hints(request).items()}
         self.fields = [field for field, kind in types.items() if kind]
         self._register([f"{types[field]} {field}" for field in self.fields], len(saved))
@@ -152,10 +153,15 @@ class Differentiable:
             ctx.mark_non_differentiable(*(results[index] for index in self.constant), *results[self.num_outputs :])
 
         def backward(ctx: Any, *grads: Tensor | None) -> Any:
-            inputs, saved = ctx.saved_tensors[: self.num_tensors], ctx.saved_tensors[self.num_tensors :]
             needs = list(ctx.needs_input_grad[: self.num_tensors])
-            found = backward_operator(list(grads[: self.num_outputs]), list(inputs), list(saved), needs, *ctx.values)
-            return *_needed(found, needs), *(None for _ in ctx.values)
+
+            def compute(*given: Tensor | None) -> Tensors:
+                first, end = self.num_outputs, self.num_outputs + self.num_tensors
+                lists = list(given[:first]), list(given[first:end]), list(given[end:])
+                return tuple(_needed(backward_operator(*lists, needs, *ctx.values), needs))
+
+            found = gradients_once(self.no_second_derivative, compute, *grads[: self.num_outputs], *ctx.saved_tensors)
+            return *found, *(None for _ in ctx.values)
 
         operator.register_autograd(backward, setup_context=setup_context)
 
@@ -249,8 +255,7 @@ class _Eager(torch.autograd.Function):
         def compute(*given: Any) -> Tensors:
             return _gradients(ctx, given[: len(gradients)], given[len(gradients) :])
 
-        message = f'kernels of {ctx.call.what.name} have no second derivative: use impl="torch"'
-        return gradients_once(message, compute, *gradients, *ctx.saved_tensors)
+        return gradients_once(ctx.call.what.no_second_derivative, compute, *gradients, *ctx.saved_tensors)
 
 
 def _gradients(ctx: Any, gradients: Tensors, saved: Tensors) -> Tensors:

@@ -42,8 +42,8 @@ def differentiable_gradients(
 
 
 def gradients_once(message: str, compute: Callable[..., Any], *tensors: Tensor | None) -> Any:
-    """Return ``compute(*tensors)``, whose derivatives raise RuntimeError with the message where they are asked for."""
-    return _Once.apply(message, compute, *tensors)
+    """Return ``compute(*tensors)``, whose own derivatives, where they are asked for, raise RuntimeError(message)."""
+    return _Once.apply(message, compute, *tensors) if torch.is_grad_enabled() else compute(*tensors)
 
 
 class _Once(torch.autograd.Function):
