@@ -42,7 +42,7 @@ from torch.autograd.function import once_differentiable
 
 from ..common.arguments import compute_dtype
 from .chunk_gates import Group, Segment, plan
-from .reference import State, zero_state
+from .reference import State, public_stabiliser, zero_state
 
 ROWS_PER_GROUP = {"cpu": 1024, "cuda": 32768}
 """Rows (B * H * chunks * L) of a group: few enough for a CPU core's cache, enough to fill a GPU."""
@@ -195,7 +195,7 @@ class _States(NamedTuple):
         if self.n is None or self.m is None:
             return (self.c.unflatten(0, shape),)
         rounded, rest = _round_stabilizer(self.m, self.c.dtype)
-        parts = (self.c * rest[:, None, None], self.n * rest[:, None], rounded)
+        parts = (self.c * rest[:, None, None], self.n * rest[:, None], public_stabiliser(rounded))
         return tuple(x.unflatten(0, shape) for x in parts)
 
 
