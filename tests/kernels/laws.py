@@ -74,7 +74,11 @@ EXTREMES: dict[str, dict[str, Ranges]] = {
     "mlstm_sig": {"extreme gates": {"i": (-60, 60), "f": (-60, 60)}},
     # Of either sign, n^T q may all but cancel, and then a single dominant input gate makes h a quotient of two
     # roundings in any low precision.
-    "mlstm_exp": {"extreme gates": {"i": (-60, 60), "f": (-60, 60), "q": (0, 2), "k": (0, 2)}},
+    # Below -88 the least denominator, exp(-m), overflows float32.
+    "mlstm_exp": {
+        "extreme gates": {"i": (-60, 60), "f": (-60, 60), "q": (0, 2), "k": (0, 2)},
+        "low gates": {"i": (-120, -60)},
+    },
     "simple_gla": {"extreme gates": {"g": (-60, 0)}},
     "retention": {"extreme gates": {"slope": (0, 60)}},
     "lightning": {"extreme gates": {"slope": (0, 60)}},
