@@ -50,9 +50,9 @@ results: $(VENV)/.ready
 	$(BIN)/lrbench results --run --time-limit $(TIME_LIMIT)
 	$(MAKE) pages
 
-# What is written from the committed results.
+# What follows from the committed results: their derived columns, pages and figures.
 pages: $(VENV)/.ready
-	$(BIN)/lrbench results --format markdown > results/README.md
+	$(BIN)/lrbench results --derive --format markdown > results/README.md
 	$(BIN)/lrbench reproduce --format markdown > docs/reproductions.md
 	$(BIN)/lrbench plot runtime results/h200_sxm --kernel tfla -o docs/figures/tfla_h200.png
 	$(BIN)/lrbench plot model results/h200_sxm --gpu h100,h200,b200 -o docs/figures/model_h200.png

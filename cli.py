@@ -1295,6 +1295,9 @@ def results(
     merge: Annotated[
         bool, field("Put the folder's runs in a file for each family, superseded rows in history.parquet.")
     ] = False,
+    derive: Annotated[
+        bool, field("Store FLOPs, bytes, rates, model times and what is suspect as they are counted today.")
+    ] = False,
     timeout: Timeout = 300.0,
     time_limit: Annotated[
         float | None, option("Seconds after which --run starts nothing; the same command goes on.", min=0.0)
@@ -1323,6 +1326,12 @@ def results(
         named = [path]
     elif merge:
         note(*folder.merge(named[0]))
+    if derive:
+        from .analysis.derive import derive_file
+
+        for path in store.result_files(named):
+            if changed := derive_file(path):
+                note(f"{path}: derived columns of {changed} rows are as they are counted today")
     implementations = contents.implementation_rows(named, inventory.declared_implementations())
     if format == "markdown":
         print(contents.as_markdown(contents.file_rows(named), implementations), end="")

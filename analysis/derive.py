@@ -1,17 +1,21 @@
 """What follows from a row: counted work, rates, the share of the roof, what makes it suspect, the model's time.
 
-A row stores these columns as they were counted when it was measured. Figures, tables and reports derive them anew for
-the rows that they show, and keep what is stored where the operation or the accelerator is not known here.
+A row stores these columns as they were counted when it was measured, or when :func:`derive_file` last ran. Figures,
+tables and reports derive them anew for the rows that they show, and keep what is stored where the operation or the
+accelerator is not known here.
 """
 
 from __future__ import annotations
 
 import functools
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..kernels import FAMILIES, get_operation
+from ..results.lock import LOCK_FILE, hold
 from ..results.schema import CASE_COLUMNS, SIZE_COLUMNS
-from ..results.select import records
+from ..results.select import load_results, records
+from ..results.store import replace_columns
 from .accelerators.known import Accelerator, get_accelerator, known_accelerators
 from .counts import Count, count_case
 from .model.runtime_model import model_time_ms, roofline_fraction, suspect_reason
@@ -94,6 +98,21 @@ def derive_anew(frame: pd.DataFrame) -> pd.DataFrame:
         for name in derived.keys() & columns.keys():
             derived[name][n] = columns[name]
     return frame.assign(**derived)
+
+
+def derive_file(path: Path) -> int:
+    """Bring the derived columns that a result file stores up to date, and return in how many rows one was not.
+
+    Raises:
+        ValueError: the file is no result, or another lrbench is at work in its folder.
+    """
+    with hold(path.parent / LOCK_FILE, f"the folder {path.parent}"):
+        stored = load_results(path)
+        today = derive_anew(stored)[[*DERIVED_COLUMNS]]
+        # Null equals null here.
+        if changed := len(today.compare(stored[[*DERIVED_COLUMNS]])):
+            replace_columns(path, {name: today[name].tolist() for name in DERIVED_COLUMNS})
+    return changed
 
 
 def gradient_twice(frame: pd.DataFrame) -> pd.Series:

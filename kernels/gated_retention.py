@@ -55,7 +55,7 @@ def gated_retention(
     Args:
         q, k: [B, T, H, K], contiguous; dtypes and sizes as kernels/scalar_decay/engine.py says for each ``impl``.
         v: [B, T, H, V], the same dtype.
-        f: gate pre-activations [B, T, H], float32 (float64 beside float64).
+        f: gate pre-activations [B, T, H], float32 (float64 beside float64). f = inf with v = 0 masks a token.
         impl: None, fused_chunk, whole_state, xl_chunk, limit_chunk, torch, parallel, recurrent or step (engine.py).
         tau: temperature > 0; the larger, the nearer to 1 the decay.
         chunk_size, state_dtype, return_last_state, options: see kernels/scalar_decay/engine.py.

@@ -60,7 +60,8 @@ def mamba2_ssd(
     Args:
         x: values [B, T, H, P], contiguous; dtypes and sizes as kernels/scalar_decay/engine.py says for each ``impl``,
             with C, B and x for q, k and v.
-        dt: step sizes [B, T, H], > 0, float32 (float64 beside float64).
+        dt: step sizes [B, T, H], > 0, float32 (float64 beside float64). dt = 0 masks a token; its gradient is then that
+            of the decay alone.
         A: rates [H], < 0, in dt's dtype.
         B, C: input and output maps [B, T, G, N] in x's dtype, G dividing H.
         impl: None, fused_chunk, whole_state, xl_chunk, limit_chunk, torch, parallel, recurrent or step (engine.py).

@@ -64,7 +64,8 @@ def mlstm_exp(
     Args:
         q, k: [B, T, H, K], contiguous; dtypes and sizes as kernels/scalar_decay/engine.py says for each ``impl``.
         v: [B, T, H, V], the same dtype.
-        i, f: gate pre-activations [B, T, H], float32 (float64 beside float64).
+        i, f: gate pre-activations [B, T, H], float32 (float64 beside float64). i = -inf, or any far below -1024, with
+            f = inf masks a token, and so does i alone before the first token: it leaves no trace in what follows.
         impl: None, fused_chunk, whole_state, xl_chunk, limit_chunk, torch, parallel, recurrent or step (engine.py).
         chunk_size, state_dtype, return_last_state, options: see kernels/scalar_decay/engine.py.
         initial_state: (C [B, H, K, V], n [B, H, K], m [B, H]) with C and n divided by exp(m), float32 (float64 beside

@@ -56,7 +56,8 @@ def mlstm_sig(
     Args:
         q, k: [B, T, H, K], contiguous; dtypes and sizes as kernels/scalar_decay/engine.py says for each ``impl``.
         v: [B, T, H, V], the same dtype.
-        i, f: gate pre-activations [B, T, H], float32 (float64 beside float64).
+        i, f: gate pre-activations [B, T, H], float32 (float64 beside float64). i = -inf with f = inf masks a token, and
+            so does i alone before the first token: it leaves no trace in what follows.
         impl: None, fused_chunk, whole_state, xl_chunk, limit_chunk, torch, parallel, recurrent or step (engine.py).
         chunk_size, state_dtype, return_last_state, options: see kernels/scalar_decay/engine.py.
         initial_state: C [B, H, K, V], float32 (float64 beside float64).

@@ -47,7 +47,8 @@ def retention(
     Args:
         q, k: [B, T, H, K], contiguous; dtypes and sizes as kernels/scalar_decay/engine.py says for each ``impl``.
         v: [B, T, H, V], the same dtype.
-        slope: decay rates [H], >= 0, float32 (float64 beside float64).
+        slope: decay rates [H], >= 0, float32 (float64 beside float64). Every token decays the past, so a token can be
+            masked, by v = 0, only before all others.
         impl: None, fused_chunk, whole_state, xl_chunk, limit_chunk, torch, parallel, recurrent or step (engine.py).
         chunk_size, state_dtype, return_last_state, options: see kernels/scalar_decay/engine.py.
         initial_state: C [B, H, K, V], float32 (float64 beside float64).

@@ -47,7 +47,7 @@ def simple_gla(
     Args:
         q, k: [B, T, H, K], contiguous; dtypes and sizes as kernels/scalar_decay/engine.py says for each ``impl``.
         v: [B, T, H, V], the same dtype.
-        g: log decays [B, T, H], <= 0, float32 (float64 beside float64).
+        g: log decays [B, T, H], <= 0, float32 (float64 beside float64). g = 0 with v = 0 masks a token.
         impl: None, fused_chunk, whole_state, xl_chunk, limit_chunk, torch, parallel, recurrent or step (engine.py).
         chunk_size, state_dtype, return_last_state, options: see kernels/scalar_decay/engine.py.
         initial_state: C [B, H, K, V], float32 (float64 beside float64).

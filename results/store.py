@@ -211,6 +211,21 @@ def write_parquet(
         pq.write_table(table, file, compression="zstd")
 
 
+def replace_columns(path: Path, columns: Mapping[str, Sequence[Any]]) -> None:
+    """Write a result file anew with other values in some columns of :class:`Record`, NaN as null; all else is kept."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    with _opened(path) as file:
+        table, group = file.read(), file.metadata.row_group(0).num_rows
+    types = arrow_schema()
+    new = {name: pa.array(found, types.field(name).type, from_pandas=True) for name, found in columns.items()}
+    held = dict(zip(table.column_names, table.columns, strict=True))
+    with replacing(path) as target:
+        renewed = pa.table({**held, **new}, metadata=table.schema.metadata)
+        pq.write_table(renewed, target, compression="zstd", row_group_size=group)
+
+
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[IO[bytes]]:
     """Make the folder of ``path``, and open a file that replaces it when complete: readers see the old file or all of

@@ -30,9 +30,7 @@ def differentiable_gradients(
         # Views, since one of the tensors may have been made of another, or be given twice.
         views = [None if x is None else x.view_as(x) for x in tensors]
         wanted = [x for x, need in zip(views, needs, strict=True) if x is not None and need]
-        pairs = [
-            (y, dy) for y, dy in zip(form(*views), gradients, strict=True) if dy is not None and y.requires_grad
-        ]
+        pairs = [(y, dy) for y, dy in zip(form(*views), gradients, strict=True) if dy is not None and y.requires_grad]
         found = iter(
             torch.autograd.grad(
                 [y for y, _ in pairs], wanted, [dy for _, dy in pairs], create_graph=True, materialize_grads=True

@@ -71,7 +71,8 @@ def lightning(
         q, k: [B, T, H, K], contiguous; see kernels/scalar_decay/engine.py for the dtypes and sizes of each ``impl``;
             lightning1 and lightning2 take K and V up to 256.
         v: [B, T, H, V], the same dtype.
-        slope: decay rates [H], >= 0, float32 (float64 beside float64).
+        slope: decay rates [H], >= 0, float32 (float64 beside float64). Every token decays the past, so a token can be
+            masked, by v = 0, only before all others.
         impl: None, fused_chunk, whole_state, xl_chunk, limit_chunk, torch, parallel, recurrent or step, see engine.py;
             or the authors' algorithms, lightning1 and lightning2.
         chunk_size, state_dtype, return_last_state: see engine.py.

@@ -41,7 +41,7 @@ def rglru(
 
     Args:
         x, r, i: [B, T, C], contiguous; float32, float16 or bfloat16; for ``torch`` and ``associative_scan`` float64
-            too. r and i are pre-activations. C is a multiple of 8 for the kernels.
+            too. r and i are pre-activations; r = -inf masks a token. C is a multiple of 8 for the kernels.
         c: [C], float32 (float64 beside float64 inputs).
         impl: ``fused``, one pass over memory; ``chunked``, which computes the states between chunks first and then all
             chunks in parallel; ``naive``, where one program takes all of time for a block of channels; ``torch``, plain
@@ -54,7 +54,8 @@ def rglru(
         config: launches of the kernels; chosen for the device when None.
 
     Returns:
-        h [B, T, C] in x's dtype, or (h, h_T); differentiable in all tensors, once (associative_scan: any number).
+        h [B, T, C] in x's dtype, or (h, h_T); differentiable in all tensors: kernels once, ``torch`` and
+        ``associative_scan`` any number of times.
 
     Raises:
         ValueError: on an argument that ``impl`` does not take; the message names it, what was expected and what came.
@@ -80,7 +81,8 @@ def linear_scan(
     """Compute h_t = a_t h_{t-1} + x_t.
 
     Args:
-        x, a: [B, T, C], contiguous; dtypes and sizes as in :func:`rglru`. a is the decay itself, of any sign and size.
+        x, a: [B, T, C], contiguous; dtypes and sizes as in :func:`rglru`. a is the decay itself, of any sign and size;
+            a = 1 with x = 0 masks a token.
         impl: ``scan``, one pass over memory; others as in :func:`rglru`.
 
     All else, the result and the errors are as in :func:`rglru`. Source: Martin and Cundy (2018), section 2.

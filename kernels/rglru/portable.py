@@ -44,7 +44,7 @@ class _Scan(torch.autograd.Function):
 
 
 def _previous(x: Tensor, first: Tensor | None, backward: bool) -> Tensor:
-    """Return, for every step, x [B, T, C] at the step before it in a scan's order; ``first`` (None: 0) for the first."""
+    """Return x [B, T, C] one step earlier in a scan's order, ``first`` [B, C] (None: 0) at the first step."""
     first = torch.zeros_like(x[:, 0]) if first is None else first
     return torch.cat((x[:, 1:], first[:, None]) if backward else (first[:, None], x[:, :-1]), dim=1)
 

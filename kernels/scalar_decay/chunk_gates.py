@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ..common.arguments import compute_dtype
-from .reference import MIN_LOG_DECAY
+from .reference import MIN_LOG_DECAY, MIN_STABILISER
 
 MIN_LOG_INPUT = -1e30
 """In place of minus infinity, whose difference from itself is not a number."""
@@ -113,7 +113,7 @@ def plan(
         for x, least in ((a, MIN_LOG_DECAY), (u, MIN_LOG_INPUT))
     )
     a, u = (x.transpose(1, 2).reshape(batch * heads, seq_len) for x in (a, u))
-    m = None if m is None else m.double()
+    m = None if m is None else m.double().clamp(min=MIN_STABILISER)
     chunk = min(chunk_size, seq_len)
     whole = seq_len - seq_len % chunk
     segments: list[Segment] = []
@@ -143,8 +143,11 @@ def _groups(
         # minus the sum of the log decays before the chunk, plus that sum.
         peak = column.amax(-1)
         before = torch.cat((m[None], peak[:-1] - total[:-1])).cummax(0).values + total
-        first, end = torch.maximum(before, column[..., 0]), torch.maximum(before, peak)
-        m = b[-1, :, -1] + end[-1]
+        before.clamp_(min=MIN_STABILISER)
+        end = torch.maximum(before, peak)
+        m = (b[-1, :, -1] + end[-1]).clamp(min=MIN_STABILISER)
+        least = MIN_STABILISER - b
+        first, end = torch.maximum(before, column[..., 0]), torch.maximum(end, least[..., -1])
 
     num_chunks = len(b)
     starts = range(0, num_chunks, size)
@@ -162,7 +165,9 @@ def _groups(
     if all(factored):
         end, row = group_end, group_end[..., None]
     else:
-        row = -b if m is None else torch.maximum(before[..., None], column.cummax(-1).values)
+        row = -b
+        if m is not None:
+            row = torch.maximum(torch.maximum(before[..., None], column.cummax(-1).values), least)
         row = row.to(compute)
         inter = torch.exp(before[..., None] - row).to(compute).unflatten(1, (batch, -1))[..., None]
         rounded = column.to(compute)

@@ -278,7 +278,9 @@ def chunk_o_kernel(
         floor = tl.maximum(tl.abs(denom), tl.math.exp2(-m))
         acc /= floor[:, None]
         if pid_z == 0:
-            log_denom = tl.math.log2(floor.to(gates.log_denom.dtype.element_ty))
+            # The least denominator overflows float32 where m is below -128, its logarithm does not.
+            log_denom = tl.math.log2(tl.maximum(tl.abs(denom).to(gates.log_denom.dtype.element_ty), 1e-300))
+            log_denom = tl.maximum(log_denom, -m)
             tl.store(gates.log_denom + gate + row0 + offs_t, log_denom, mask=mask_t)
     if pair_ptr is not None:
         pair_base = pair_ptr + batch * T * Z_ROW + (head // SHAPE.group_z) * DZ + row0 * z_stride

@@ -20,7 +20,8 @@ Speed: on a CPU, matrix products dominate only if everything between them stays 
 groups of consecutive ones. The q, k and v of a group are copied into matrices that are allocated once, and all but the
 recurrence of the state is one batched product, or one elementwise pass, over the whole group. n is stored as one more
 key, so the denominators' n^T q come with the scores. The backward pass recomputes the weights, and the states from one
-that the forward pass keeps for each group.
+that the forward pass keeps for each group. Only for gradients that are to be differentiated again does autograd compute
+them, from the parallel form of each chunk: it keeps some [L, L] matrices, and the state, of every chunk.
 
 If the gates of a group allow it (FACTORED_RANGE in chunk_gates.py), the group is factored: all its rows take the same
 r_i = e, the r of the group's last row. The weights then become factors exp(c_j - e) of the keys, and between the chunks
@@ -42,7 +43,7 @@ from torch.autograd.forward_ad import unpack_dual
 from ..common.arguments import compute_dtype
 from ..common.second_derivatives import differentiable_gradients
 from .chunk_gates import Group, Segment, plan
-from .reference import State, parallel, zero_state
+from .reference import State, parallel, public_stabiliser, zero_state
 
 ROWS_PER_GROUP = {"cpu": 1024, "cuda": 32768}
 """Rows (B * H * chunks * L) of a group: few enough for a CPU core's cache, enough to fill a GPU."""
@@ -195,7 +196,7 @@ class _States(NamedTuple):
         if self.n is None or self.m is None:
             return (self.c.unflatten(0, shape),)
         rounded, rest = _round_stabilizer(self.m, self.c.dtype)
-        parts = (self.c * rest[:, None, None], self.n * rest[:, None], rounded)
+        parts = (self.c * rest[:, None, None], self.n * rest[:, None], public_stabiliser(rounded))
         return tuple(x.unflatten(0, shape) for x in parts)
 
 

@@ -28,6 +28,9 @@ LN2 = tl.constexpr(0.6931471805599453)
 NEG = tl.constexpr(-1.0e30)
 """In place of minus infinity, whose difference from itself is not a number."""
 
+MIN_STABILISER = tl.constexpr(-1024.0 * LOG2E.value)
+"""Lower bound of mLSTMexp's m, in base 2; reference.MIN_STABILISER says why."""
+
 MIN_LOG_DECAY = tl.constexpr(-150.0)
 MIN_LOG_DECAY_STABILISED = tl.constexpr(-1000.0)
 """Lower bounds of the log decay, since a gate of -1e30 or minus infinity (at the start of a document) would take all
@@ -196,13 +199,13 @@ def stabiliser_scan_kernel(g_ptr, g_max_ptr, m_initial_ptr, edge_ptr, m_last_ptr
     Grid: (B * H,).
     Reads g and the stretches' maxima of w [B, H, N] and the initial m [B, H] (base e); writes m before each stretch and
     after the last, [B, H, N + 1], and the last m for the caller, in base e and float32 [B, H]. The last edge is this
-    rounded value, converted back to base 2.
+    rounded value, converted back to base 2. At its lower bound m is minus infinity for the caller.
     """
     pid_bh = tl.program_id(0).to(tl.int64)
     dtype = edge_ptr.dtype.element_ty
-    carry = tl.full((), NEG, dtype=dtype)
+    carry = tl.full((), MIN_STABILISER, dtype=dtype)
     if m_initial_ptr is not None:
-        carry = tl.maximum(tl.load(m_initial_ptr + pid_bh).to(tl.float64) * LOG2E, NEG).to(dtype)
+        carry = tl.maximum(tl.load(m_initial_ptr + pid_bh).to(tl.float64) * LOG2E, MIN_STABILISER).to(dtype)
     edge = edge_ptr + pid_bh * (N + 1)
     tl.store(edge, carry)
     for n0 in range(0, N, BLOCK_N):
@@ -211,19 +214,19 @@ def stabiliser_scan_kernel(g_ptr, g_max_ptr, m_initial_ptr, edge_ptr, m_last_ptr
         g = tl.load(g_ptr + pid_bh * N + offs_n, mask=mask_n, other=0.0)
         g_max = tl.load(g_max_ptr + pid_bh * N + offs_n, mask=mask_n, other=NEG)
         shift, best = tl.associative_scan((g, g_max), 0, _max_plus)
-        m = tl.maximum(carry + shift, best)
+        m = tl.maximum(tl.maximum(carry + shift, best), MIN_STABILISER)
         tl.store(edge + 1 + offs_n, m, mask=offs_n < N - 1)
         last = tl.minimum(N - n0, BLOCK_N) - 1
         carry = tl.max(tl.where(tl.arange(0, BLOCK_N) == last, m, NEG), axis=0)
     m_last = (carry.to(tl.float64) * LN2).to(tl.float32)
-    tl.store(m_last_ptr + pid_bh, m_last)
+    tl.store(m_last_ptr + pid_bh, tl.where(carry > MIN_STABILISER, m_last, -float("inf")))
     tl.store(edge + N, (m_last.to(tl.float64) * LOG2E).to(dtype))
 
 
 @remember_launches
 @triton.jit(do_not_specialize=["T", "L", "N"])
 def stabiliser_finish_kernel(b_ptr, edge_ptr, m_ptr, T, L, N, BLOCK_T: tl.constexpr):
-    """Add what comes before the stretch to its own stabiliser, in place: m_t = max(b_t + m_{k-1}, m_t).
+    """Add what comes before the stretch to its own stabiliser, in place: m_t = max(b_t + m_{k-1}, m_t, least m).
 
     Grid: (ceil(T / BLOCK_T), B * H) flattened.
     Reads b [B, H, T] and m at the stretches' edges [B, H, N + 1]; reads and writes m [B, H, T].
@@ -237,7 +240,8 @@ def stabiliser_finish_kernel(b_ptr, edge_ptr, m_ptr, T, L, N, BLOCK_T: tl.conste
     m_in = tl.load(edge_ptr + pid_bh * (N + 1) + offs_t // L, mask=mask_t, other=NEG)
     b = tl.load(b_ptr + rows, mask=mask_t, other=0.0)
     m = tl.load(m_ptr + rows, mask=mask_t, other=NEG)
-    tl.store(m_ptr + rows, tl.maximum((b + m_in).to(tl.float32), m), mask=mask_t)
+    m = tl.maximum(tl.maximum((b + m_in).to(tl.float32), m), MIN_STABILISER)
+    tl.store(m_ptr + rows, m, mask=mask_t)
 
 
 @triton.jit

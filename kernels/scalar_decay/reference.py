@@ -6,8 +6,8 @@
     n_t = exp(a_t) n_{t-1} + exp(u_t) k_t                  n [K]
     h_t = scale C_t^T q_t / max(|scale n_t^T q_t|, 1)                                             (normalised)
 
-The normalised form keeps C and n divided by exp(m_t) with m_t = max(a_t + m_{t-1}, u_t), so that no exponential
-overflows; its denominator is then max(|scale n_t^T q_t|, exp(-m_t)). The outputs do not depend on m, which therefore
+The normalised form keeps C and n divided by exp(m_t) with m_t = max(a_t + m_{t-1}, u_t), at least MIN_STABILISER, so
+that no exponential overflows; its denominator is then max(|scale n_t^T q_t|, exp(-m_t)). The outputs do not depend on m, which therefore
 carries no gradient. Source: TFLA paper, sections 2 and 4 and appendix A; Retention, Gated Retention, simple GLA and
 Mamba-2 are the plain form with other gates.
 
@@ -27,6 +27,10 @@ from ..common.arguments import compute_dtype
 MIN_LOG_DECAY = -1000.0
 """Lower bound of the log decay in forms that sum log decays; its exponential is zero in float64 too."""
 
+MIN_STABILISER = -1024.0
+"""Lower bound of m. A weight of exp(-1024) is zero in float64 beside the 1 of the denominator, so outputs do not change,
+and a token whose log input gate is far below it, or minus infinity, has the weight exp(u - m) = 0: it is masked."""
+
 State = Tensor | tuple[Tensor, Tensor, Tensor]
 """C [B, H, K, V], or (C, n [B, H, K], m [B, H]) in the normalised form."""
 
@@ -39,6 +43,11 @@ def zero_state(k: Tensor, v: Tensor, *, normalize: bool) -> State:
     if not normalize:
         return c
     return c, c.new_zeros(batch, heads, dim_k), c.new_full((batch, heads), -math.inf)
+
+
+def public_stabiliser(m: Tensor) -> Tensor:
+    """Return m for the caller: minus infinity, that of :func:`zero_state`, at its lower bound."""
+    return m.masked_fill(m <= MIN_STABILISER, -math.inf)
 
 
 def _denominator(nq: Tensor, m: Tensor, normalizer_gradient: bool) -> Tensor:
@@ -106,11 +115,13 @@ def recurrent(
     state = zero_state(k, v, normalize=normalize) if initial_state is None else initial_state
     parts: Any = state if normalize else (state, None, None)
     c, n, m = parts
+    if normalize:
+        m = m.clamp(min=MIN_STABILISER)
     outputs = []
     for t in range(q.shape[1]):
         a, u = log_decay[:, t], log_input[:, t]
         if normalize:
-            m_previous, m = m.detach(), torch.maximum(a + m, u).detach()
+            m_previous, m = m.detach(), torch.maximum(a + m, u).clamp(min=MIN_STABILISER).detach()
             a, u = a + m_previous - m, u - m
         decay, key, query = torch.exp(a)[..., None], torch.exp(u)[..., None] * k[:, t], scale * q[:, t]
         c = decay[..., None] * c + _OperandMatmul.apply(key[..., :, None], v[:, t, :, None, :], operand_dtype)
@@ -119,7 +130,7 @@ def recurrent(
             n = decay * n + key
             h = h / _denominator((n * query).sum(-1), m, normalizer_gradient)[..., None]
         outputs.append(h)
-    last: State = (c, n, m) if normalize else c
+    last: State = (c, n, public_stabiliser(m)) if normalize else c
     h = torch.stack(outputs, dim=1).to(out_dtype)
     return (h, last) if return_last_state else h
 
@@ -164,9 +175,9 @@ def parallel(
     log_inter = b
     if normalize:
         c0, n0, m0 = (None, None, None) if initial_state is None else initial_state
-        m = log_weights.detach().amax(-1)
+        m = log_weights.detach().amax(-1).clamp(min=MIN_STABILISER)
         if m0 is not None:
-            log_inter = b + m0.detach().to(gate_dtype)[..., None]
+            log_inter = b + m0.detach().to(gate_dtype).clamp(min=MIN_STABILISER)[..., None]
             m = torch.maximum(m, log_inter.detach())
             log_inter = log_inter - m
         log_weights = log_weights - m[..., None]
@@ -193,7 +204,7 @@ def parallel(
             n = n + inter[..., -1, :] * n0
         m = m.to(dtype)
         h = h / _denominator(nq, m, normalizer_gradient)[..., None]
-        last = (c, n, m[..., -1].contiguous())
+        last = (c, n, public_stabiliser(m[..., -1]))
     else:
         last = c
     h = h.transpose(1, 2).contiguous().to(operand_dtype)

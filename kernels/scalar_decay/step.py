@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 from ..common.remember import remember_launches
-from .gates import log_decay, log_input
+from .gates import LN2, MIN_STABILISER, log_decay, log_input
 
 
 @remember_launches
@@ -65,14 +65,14 @@ def step_kernel(
     if GATE == "sig" or GATE == "exp":
         u = log_input(tl.load(input_ptr + pid_bh).to(tl.float32), GATE)
     if GATE == "exp":
-        m = u
+        m = tl.maximum(u, MIN_STABILISER * LN2)
         if c_ptr is not None:
-            m_in = tl.load(m_ptr + pid_bh)
-            m = tl.maximum(a + m_in, u)
+            m_in = tl.maximum(tl.load(m_ptr + pid_bh), MIN_STABILISER * LN2)
+            m = tl.maximum(a + m_in, m)
             a += m_in - m
         u -= m
         if pid_v == 0:
-            tl.store(m_out_ptr + pid_bh, m)
+            tl.store(m_out_ptr + pid_bh, tl.where(m > MIN_STABILISER * LN2, m, -float("inf")))
     decay = tl.exp(a)
     gain = tl.exp(u)
 

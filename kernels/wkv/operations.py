@@ -40,7 +40,8 @@ def wkv4(
 
     Args:
         k, v: [B, T, C], contiguous; float32, float16 or bfloat16, for the forms in torch float64 too. C is a multiple
-            of 8 for the kernels. A key of minus infinity leaves its token out.
+            of 8 for the kernels. A key of minus infinity leaves its token out, but the past decays all the same, so
+            only before all others is the token masked.
         w: [C], positive, float32 (float64 beside float64 inputs); a step decays the past by e^-w.
         u: [C], bonus of the current token, in w's dtype.
         impl: ``scan``, one pass over memory, time split over programs; ``naive``, where one program walks all of
@@ -55,8 +56,8 @@ def wkv4(
         config: launches of the kernels; chosen for the device when None.
 
     Returns:
-        y [B, T, C] in v's dtype, or (y, (num, den, max)), each [B, C]; differentiable in all tensors but max, once
-        (scans over whole tensors: any number of times).
+        y [B, T, C] in v's dtype, or (y, (num, den, max)), each [B, C]; differentiable in all tensors but max: kernels
+        once, other forms any number of times.
 
     Raises:
         ValueError: on an argument that ``impl`` does not take; the message names it, what was expected and what came.

@@ -140,12 +140,11 @@ class _Chunkwise(torch.autograd.Function):
         return dk.flatten(1, 2), dv.flatten(1, 2), dw.sum((0, 1)), du.sum((0, 1)), *d_first, None, None
 
 
-def _defined(end: Tensor, k: Tensor, v: Tensor, w: Tensor, u: Tensor, *initial: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return what :class:`_Chunkwise` does, but for the last max, by the definition; ``end``: the last max."""
-    state = (initial[0], initial[1], initial[2])
-    y, last = recurrent(k, v, w, u, initial_state=state, return_last_state=True)
-    change = torch.exp(last[2] - end)
-    return y, last[0] * change, last[1] * change
+def _defined(end: Tensor, k: Tensor, v: Tensor, w: Tensor, u: Tensor, *initial: Tensor) -> tuple[Tensor, ...]:
+    """Return y and, relative to the max ``end``, the last num and den, by the definition."""
+    y, (num, den, top) = recurrent(k, v, w, u, initial_state=initial, return_last_state=True)
+    change = torch.exp(top - end)
+    return y, num * change, den * change
 
 
 def _chunks(x: Tensor, size: int) -> Tensor:

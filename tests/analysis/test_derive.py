@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import shutil
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
-from lrbench.analysis.derive import DERIVED_COLUMNS, derive_anew
+from lrbench.analysis.derive import DERIVED_COLUMNS, derive_anew, derive_file
 from lrbench.results.select import latest_rows, load_results
-from lrbench.results.store import committed_results
+from lrbench.results.store import COMPLETE, arrow_schema, committed_results, result_files
 
-from ..command_line import full_speed_seconds
+from ..command_line import Lrbench, full_speed_seconds
 from . import rows as made
 
 CASE = made.case("mlstm_sig", "fused_chunk")
@@ -27,7 +32,7 @@ def test_columns_are_derived_anew() -> None:
 
 def test_no_committed_row_is_above_its_roof() -> None:
     """Else a count has FLOPs or bytes that the kernel leaves out."""
-    shares = derive_anew(latest_rows(load_results(committed_results())))["roofline_fraction"].dropna()
+    shares = load_results(committed_results())["roofline_fraction"].dropna()
     assert len(shares) > 3000
     assert shares.max() < 1
 
@@ -53,6 +58,26 @@ def test_what_is_not_known_here_stays_as_stored(changed: dict, kept: tuple[str, 
 def test_columns_that_are_not_loaded_are_not_added() -> None:
     frame = made.frame([made.row_of(CASE)]).drop(columns=["flops", "suspect"])
     assert list(derive_anew(frame).columns) == list(frame.columns)
+
+
+def test_committed_rows_store_what_is_counted_today(tmp_path: Path) -> None:
+    stale = {str(path): derive_file(Path(shutil.copy(path, tmp_path))) for path in result_files(committed_results())}
+    assert not any(stale.values()), f"a count or a roof changed: `make pages` in the same commit; rows: {stale}"
+
+
+def test_a_file_is_brought_up_to_date(tmp_path: Path, lrbench: Lrbench) -> None:
+    """And keeps the order of its rows, what was measured, a column of somebody's own, metadata and row groups."""
+    now = made.row_of(CASE)
+    later = {**now, "measured_at": "2026-01-02T00:00:00+00:00", "time_samples_ms": [1.0, 2.0]}
+    stale = {**later, **STALE, "model_time_ms": None}
+    path, expected = tmp_path / "store.parquet", tmp_path / "expected.parquet"
+    for file, rows in ((path, [stale, now, stale]), (expected, [later, now, later])):
+        table = pa.Table.from_pylist(rows, schema=arrow_schema().with_metadata({COMPLETE: "no"}))
+        pq.write_table(table.append_column("mine", pa.array([1, 2, 3])), file, row_group_size=2)
+    for said in (f"{path}: derived columns of 2 rows are as they are counted today\n", ""):
+        assert lrbench("results", path, "--derive")[::2] == (0, said)
+        assert pq.read_table(path).equals(pq.read_table(expected), check_metadata=True)
+        assert pq.read_metadata(path).num_row_groups == 2
 
 
 @pytest.mark.speed

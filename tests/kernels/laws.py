@@ -53,11 +53,32 @@ KEPT = 128
 DECAY_GATES = {"mlstm_sig": "f", "mlstm_exp": "f", "simple_gla": "g", "gated_retention": "f"}
 """Operations whose documents can be packed, and the gate of which minus infinity separates them."""
 
+MASKS: dict[str, dict[str, float]] = {
+    "mlstm_sig": {"i": -math.inf, "f": math.inf},
+    "mlstm_exp": {"i": -math.inf, "f": math.inf},
+    "simple_gla": {"g": 0.0, "v": 0.0},
+    "retention": {"v": 0.0},
+    "lightning": {"v": 0.0},
+    "gated_retention": {"f": math.inf, "v": 0.0},
+    "mamba2_ssd": {"dt": 0.0},
+    "rglru": {"r": -math.inf},
+    "linear_scan": {"a": 1.0, "x": 0.0},
+    "wkv4": {"k": -math.inf},
+}
+"""Operation -> the values that mask a token, as its docstring says."""
+
+FIXED_DECAY = ("retention", "lightning", "wkv4")
+"""Operations in which every token decays the past, masked or not: only tokens before all others leave no trace."""
+
 EXTREMES: dict[str, dict[str, Ranges]] = {
     "mlstm_sig": {"extreme gates": {"i": (-60, 60), "f": (-60, 60)}},
     # Of either sign, n^T q may all but cancel, and then a single dominant input gate makes h a quotient of two
     # roundings in any low precision.
-    "mlstm_exp": {"extreme gates": {"i": (-60, 60), "f": (-60, 60), "q": (0, 2), "k": (0, 2)}},
+    # Below -88 the least denominator, exp(-m), overflows float32.
+    "mlstm_exp": {
+        "extreme gates": {"i": (-60, 60), "f": (-60, 60), "q": (0, 2), "k": (0, 2)},
+        "low gates": {"i": (-120, -60)},
+    },
     "simple_gla": {"extreme gates": {"g": (-60, 0)}},
     "retention": {"extreme gates": {"slope": (0, 60)}},
     "lightning": {"extreme gates": {"slope": (0, 60)}},
@@ -268,8 +289,9 @@ def parts_of(state: Tensor | Sequence[Tensor]) -> Sequence[Tensor]:
 
 
 def on_stabilizer(x: Tensor, m: Tensor, stabilizer: Tensor) -> Tensor:
-    """Return a part of a state that is divided by e^m divided by e^stabilizer instead, in float64."""
-    shift = torch.exp(m.double() - stabilizer)
+    """Return a part of a state that is divided by e^m divided by e^stabilizer instead, in float64. The m of a state
+    that holds nothing may be minus infinity."""
+    shift = torch.exp(m.double().clamp(min=-1e4) - stabilizer.clamp(min=-1e4))
     return x.double() * shift.view(*shift.shape, *([1] * (x.dim() - shift.dim())))
 
 
@@ -529,6 +551,40 @@ def check_packed_documents(case: Case, *, starts: Sequence[int], separator: floa
     }
     results = evaluate(problem, case.function, stabilizer=expected.get("m"))
     assert_close(results, expected, tolerances(problem, expected), f"{case.op}, documents at {tuple(starts)}")
+
+
+def check_masked_tokens(
+    case: Case, *, start: int, stop: int, mask: Mapping[str, float] | None = None, splits: Sequence[int] = ()
+) -> None:
+    """Masked tokens leave no trace: all else is as in the sequence without them, and nothing is infinite or NaN.
+
+    Args:
+        start, stop: first masked token and the one after the last.
+        mask: argument -> value that masks; None as :data:`MASKS` says.
+        splits: time steps at which the sequence is cut, so that a part may be all masked.
+    """
+    kept = [t for t in range(case.sizes["seq_len"]) if not start <= t < stop]
+
+    def without(problem: Problem) -> Problem:
+        inputs = {n: x if n in problem.shared else x[:, kept].contiguous() for n, x in problem.inputs.items()}
+        return replace(problem, inputs=inputs, cotangents={**problem.cotangents, "h": problem.cotangents["h"][:, kept]})
+
+    masked = case.draw()
+    problem = without(masked)
+    expected = reference(problem)
+    allowed = tolerances(problem, expected, [without(other) for other in case.others(expected)])
+    for name, value in (mask or MASKS[case.op]).items():
+        masked.inputs[name][:, start:stop] = value
+    masked.cotangents["h"][:, start:stop] = 0.0
+    in_time = {"h", *(f"d{name}" for name in masked.inputs if name not in masked.shared)}
+    # The definition, which all else is held to, obeys this law too.
+    definition = [resolve(case.operation.recurrent)] if case.dtype == torch.float64 else []
+    for fn in (case.function, *definition):
+        results = evaluate(masked, fn, splits=splits, stabilizer=expected.get("m"), gradients=case.impl != "step")
+        infinite = [name for name, x in results.items() if not x.isfinite().all()]
+        assert not infinite, f"{case.op}: {infinite} not finite"
+        results = {name: x[:, kept] if name in in_time else x for name, x in results.items()}
+        assert_close(results, expected, allowed, f"{case.op} without tokens {start} to {stop}")
 
 
 def check_state_scale_is_free(case: Case) -> None:

@@ -355,8 +355,9 @@ def test_batch_invariant(case: Case) -> None:
     ),
     *(portable("gated_mlp", "torch", dtype, **extreme) for extreme in extremes("gated_mlp") for dtype in (F64, F32)),
     *(
-        interpreted(op, impl, dtype, sizes=heads(1, 64, 2, 24, 40), chunk_size=32, **extremes(op)[0])
+        interpreted(op, impl, dtype, sizes=heads(1, 64, 2, 24, 40), chunk_size=32, **extreme)
         for op, impl in ENGINE_SPLITS
+        for extreme in extremes(op)
         for dtype in (F32, F16)
     ),
     *(
@@ -433,6 +434,93 @@ def test_extremes(case: Case) -> None:
 )
 def test_packed_documents(case: Case) -> None:
     laws.check_packed_documents(case, **case.law)
+
+
+def masked(make: Callable[..., Any], op: str, impl: str, dtype: torch.dtype, **keywords: Any) -> list[Any]:
+    """Return cases with a third of the tokens masked: at the start, in the middle and at the end.
+
+    Half-precision cases also cut the sequence around these tokens, so that a part is all masked.
+    """
+    heads_of, channels_of = {"portable": (45, 2, 16, 24), "interpret": (61, 2, 24, 40), "gpu": (400, 2, 64, 128)}, 24
+    seq_len, *others = heads_of[make.args[0]]
+    if op in CHANNELS and make is interpreted:
+        seq_len = 19
+    sizes = heads(1, seq_len, *others) if op in HEADS else channels(2, seq_len, channels_of)
+    starts = {"start": 0, "middle": seq_len // 3, "end": seq_len - seq_len // 3}
+    if op in laws.FIXED_DECAY:
+        starts, keywords = {"start": 0}, {**keywords, "initial_state": False}
+    spans = {where: (start, start + seq_len // 3) for where, start in starts.items()}
+    return [
+        make(
+            op, impl, dtype, label=where, sizes=sizes, start=start, stop=stop,
+            splits=tuple(t for t in (start, stop) if 0 < t < seq_len and dtype in (F16, BF16)), **keywords,
+        )
+        for where, (start, stop) in spans.items()
+    ]  # fmt: skip
+
+
+LOW_GATES = [{"i": low} for low in (-math.inf, torch.finfo(F32).min, -1e30, -1e10, -1e4, -90.0)]
+"""Input gates of mLSTMexp with which tokens before all others leave no trace."""
+
+
+@on_each(
+    *(
+        each
+        for op, impl in PORTABLE
+        if op in laws.MASKS
+        for dtype in ((F64, F16) if impl == "torch" else (F64,))
+        for each in masked(portable, op, impl, dtype, chunk_size=8)
+    ),
+    *(
+        each
+        for mask in LOW_GATES
+        for impl, dtype in (("torch", F32), ("torch", F16), ("parallel", F32))
+        for each in masked(portable, "mlstm_exp", impl, dtype, mask=mask, initial_state=False, chunk_size=8)[:1]
+    ),
+    *(
+        each
+        for op in (*MLSTM, "simple_gla", "mamba2_ssd")
+        for impl, dtype in (("fused_chunk", F16), ("xl_chunk", F32))
+        for each in masked(interpreted, op, impl, dtype, chunk_size=32)
+    ),
+    *(
+        each
+        for mask in LOW_GATES
+        for impl, dtype in (("fused_chunk", F16), ("xl_chunk", F16), ("limit_chunk", F32))
+        for each in masked(interpreted, "mlstm_exp", impl, dtype, mask=mask, initial_state=False, chunk_size=16)[:1]
+    ),
+    *(each for impl in LIGHTNING for each in masked(interpreted, "lightning", impl, F16)),
+    *(
+        each
+        for op, impl, kwargs in TIME_TILES.values()
+        for each in masked(interpreted, op, impl, F16, kwargs=kwargs)
+    ),
+    *(
+        interpreted(
+            op, "step", F32, sizes=heads(1, 4, 2, 24, 40) if op in HEADS else channels(2, 4, 24), initial_state=first > 0,
+            start=first, stop=first + 2, splits=(1, 2, 3),
+        )
+        for op in laws.MASKS
+        for first in ((0,) if op in laws.FIXED_DECAY else (0, 1))
+    ),
+    *(
+        each
+        for op in laws.MASKS
+        if op in HEADS
+        for impl, dtype in (("fused_chunk", BF16), ("xl_chunk", BF16), ("xl_chunk", F32), ("whole_state", BF16))
+        for each in masked(on_gpu, op, impl, dtype, chunk_size=128)
+    ),
+    *(
+        each
+        for mask in LOW_GATES
+        for impl, dtype in (("fused_chunk", BF16), ("xl_chunk", BF16), ("limit_chunk", F32), ("whole_state", F16))
+        for each in masked(on_gpu, "mlstm_exp", impl, dtype, mask=mask, initial_state=False, chunk_size=64)[:1]
+    ),
+    *(each for impl in LIGHTNING for each in masked(on_gpu, "lightning", impl, BF16)),
+    *(each for op, impl in ONE_PASS.items() for dtype in (F32, BF16) for each in masked(on_gpu, op, impl, dtype)),
+)  # fmt: skip
+def test_masked_tokens_leave_no_trace(case: Case) -> None:
+    laws.check_masked_tokens(case, **case.law)
 
 
 @on_each(
