@@ -229,7 +229,7 @@ def _both(weights: Pair, config: TileConfig) -> TensorDescriptor:
 
 
 def no_descriptor(weights: Pair) -> str | None:
-    """Return why one descriptor cannot describe both K-major weights, or None: their distance must be a valid stride."""
+    """Return why one descriptor cannot describe both K-major weights, or None: their distance has to be a stride."""
     size, gap, limit = weights.up.numel(), abs(weights.gap), MAX_STRIDE // weights.up.element_size()
     if not size <= gap < limit:
         return f"w_gate must begin from {size} to {limit - 1} elements behind or before w_up, got {gap}"

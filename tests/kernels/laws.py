@@ -694,7 +694,7 @@ def check_bad_input(case: Case) -> None:
 def check_unsupported(case: Case) -> None:
     """What a declaration says that an implementation does not take is refused with the same words.
 
-    Sizes that are declared so, dtypes that no kernel takes, also of decoding steps, and a decoding step of several tokens.
+    Sizes that are declared so, dtypes that no kernel takes, nor a decoding step, and a decoding step of several tokens.
     """
     implementation = case.operation.implementation(case.impl)
     bad = {"head_dim_v": (20, 1032), "head_dim_qk": (8,), "channels": (20,), "d_model": (12,), "d_ff": (20,)}
