@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
+from ..kernels.spec import INTERPRETED_DTYPES
 from ..results.arguments import one_of
 
 LLAMA = ((4096, 14336), (8192, 28672), (16384, 53248))
@@ -142,9 +143,7 @@ INTERPRET = dataclasses.replace(
     matrices=((64, 112),),
     tokens=72,
     embedding_dim=64,
-    # The interpreter computes with numpy, which has no bf16.
-    dtypes=("fp32", "fp16"),
-    state_dtypes=("fp32",),
+    dtypes=INTERPRETED_DTYPES,
 )
 
 COMMON = (QUICK, DEFAULT, FULL, ONE, VERIFY, INTERPRET)

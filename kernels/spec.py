@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 MODES = ("fw", "fwbw", "bw", "step", "train")
 DTYPES = ("fp64", "fp32", "fp16", "bf16")
+INTERPRETED_DTYPES = ("fp32", "fp16")
+"""Dtypes of inputs that Triton's interpreter computes with: of bf16 it multiplies and adds the bits as integers
+(findings/triton_interpreter_bf16.sh). States it can hold in bf16, which it only converts, though by truncation."""
 
 LANGUAGE_MODELS = {1024: (24, 64000), 2048: (16, 64000), 2560: (32, 64000)}
 """Width -> layers and vocabulary of LLaMA and TransNormerLLM of 0.4B, 1B and 3B parameters.

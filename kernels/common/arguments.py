@@ -10,6 +10,7 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
+from ..spec import INTERPRETED_DTYPES
 from .sizes import REMEMBERED
 
 CASE_DTYPES = {torch.float64: "fp64", torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
@@ -89,7 +90,11 @@ def check_not_empty(name: str, x: Tensor) -> None:
 def check_on_gpu(name: str, x: Tensor) -> None:
     """Raise unless kernels can run on ``x``'s dtype and device, and no transform of torch.func is active."""
     check_dtype(name, x, TRITON_DTYPES)
-    if x.device.type != "cuda" and not is_interpreted():
+    if is_interpreted():
+        if CASE_DTYPES[x.dtype] not in INTERPRETED_DTYPES:
+            expected = " or ".join(dtype_name(t) for t, short in CASE_DTYPES.items() if short in INTERPRETED_DTYPES)
+            raise ValueError(f"{name} must be {expected} under TRITON_INTERPRET=1, got {dtype_name(x.dtype)}")
+    elif x.device.type != "cuda":
         raise ValueError(f'{name} must be on a GPU, got a tensor on {x.device}: impl="torch" takes any device')
     refuse_transforms(name)
 

@@ -3,6 +3,8 @@
 A family declares what it computes once, as a :class:`Differentiable`: plain functions of tensors for the forward and
 the backward pass. An eager call runs them in an autograd function, which costs the host least. In a compiled call each
 is an operator registered with torch, which the compiler does not trace; ``shapes`` tells it the results' shapes.
+
+A pass copies tensors that do not begin at a multiple of 16 bytes, as descriptors must: then no plan fits (remember.py).
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ import torch
 from torch import Tensor
 
 from .arguments import without_autocast
-from .remember import Passed, Plan, describe, is_watched, on_current_device, record_call, run_planned
+from .remember import ALIGNMENT, Passed, Plan, describe, is_watched, on_current_device, record_call, run_planned
 from .second_derivatives import gradients_once
 
 Tensors = tuple[Any, ...]
@@ -57,7 +59,7 @@ class Differentiable:
         backward: Callable[..., Tensors] | None,
         shapes: Callable[..., tuple[Tensors, Tensors]],
     ) -> None:
-        self.forward, self.backward, self.shapes = forward, backward, shapes
+        self.forward, self.backward, self.shapes = _on_aligned(forward), backward and _on_aligned(backward), shapes
         self.name, self.request, self.tensors, self.outputs = name, request, tensors, outputs
         self.constant = [index for index, output in enumerate(outputs) if output in constant]
         self.num_tensors, self.num_outputs = len(tensors), len(outputs)
@@ -263,6 +265,17 @@ def _gradients(ctx: Any, gradients: Tensors, saved: Tensors) -> Tensors:
 
 
 _apply = super(torch.autograd.Function, _Eager).apply
+
+
+def aligned(value: Any) -> Any:
+    """Return a tensor, or a copy if it does not begin at a multiple of ALIGNMENT bytes; of a tuple or list, of each."""
+    if isinstance(value, Tensor):
+        return value.clone() if value.data_ptr() % ALIGNMENT else value
+    return tuple(map(aligned, value)) if type(value) in (tuple, list) else value
+
+
+def _on_aligned(function: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda *values: function(*map(aligned, values))
 
 
 def _packed(results: Sequence[Tensor | None], like: Tensor) -> Any:

@@ -92,7 +92,7 @@ def select_tile(
     work: int,
     capability: tuple[int, int],
     item_bytes: int,
-    aligned: bool = True,
+    described: bool = True,
 ) -> TileConfig:
     """Choose a launch.
 
@@ -106,13 +106,13 @@ def select_tile(
         work: multiply-adds of one projection, M D F.
         capability: compute capability of the device, such as (9, 0).
         item_bytes: bytes of one element: 2 (bf16, fp16) or 4 (fp32).
-        aligned: whether descriptors can describe the tensors, see :func:`.fused.no_descriptors`.
+        described: whether a descriptor can describe the weights, see :func:`.fused.no_descriptor`.
     """
     if item_bytes == 4:
         # Products in full float32 run on the vector units.
         return TileConfig(block_m=64, block_f=64, block_k=16, subtiles=1, num_stages=3, use_tma=False, persistent=False)
     # sm_120 (desktop GPUs) has descriptors, but no more shared memory than sm_89.
-    use_tma = (9, 0) <= capability < (12, 0) and aligned
+    use_tma = (9, 0) <= capability < (12, 0) and described
     if tokens <= FEW_TOKENS:
         # Reading the weights is the bottleneck: narrow tiles, two programs per multiprocessor.
         return TileConfig(

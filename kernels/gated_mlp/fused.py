@@ -20,7 +20,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from ...results.arguments import one_of
 from ..common.device import capability, multiprocessors, on_device_of
-from ..common.differentiable import Differentiable, Tensors
+from ..common.differentiable import Differentiable, Tensors, aligned
 from ..common.sizes import cdiv
 from .config import ACTIVATIONS, DIM_MULTIPLE, GatedMlpConfig, TileConfig, invalid_reason, select_tile
 from .project import gate_gradient_kernel, project_kernel
@@ -28,8 +28,6 @@ from .validate import check_kernel_support, check_layout, check_projections, is_
 
 DTYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
 GRADIENT_BLOCK = 2048
-DESCRIPTOR_ALIGNMENT = 16
-"""The address of a descriptor's tensor must be a multiple of this many bytes."""
 MAX_STRIDE = 2**40
 """A stride of a descriptor must be below this many bytes."""
 
@@ -69,6 +67,7 @@ def products(
     check_projections(x, w_up, w_gate)
     check_layout(x, w_up, w_gate)
     check_kernel_support(x, *w_up.shape)
+    x, w_up, w_gate = aligned((x, w_up, w_gate))
     both = x.new_empty(2, x.shape[0], w_up.shape[1])
     project(x, Pair(w_up, w_gate), Problem("silu", False, is_k_major(w_up), config), pre=Pair(*both))
     return both
@@ -162,7 +161,7 @@ def project(
     gap = weights.gap if k_major else 0
     # In units of DIM_MULTIPLE, if it can be, so that the compiler knows that rows of both weights are aligned.
     unit = 1 if gap % DIM_MULTIPLE else DIM_MULTIPLE
-    reason = no_descriptors(x, weights, dy)
+    reason = no_descriptor(weights) if k_major else None
     if problem.config is not None:
         which = "gradient" if end == "gradient" else "forward"
         config = getattr(problem.config, which)
@@ -176,7 +175,7 @@ def project(
             work=rows * x.shape[1] * columns,
             capability=capability(x.device),
             item_bytes=x.element_size(),
-            aligned=reason is None,
+            described=reason is None,
         )
 
     def argument(tensor: Tensor | None, *block: int) -> Tensor | TensorDescriptor | None:
@@ -229,20 +228,14 @@ def _both(weights: Pair, config: TileConfig) -> TensorDescriptor:
     return TensorDescriptor(first.T.detach(), [2, columns, rows], strides, block)
 
 
-def no_descriptors(x: Tensor, weights: Pair, dy: Tensor | None) -> str | None:
-    """Return why descriptors cannot describe the arguments, or None."""
-    for name, tensor in (("x", x), ("w_up", weights.up), ("w_gate", weights.gate), ("dy", dy)):
-        if tensor is not None and (past := tensor.data_ptr() % DESCRIPTOR_ALIGNMENT):
-            return f"{name} must begin at a multiple of {DESCRIPTOR_ALIGNMENT} bytes, got {past} bytes past one"
-    if not is_k_major(weights.up):
-        return None
-    # One descriptor describes both weights, so their distance must be a valid stride.
+def no_descriptor(weights: Pair) -> str | None:
+    """Return why one descriptor cannot describe both K-major weights, or None: their distance has to be a stride."""
     size, gap, limit = weights.up.numel(), abs(weights.gap), MAX_STRIDE // weights.up.element_size()
     if not size <= gap < limit:
         return f"w_gate must begin from {size} to {limit - 1} elements behind or before w_up, got {gap}"
     row = weights.up.shape[0]
     # Found by trial: except on Hopper, the distance must be a multiple of the next stride.
-    if gap % row and capability(x.device)[0] != 9:
+    if gap % row and capability(weights.up.device)[0] != 9:
         return f"w_gate must begin a multiple of {row} elements behind or before w_up, got {gap}"
     return None
 

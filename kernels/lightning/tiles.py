@@ -16,9 +16,6 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from ..common.device import capability
 
-DESCRIPTOR_ALIGNMENT = 16
-"""The address of a descriptor's tensor must be a multiple of this many bytes."""
-
 MAX_SLOPE = 150.0
 """Upper bound of the slopes: the decay of one step is zero in float32 there, and multiples of the rate stay finite."""
 
@@ -75,13 +72,13 @@ def tiles_of(
 ) -> tuple[list[Tensor | TensorDescriptor], bool]:
     """Return what a kernel takes for tensors [B, T, H, D], and USE_TMA: whether these are descriptors.
 
-    Otherwise they are the tensors: if the device has no descriptors, or a tensor is not aligned as they need.
+    Otherwise they are the tensors: if the device has no descriptors.
 
     Args:
         boxes: rows and columns of each tensor's tiles.
     """
     plain = [x.detach() for x in tensors]
-    if capability(plain[0].device) < (9, 0) or any(x.data_ptr() % DESCRIPTOR_ALIGNMENT for x in plain):
+    if capability(plain[0].device) < (9, 0):
         return [*plain], False
     tiles: list[Tensor | TensorDescriptor] = []
     for x, box in zip(plain, boxes, strict=True):

@@ -52,13 +52,6 @@ def mlp_sizes(tokens: int, d_model: int, d_ff: int) -> dict[str, int]:
     return {"batch": 1, "seq_len": tokens, "d_model": d_model, "d_ff": d_ff}
 
 
-def shifted(x: torch.Tensor, by: int = 1) -> torch.Tensor:
-    """Return a contiguous copy that begins ``by`` elements past a multiple of 16 bytes."""
-    moved = torch.zeros(x.numel() + by, dtype=x.dtype)[by:].view(x.shape).copy_(x)
-    assert moved.data_ptr() % 16
-    return moved
-
-
 SIZES = {
     "portable": (heads(2, 45, 8, 16, 24), channels(2, 45, 12), mlp_sizes(9, 24, 40)),
     "interpret": (heads(1, 41, 2, 24, 40), channels(2, 19, 24), mlp_sizes(41, 40, 72)),

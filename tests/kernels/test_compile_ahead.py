@@ -14,7 +14,6 @@ from lrbench.bench.plan import PlannedCase, Request, plan
 from lrbench.bench.worker import prepare
 from lrbench.kernels import get_operation
 from lrbench.kernels.gated_mlp import fused as gated_mlp
-from lrbench.kernels.lightning import tiles
 from lrbench.kernels.spec import Implementation
 from lrbench.tests.kernels.compiling import MODULES, pretend
 from lrbench.tests.kernels.offline import record_launches
@@ -27,8 +26,7 @@ CAPABILITY = (9, 0)
 @pytest.fixture(autouse=True)
 def _recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     pretend(monkeypatch)
-    monkeypatch.setattr(tiles, "DESCRIPTOR_ALIGNMENT", 1)
-    monkeypatch.setattr(gated_mlp, "no_descriptors", lambda *_: None)
+    monkeypatch.setattr(gated_mlp, "no_descriptor", lambda _: None)
 
 
 def compile_keys(item: PlannedCase) -> set[tuple[Any, ...]]:

@@ -22,7 +22,7 @@ from lrbench.kernels.gated_mlp.config import ACTIVATIONS, GatedMlpConfig, TileCo
 from lrbench.kernels.gated_mlp.reference import activate, definition, k_major_inputs, portable, projections
 from lrbench.kernels.gated_mlp.validate import check_kernel_support, is_k_major
 from lrbench.tests.kernels import laws
-from lrbench.tests.kernels.cases import MLP_ALTERNATIVES, MLP_FORMS, MLP_SMALL, launches, mlp_sizes, shifted
+from lrbench.tests.kernels.cases import MLP_ALTERNATIVES, MLP_FORMS, MLP_SMALL, launches, mlp_sizes
 from lrbench.tests.kernels.laws import LAYOUTS, Case
 
 each_form = pytest.mark.parametrize(("impl", "layout"), MLP_FORMS)
@@ -115,13 +115,13 @@ def test_every_launch_chosen_is_valid(capability: tuple[int, int], end: str) -> 
     for tokens in (1, 64, 65, 4096):
         for item_bytes in (2, 4):
             for k_major, per_token in itertools.product((True, False), (2**10, 2**40)):
-                for aligned in (False, True):
+                for described in (False, True):
                     tile = select_tile(
                         end=end, k_major=k_major, tokens=tokens, work=tokens * per_token, capability=capability,
-                        item_bytes=item_bytes, aligned=aligned,
+                        item_bytes=item_bytes, described=described,
                     )  # fmt: skip
                     assert invalid_reason(GatedMlpConfig(forward=tile, gradient=tile)) is None
-                    assert not tile.use_tma or ((9, 0) <= capability < (12, 0) and aligned and item_bytes == 2)
+                    assert not tile.use_tma or ((9, 0) <= capability < (12, 0) and described and item_bytes == 2)
 
 
 @pytest.mark.interpret
@@ -240,24 +240,6 @@ def test_saving_keeps_nothing_without_gradients(monkeypatch: pytest.MonkeyPatch)
     assert ends == [None, None]
     fused_save(*inputs.values(), **launches("descriptors"))
     assert ends[2] is not None
-
-
-@pytest.mark.interpret
-def test_tensors_that_descriptors_cannot_take() -> None:
-    """Tensors that begin off a multiple of 16 bytes are read by pointers."""
-    inputs, _ = draw(5, 16, 24, dtype=torch.float16)
-    # Weights that lie apart by no multiple of 16 bytes either.
-    moved = {name: shifted(x, by) for by, (name, x) in enumerate(inputs.items(), 1)}
-    assert torch.equal(gated_mlp(*moved.values()), gated_mlp(*inputs.values()))
-    columns = {name: inputs[name].T.contiguous().T for name in ("w_up", "w_gate")}
-    expected = gated_mlp(inputs["x"], **columns)
-    columns = {name: shifted(w.T, by).T for by, (name, w) in enumerate(columns.items(), 1)}
-    assert torch.equal(gated_mlp(inputs["x"], **columns), expected)
-    for given, name, past in ((moved, "x", 2), ({"x": inputs["x"], **columns}, "w_up", 2)):
-        match = f"^{name} must begin at a multiple of 16 bytes, got {past} bytes past one; config.forward has use_tma$"
-        with pytest.raises(ValueError, match=match):
-            gated_mlp(*given.values(), **launches("descriptors"))
-        gated_mlp(*given.values(), **launches("pointers"))
 
 
 @pytest.mark.interpret

@@ -192,6 +192,10 @@ MLP_SHAPES = (
         interpreted("mamba2_ssd", impl, F32, sizes=heads(1, 41, 4, 24, 40, num_groups=2), chunk_size=16)
         for impl in ENGINE
     ),
+    *(
+        interpreted(op, impl, F16, kwargs={"chunk_size": 16, "state_dtype": BF16}, label="bf16 states")
+        for op, impl in ENGINE_SPLITS
+    ),
     # One chunk forward, two backward: so few programs would idle a device.
     *(interpreted(op, "fused_chunk", F16, sizes=heads(1, 270, 1, 24, 40), chunk_size=512) for op in MLSTM),
     *(
@@ -206,9 +210,8 @@ MLP_SHAPES = (
         for sizes in (heads(30, 1, 2, 16, 16), heads(1, 64, 2, 128, 16), heads(1, 33, 2, 40, 200))
     ),
     *(tiled(form, dtype) for form in TIME_TILES for dtype in (F32, F16)),
-    # The interpreter computes bfloat16 rightly where there are no dots.
     *(
-        tiled(form, BF16 if form in SCANS else F16, sizes=channels(2, seq_len, 24), initial_state=False)
+        tiled(form, F16, sizes=channels(2, seq_len, 24), initial_state=False)
         for form in TIME_TILES
         for seq_len in (1, 8)
     ),
@@ -314,8 +317,7 @@ def test_matches_reference(case: Case) -> None:
     *(portable(op, "torch", dtype, splits=(1, 20), chunk_size=8) for op in CHANNELS for dtype in (F64, F32, BF16)),
     *(interpreted(op, impl, F16, splits=(17,), chunk_size=16) for op, impl in ENGINE_SPLITS),
     *(interpreted("lightning", impl, F16, sizes=heads(2, 35, 2, 24, 40), splits=(17,)) for impl in LIGHTNING),
-    *(tiled(form, BF16, splits=(1, 12)) for form in ("rglru fused", "linear_scan")),
-    *(tiled(form, F16, splits=(1, 12)) for form in ("wkv4 scan", "wkv4 serial")),
+    *(tiled(form, F16, splits=(1, 12)) for form in ("rglru fused", "linear_scan", "wkv4 scan", "wkv4 serial")),
     *recurrences_on_gpu(lambda op: [{"splits": (100, 101)}]),
     *(serial_on_gpu(dtype, splits=(100, 701)) for dtype in (F32, F16, BF16)),
 )
@@ -619,7 +621,7 @@ def test_bad_input_fails_clearly(case: Case) -> None:
     laws.check_bad_input(case)
 
 
-@on_each(*(interpreted(op, impl, F32) for op, impl in INTERPRETED))
+@on_each(*(interpreted(op, impl, F32) for op, impl in (*INTERPRETED, ("projections", "gemms"))))
 def test_what_is_declared_unsupported_is_refused(case: Case) -> None:
     laws.check_unsupported(case)
 

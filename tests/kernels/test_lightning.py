@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +12,7 @@ from lrbench.kernels import get_operation, resolve
 from lrbench.kernels.lightning import OPERATION
 from lrbench.kernels.lightning.config import LightningConfig, LoopConfig, QuadraticConfig, select_config
 from lrbench.tests.kernels import laws
-from lrbench.tests.kernels.cases import F32, LIGHTNING, heads, shifted
+from lrbench.tests.kernels.cases import F32, LIGHTNING, heads
 from lrbench.tests.kernels.laws import Case
 
 ODD = heads(2, 45, 4, 16, 24)
@@ -91,22 +90,6 @@ def test_slopes_get_no_gradient(implementation: str) -> None:
         fn(q, k, v, slope)
     with torch.no_grad():
         assert fn(q, k, v, slope).isfinite().all()
-
-
-@pytest.mark.interpret
-@pytest.mark.parametrize("implementation", LIGHTNING)
-def test_tensors_that_descriptors_cannot_take(implementation: str) -> None:
-    """Tensors that begin off a multiple of 16 bytes are read by pointers, with the same results to the bit."""
-    inputs = OPERATION.make_inputs({**SMALL, "batch": 2}, dtype=torch.float16)
-    do = torch.randn(inputs["v"].shape, generator=torch.Generator().manual_seed(1)).half()
-
-    def results(move: Callable[[torch.Tensor], torch.Tensor]) -> tuple[torch.Tensor, ...]:
-        leaves = [move(inputs[name]).requires_grad_() for name in ("q", "k", "v")]
-        o = OPERATION.function(implementation)(*leaves, inputs["slope"])
-        return o, *torch.autograd.grad(o, leaves, move(do))
-
-    for aligned, moved in zip(results(lambda x: x), results(shifted), strict=True):
-        assert torch.equal(moved, aligned)
 
 
 @pytest.mark.interpret

@@ -32,6 +32,7 @@ from lrbench.tests.kernels.cases import (
     PORTABLE,
     UNPLANNED,
     channels,
+    each_mlp,
     heads,
     interpreted,
     mlp_sizes,
@@ -125,6 +126,29 @@ def test_compiled(case: Case, dynamic: bool) -> None:
     with pytest.raises(RuntimeError, match="create_graph=False|double backward"):
         laws.evaluate(replace(here.draw(), twice=True), function)
     assert backend.frame_count == 1
+
+
+ONE_TOKEN = {op: {**sizes, "seq_len": 1} for op, sizes in SMALL_SIZES.items() if op in (*HEADS, *CHANNELS)}
+
+
+@on_each(
+    *EVERYWHERE,
+    *(on_gpu(op, impl, dtype) for op, impl, dtype in SMALL),
+    *(make(op, "step", F16, sizes=sizes) for make in (interpreted, on_gpu) for op, sizes in ONE_TOKEN.items()),
+    *(make("projections", "gemms", F16, sizes=SMALL_SIZES["gated_mlp"]) for make in (interpreted, on_gpu)),
+    *(each for make in (interpreted, on_gpu) for each in each_mlp(make, F16, sizes=SMALL_SIZES["gated_mlp"])),
+)
+def test_unaligned_tensors(case: Case) -> None:
+    laws.check_unaligned(case)
+
+
+@pytest.mark.usefixtures("_fresh_compiler")
+@on_each(*INTERPRETED[:1], *INTERPRETED[-2:], *ON_GPU)
+def test_unaligned_tensors_of_compiled_calls(case: Case) -> None:
+    backend = "inductor" if case.device == "cuda" else "aot_eager"
+    laws.check_unaligned(
+        replace(case, wrap=lambda fn: torch.compile(lambda *x, **y: fn(*x, **y), fullgraph=True, backend=backend))
+    )
 
 
 class _Calls(TorchDispatchMode):
