@@ -310,8 +310,8 @@ def _parallel_chunks(
     size = keywords.pop("chunk_size")
     outputs = []
     for start in range(0, v.shape[1], size):
-        parts = (None if x is None else x[:, start : start + size] for x in (q, k, v, a, u))
-        carried = state if options.normalize else state[0]
+        parts: Any = (None if x is None else x[:, start : start + size] for x in (q, k, v, a, u))
+        carried: Any = state if options.normalize else state[0]
         h, last = parallel(*parts, initial_state=carried, return_last_state=True, **keywords)
         state = last if options.normalize else (last,)
         outputs.append(h)

@@ -140,9 +140,11 @@ class _Chunkwise(torch.autograd.Function):
         return dk.flatten(1, 2), dv.flatten(1, 2), dw.sum((0, 1)), du.sum((0, 1)), *d_first, None, None
 
 
-def _defined(end: Tensor, k: Tensor, v: Tensor, w: Tensor, u: Tensor, *initial: Tensor) -> tuple[Tensor, ...]:
+def _defined(
+    end: Tensor, k: Tensor, v: Tensor, w: Tensor, u: Tensor, num: Tensor, den: Tensor, top: Tensor
+) -> tuple[Tensor, ...]:
     """Return y and, relative to the max ``end``, the last num and den, by the definition."""
-    y, (num, den, top) = recurrent(k, v, w, u, initial_state=initial, return_last_state=True)
+    y, (num, den, top) = recurrent(k, v, w, u, initial_state=(num, den, top), return_last_state=True)
     change = torch.exp(top - end)
     return y, num * change, den * change
 

@@ -665,7 +665,7 @@ def check_gradients_alone(case: Case) -> None:
 def check_second_derivatives(case: Case) -> None:
     """Second derivatives are the definition's; a kernel, which has none, refuses them, also when it follows a plan.
 
-    The gradients that come in are constants: of these alone, torch would not know that there is something to refuse.
+    The gradients that come in are constants, so only what was saved tells that there is anything to refuse.
     """
 
     def twice(problem: Problem) -> Problem:

@@ -123,7 +123,7 @@ def test_compiled(case: Case, dynamic: bool) -> None:
             bound = 4 * torch.finfo(case.dtype).eps * float(x.abs().max())
             assert results[name].shape == x.shape, name
             assert float((results[name] - x).abs().max()) <= bound, name
-    with pytest.raises(RuntimeError, match="create_graph=False|double backward"):
+    with pytest.raises(RuntimeError, match=r"create_graph=False|double backward"):
         laws.evaluate(replace(here.draw(), twice=True), function)
     assert backend.frame_count == 1
 
