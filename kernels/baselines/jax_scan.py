@@ -49,6 +49,7 @@ def build(case: Case, inputs: Mapping[str, Tensor]) -> Runnable:
     import jax
     import torch
 
+    from ..common.second_derivatives import gradients_once
     from ._tensors import on_leaves
 
     on_gpu = inputs["k"].is_cuda
@@ -73,13 +74,16 @@ def build(case: Case, inputs: Mapping[str, Tensor]) -> Runnable:
         def forward(ctx: Any, *tensors: Tensor) -> Tensor:
             if not any(ctx.needs_input_grad):
                 return finished(forward(*arrays(*tensors)))
+            ctx.save_for_backward(*tensors)
             y, ctx.vjp = with_vjp(*arrays(*tensors))
             return finished(y)
 
         @staticmethod
-        @torch.autograd.function.once_differentiable
         def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, ...]:
-            return finished(apply_vjp(ctx.vjp, *arrays(dy)))
+            def compute(dy: Tensor, *_: Tensor) -> tuple[Tensor, ...]:
+                return finished(apply_vjp(ctx.vjp, *arrays(dy)))
+
+            return gradients_once("the vjp of jax has no derivative here", compute, dy, *ctx.saved_tensors)
 
     return on_leaves(lambda **leaves: Scan.apply(*leaves.values()), inputs, "k", "v", "w", "u")
 

@@ -14,10 +14,10 @@ from typing import Any, get_type_hints
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from .arguments import without_autocast
 from .remember import ALIGNMENT, Passed, Plan, describe, is_watched, on_current_device, record_call, run_planned
+from .second_derivatives import gradients_once
 
 Tensors = tuple[Any, ...]
 """Tensors, or None in place of some."""
@@ -63,6 +63,7 @@ class Differentiable:
         self.name, self.request, self.tensors, self.outputs = name, request, tensors, outputs
         self.constant = [index for index, output in enumerate(outputs) if output in constant]
         self.num_tensors, self.num_outputs = len(tensors), len(outputs)
+        self.no_second_derivative = f'kernels of {name} have no second derivative: use impl="torch"'
         types = {field: SCHEMA_TYPES.get(hint) for field, hint in get_type_hints(request).items()}
         self.fields = [field for field, kind in types.items() if kind]
         self._register([f"{types[field]} {field}" for field in self.fields], len(saved))
@@ -154,10 +155,15 @@ class Differentiable:
             ctx.mark_non_differentiable(*(results[index] for index in self.constant), *results[self.num_outputs :])
 
         def backward(ctx: Any, *grads: Tensor | None) -> Any:
-            inputs, saved = ctx.saved_tensors[: self.num_tensors], ctx.saved_tensors[self.num_tensors :]
             needs = list(ctx.needs_input_grad[: self.num_tensors])
-            found = backward_operator(list(grads[: self.num_outputs]), list(inputs), list(saved), needs, *ctx.values)
-            return *_needed(found, needs), *(None for _ in ctx.values)
+
+            def compute(*given: Tensor | None) -> Tensors:
+                first, end = self.num_outputs, self.num_outputs + self.num_tensors
+                lists = list(given[:first]), list(given[first:end]), list(given[end:])
+                return tuple(_needed(backward_operator(*lists, needs, *ctx.values), needs))
+
+            found = gradients_once(self.no_second_derivative, compute, *grads[: self.num_outputs], *ctx.saved_tensors)
+            return *found, *(None for _ in ctx.values)
 
         operator.register_autograd(backward, setup_context=setup_context)
 
@@ -245,15 +251,20 @@ class _Eager(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> Any:
-        return _gradients_once(ctx, *gradients) if torch.is_grad_enabled() else _gradients(ctx, *gradients)
+        if not torch.is_grad_enabled():
+            return _gradients(ctx, gradients, ctx.saved_tensors)
+
+        def compute(*given: Any) -> Tensors:
+            return _gradients(ctx, given[: len(gradients)], given[len(gradients) :])
+
+        return gradients_once(ctx.call.what.no_second_derivative, compute, *gradients, *ctx.saved_tensors)
 
 
-def _gradients(ctx: Any, *gradients: Tensor | None) -> Tensors:
-    return None, *ctx.call.gradients(ctx.plan, ctx.saved_tensors, ctx.needs_input_grad[1:], gradients)
+def _gradients(ctx: Any, gradients: Tensors, saved: Tensors) -> Tensors:
+    return None, *ctx.call.gradients(ctx.plan, saved, ctx.needs_input_grad[1:], gradients)
 
 
 _apply = super(torch.autograd.Function, _Eager).apply
-_gradients_once = once_differentiable(_gradients)
 
 
 def aligned(value: Any) -> Any:

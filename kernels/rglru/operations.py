@@ -54,7 +54,8 @@ def rglru(
         config: launches of the kernels; chosen for the device when None.
 
     Returns:
-        h [B, T, C] in x's dtype, or (h, h_T); differentiable in all tensors, once (associative_scan: any number).
+        h [B, T, C] in x's dtype, or (h, h_T); differentiable in all tensors: kernels once, ``torch`` and
+        ``associative_scan`` any number of times.
 
     Raises:
         ValueError: on an argument that ``impl`` does not take; the message names it, what was expected and what came.

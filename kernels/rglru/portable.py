@@ -11,37 +11,42 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 
 def scan(a: Tensor, b: Tensor, first: Tensor | None, chunk_size: int) -> tuple[Tensor, Tensor]:
     """Run the recurrence on a, b [B, T, C] from first [B, C] (None: zero); return all h [B, T, C] and the last."""
-    h = _Scan.apply(a, b, first, chunk_size)
+    h = _Scan.apply(a, b, first, chunk_size, False)
     return h, h[:, -1].contiguous()
 
 
 class _Scan(torch.autograd.Function):
-    """All states h, with gradients of a, b and the first state; saves a, h and the first state."""
+    """All states h, with gradients of a, b and the first state; saves a, h and the first state.
+
+    ``backward``: from the last step to the first. The gradients are a scan the other way, so they have gradients too.
+    """
 
     @staticmethod
-    def forward(ctx: Any, a: Tensor, b: Tensor, first: Tensor | None, chunk_size: int) -> Tensor:
-        h = _scan(a, b, first, chunk_size)
+    def forward(ctx: Any, a: Tensor, b: Tensor, first: Tensor | None, chunk_size: int, backward: bool) -> Tensor:
+        h = _scan(a, b, first, chunk_size, backward=backward)
         ctx.save_for_backward(a, h, first)
-        ctx.chunk_size = chunk_size
+        ctx.options = chunk_size, backward
         return h
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, dh: Tensor) -> tuple[Tensor, Tensor, Tensor | None, None]:
+    def backward(ctx: Any, dh: Tensor) -> tuple[Tensor, Tensor, Tensor | None, None, None]:
         a, h, first = ctx.saved_tensors
+        chunk_size, backward = ctx.options
         # w_t = a_t (dh_t + w_{t+1}) is the part of h_{t-1}'s gradient that comes from step t on.
-        w = _scan(a, a * dh, None, ctx.chunk_size, backward=True)
-        g = dh.clone()
-        g[:, :-1] += w[:, 1:]
-        da = torch.empty_like(a)
-        torch.mul(g[:, 1:], h[:, :-1], out=da[:, 1:])
-        da[:, 0] = 0 if first is None else g[:, 0] * first
-        return da, g, None if first is None else w[:, 0], None
+        w = _Scan.apply(a, a * dh, None, chunk_size, not backward)
+        g = _previous(w, None, not backward).add_(dh)
+        da = _previous(h, first, backward).mul_(g)
+        return da, g, None if first is None else w[:, 0], None, None
+
+
+def _previous(x: Tensor, first: Tensor | None, backward: bool) -> Tensor:
+    """Return x [B, T, C] one step earlier in a scan's order, ``first`` [B, C] (None: 0) at the first step."""
+    first = torch.zeros_like(x[:, 0]) if first is None else first
+    return torch.cat((x[:, 1:], first[:, None]) if backward else (first[:, None], x[:, :-1]), dim=1)
 
 
 def _scan(a: Tensor, b: Tensor, first: Tensor | None, chunk_size: int, *, backward: bool = False) -> Tensor:

@@ -20,7 +20,8 @@ Speed: on a CPU, matrix products dominate only if everything between them stays 
 groups of consecutive ones. The q, k and v of a group are copied into matrices that are allocated once, and all but the
 recurrence of the state is one batched product, or one elementwise pass, over the whole group. n is stored as one more
 key, so the denominators' n^T q come with the scores. The backward pass recomputes the weights, and the states from one
-that the forward pass keeps for each group.
+that the forward pass keeps for each group. Only for gradients that are to be differentiated again does autograd compute
+them, from the parallel form of each chunk: it keeps some [L, L] matrices, and the state, of every chunk.
 
 If the gates of a group allow it (FACTORED_RANGE in chunk_gates.py), the group is factored: all its rows take the same
 r_i = e, the r of the group's last row. The weights then become factors exp(c_j - e) of the keys, and between the chunks
@@ -31,18 +32,18 @@ weights are computed pair by pair.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import wraps
+from dataclasses import asdict, dataclass
+from functools import partial, wraps
 from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 from torch.autograd.forward_ad import unpack_dual
-from torch.autograd.function import once_differentiable
 
 from ..common.arguments import compute_dtype
+from ..common.second_derivatives import differentiable_gradients
 from .chunk_gates import Group, Segment, plan
-from .reference import State, public_stabiliser, zero_state
+from .reference import State, parallel, public_stabiliser, zero_state
 
 ROWS_PER_GROUP = {"cpu": 1024, "cuda": 32768}
 """Rows (B * H * chunks * L) of a group: few enough for a CPU core's cache, enough to fill a GPU."""
@@ -292,11 +293,29 @@ class _Chunkwise(torch.autograd.Function):
         return h, *parts
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, dh: Tensor | None, *dlast: Tensor | None) -> tuple[Tensor | None, ...]:
         q, k, v, a, u, h, *state = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            given, form = (q, k, v, a, u, *state), partial(_parallel_chunks, ctx.options)
+            return None, *differentiable_gradients(form, given, ctx.needs_input_grad[1:], (dh, *dlast))
         dh = torch.zeros_like(v) if dh is None else dh.contiguous()
         return None, *_backward(q, k, v, a, u, h, _States.flatten(state), ctx.checkpoints, ctx.options, dh, dlast)
+
+
+def _parallel_chunks(
+    options: _Options, q: Tensor, k: Tensor, v: Tensor, a: Tensor, u: Tensor | None, *state: Tensor
+) -> tuple[Tensor, ...]:
+    """Return what :class:`_Chunkwise` does, by the parallel form of each chunk."""
+    keywords = asdict(options)
+    size = keywords.pop("chunk_size")
+    outputs = []
+    for start in range(0, v.shape[1], size):
+        parts = (None if x is None else x[:, start : start + size] for x in (q, k, v, a, u))
+        carried = state if options.normalize else state[0]
+        h, last = parallel(*parts, initial_state=carried, return_last_state=True, **keywords)
+        state = last if options.normalize else (last,)
+        outputs.append(h)
+    return torch.cat(outputs, 1), *state
 
 
 class _BackwardWorkspace(_Workspace):

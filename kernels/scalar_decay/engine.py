@@ -32,7 +32,8 @@ q, k [B, T, H, K] and v [B, T, H, V] are contiguous and of one dtype: float32, f
 torch, parallel and recurrent. Gates [B, T, H] and constants a head [H] are float32; they, and states, are float64
 beside float64 inputs. K and V are multiples of 8 from 16 to 1024 in the forms on the GPU, which copy any tensor that
 does not begin at a multiple of 16 bytes. h [B, T, H, V] has v's dtype; it and the last state are differentiable in all
-tensors but m.
+tensors but m: in torch, parallel and recurrent any number of times, in the forms on the GPU once: a second derivative
+raises RuntimeError.
 
 Source: "Tiled Flash Linear Attention" (TFLA), sections 2 and 3, appendices A to C.
 """

@@ -55,21 +55,24 @@ def _denominator(nq: Tensor, m: Tensor, normalizer_gradient: bool) -> Tensor:
     return denominator if normalizer_gradient else denominator.detach()
 
 
+def _rounded(x: Tensor, dtype: torch.dtype) -> Tensor:
+    return x.to(dtype).to(compute_dtype(dtype))
+
+
 class _OperandMatmul(torch.autograd.Function):
     """a @ b, and its gradients, with operands rounded to ``dtype`` and accumulated in float32 (float64 for float64)."""
 
     @staticmethod
     def forward(ctx: Any, a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
-        a, b = a.to(dtype), b.to(dtype)
+        # As they came, not rounded: else the gradients would not depend on them, and second derivatives be lost.
         ctx.save_for_backward(a, b)
-        return a.to(compute_dtype(dtype)) @ b.to(compute_dtype(dtype))
+        ctx.dtype = dtype
+        return _rounded(a, dtype) @ _rounded(b, dtype)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
-        a, b = ctx.saved_tensors
-        dtype = compute_dtype(a.dtype)
-        grad = grad.to(a.dtype).to(dtype)
-        return grad @ b.to(dtype).mT, a.to(dtype).mT @ grad, None
+        a, b, grad = (_rounded(x, ctx.dtype) for x in (*ctx.saved_tensors, grad))
+        return grad @ b.mT, a.mT @ grad, None
 
 
 def recurrent(

@@ -56,8 +56,8 @@ def wkv4(
         config: launches of the kernels; chosen for the device when None.
 
     Returns:
-        y [B, T, C] in v's dtype, or (y, (num, den, max)), each [B, C]; differentiable in all tensors but max, once
-        (scans over whole tensors: any number of times).
+        y [B, T, C] in v's dtype, or (y, (num, den, max)), each [B, C]; differentiable in all tensors but max: kernels
+        once, other forms any number of times.
 
     Raises:
         ValueError: on an argument that ``impl`` does not take; the message names it, what was expected and what came.

@@ -2,19 +2,21 @@
 
 The sums of all chunks are computed at once, then the states between chunks, and then all chunks advance together, one
 step at a time. The gradients of the states are a diagonal recurrence backwards in time; backward.py has the formulas.
+Gradients that are to be differentiated again are those of the definition: one step at a time, with all steps kept.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from ..common.arguments import compute_dtype
-from .reference import EMPTY, State, add, first_state
+from ..common.second_derivatives import differentiable_gradients
+from .reference import EMPTY, State, add, first_state, recurrent
 
 MIN_EXPONENTS = {torch.float32: -80.0, torch.float64: -690.0}
 """Lower bounds of logarithms of weights: negligible next to 1, but not denormal, since processors are slow at those."""
@@ -36,7 +38,7 @@ USUAL_DEN = (1e-6, 1e6)
 def chunkwise(
     k: Tensor, v: Tensor, w: Tensor, u: Tensor, initial_state: State | None, chunk_size: int
 ) -> tuple[Tensor, State]:
-    """Compute y [B, T, C] and the last state of checked tensors, chunk by chunk; differentiable once."""
+    """Compute y [B, T, C] and the last state of checked tensors, chunk by chunk."""
     dtype = compute_dtype(k.dtype)
     keys, values = k.to(dtype), v.to(dtype)
     seq_len = k.shape[1]
@@ -60,7 +62,7 @@ class _Chunkwise(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         keys, values = _chunks(k, size), _chunks(v, size)
         steps = torch.arange(size, dtype=k.dtype, device=k.device)[:, None]
-        start = top
+        initial = num, den, top
         sums = _sum(keys - (size - 1 - steps) * w, values)
         # Rescale the first state so that den is of order 1, since MAX_RATIOS bounds the weight of the past by its max.
         scale = torch.where((den > 0) & ((den < USUAL_DEN[0]) | (den > USUAL_DEN[1])), den, 1.0)
@@ -74,19 +76,21 @@ class _Chunkwise(torch.autograd.Function):
             numerator, denominator = torch.addcmul(value, past, num), past.mul_(den).add_(1)
             torch.div(numerator, denominator, out=y[:, :, t])
             num, den, top, _, _ = _advance(num, den, top, key, value, rates, (n + 1) * _ends_run(t, size))
-        ctx.save_for_backward(k, v, w, u, *states, last[2], start)
+        ctx.save_for_backward(k, v, w, u, *initial, *states, last[2])
         ctx.size = size
         ctx.mark_non_differentiable(last[2])
         ctx.set_materialize_grads(False)
         return y.flatten(1, 2), *last
 
     @staticmethod
-    @once_differentiable
     def backward(
         ctx: Any, dy: Tensor | None, dnum: Tensor | None, dden: Tensor | None, _: Tensor | None
     ) -> tuple[Tensor | None, ...]:
-        k, v, w, u, num, den, top, end, start = ctx.saved_tensors
-        size = ctx.size
+        k, v, w, u, *initial, num, den, top, end = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            given, needs = (k, v, w, u, *initial), ctx.needs_input_grad[:7]
+            return *differentiable_gradients(partial(_defined, end), given, needs, (dy, dnum, dden)), None
+        start, size = initial[2], ctx.size
         dy = torch.zeros_like(k) if dy is None else dy
         keys, values, dys = _chunks(k, size), _chunks(v, size), _chunks(dy, size)
         behind, first = torch.cat((top[:, 1:], end[:, None]), dim=1), top[:, 0]
@@ -134,6 +138,13 @@ class _Chunkwise(torch.autograd.Function):
             torch.addcmul(d_token, new, torch.addcmul(b, a, values[:, :, t]), out=dk[:, :, t])
             a, b = d_num.addcmul_(old, a), d_den.addcmul_(old, b)
         return dk.flatten(1, 2), dv.flatten(1, 2), dw.sum((0, 1)), du.sum((0, 1)), *d_first, None, None
+
+
+def _defined(end: Tensor, k: Tensor, v: Tensor, w: Tensor, u: Tensor, *initial: Tensor) -> tuple[Tensor, ...]:
+    """Return y and, relative to the max ``end``, the last num and den, by the definition."""
+    y, (num, den, top) = recurrent(k, v, w, u, initial_state=initial, return_last_state=True)
+    change = torch.exp(top - end)
+    return y, num * change, den * change
 
 
 def _chunks(x: Tensor, size: int) -> Tensor:

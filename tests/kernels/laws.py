@@ -138,6 +138,7 @@ class Problem:
         state: the initial state's parts; None for no initial state.
         cotangents: "h", "C", "n" -> float64 weights of the scalar that is differentiated.
         options: keywords that every form of the operation takes (scale, normalizer_gradient, tau, activation).
+        twice: whether the scalar is the sum of the squares of that one's gradients instead.
     """
 
     operation: Operation
@@ -145,6 +146,7 @@ class Problem:
     state: tuple[Tensor, ...] | None
     cotangents: Mapping[str, Tensor]
     options: Mapping[str, Any] = field(default_factory=dict)
+    twice: bool = False
 
     @property
     def dtype(self) -> torch.dtype:
@@ -224,6 +226,11 @@ class Case:
     def operation(self) -> Operation:
         """The declaration."""
         return get_operation(self.op)
+
+    @property
+    def plain(self) -> bool:
+        """Whether the implementation is in plain torch."""
+        return "triton" not in self.operation.implementation(self.impl).requires
 
     @property
     def function(self) -> Function:
@@ -340,7 +347,10 @@ def evaluate(
         for name in results.keys() & {"C", "n"}:
             if stabilizer is not None:
                 results[name] = on_stabilizer(results[name], results["m"], stabilizer)
-        scalar = sum((results[name].double() * x).sum() for name, x in problem.cotangents.items())
+        scalar: Any = sum((results[name].double() * x).sum() for name, x in problem.cotangents.items())
+        if problem.twice:
+            first = torch.autograd.grad(scalar, list(leaves.values()), create_graph=True)
+            scalar = sum(x.double().square().sum() for x in first)
     if leaves:
         # Inputs that only outputs depend on get no gradient of the last state: zero, as the definition's.
         unused = "h" not in problem.cotangents
@@ -627,11 +637,10 @@ def check_steps(case: Case, *, prefix: int) -> None:
         assert (moved - wanted).abs().max() <= precision * float(wanted.abs().max())
 
 
-def check_gradients_alone(case: Case, *, twice: bool = False) -> None:
-    """A gradient is the same whichever others are asked for, and again; no_grad keeps nothing.
+def check_gradients_alone(case: Case) -> None:
+    """A gradient is the same whichever others are asked for, again, and with a graph of its own; no_grad keeps nothing.
 
-    Args:
-        twice: whether it can be differentiated twice; else that is refused.
+    Kernels and the portable form lay it out as the argument.
     """
     problem, fn = case.draw(), case.function
     everything = evaluate(problem, fn)
@@ -649,12 +658,29 @@ def check_gradients_alone(case: Case, *, twice: bool = False) -> None:
     again = torch.autograd.grad(scalar, leaves, retain_graph=True)
     for name, x, y, leaf in zip(case.operation.differentiable, first, again, leaves, strict=True):
         assert (x - y).abs().max() <= relative * y.abs().max(), name
-        assert twice or x.stride() == leaf.stride(), f"the gradient of {name} must be laid out as {name}"
-    if twice:
-        first[0].sum().backward()
-    else:
-        with pytest.raises(RuntimeError, match="differentiate twice a function that was marked with @once_diff"):
-            first[0].sum().backward()
+        if case.impl == "torch" or not case.plain:
+            assert y.stride() == leaf.stride(), f"the gradient of {name} must be laid out as {name}"
+
+
+def check_second_derivatives(case: Case) -> None:
+    """Second derivatives are the definition's; a kernel, which has none, refuses them, also when it follows a plan.
+
+    The gradients that come in are constants: of these alone, torch would not know that there is something to refuse.
+    """
+
+    def twice(problem: Problem) -> Problem:
+        return replace(problem, twice=True)
+
+    problem = twice(case.draw())
+    if not case.plain:
+        for _ in range(6 if case.device == "cuda" else 1):
+            with pytest.raises(RuntimeError, match='have no second derivative: use impl="torch"'):
+                evaluate(problem, case.function)
+        return
+    expected = reference(problem)
+    allowed = tolerances(problem, expected, [twice(other) for other in case.others(expected)])
+    results = evaluate(problem, case.function, stabilizer=expected.get("m"))
+    assert_close(results, expected, allowed, f"{case.op}, second derivatives")
 
 
 def check_leaves_inputs_alone(case: Case) -> None:

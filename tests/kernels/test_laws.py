@@ -553,23 +553,45 @@ def test_steps_continue_a_sequence(case: Case) -> None:
     laws.check_steps(case, **case.law)
 
 
-TWICE = ("parallel", "associative_scan", "torch_associative_scan")
-"""Implementations in torch's own functions can be differentiated twice."""
-
-
 @on_each(
-    *(
-        portable(op, impl, F64, twice=impl in TWICE or op == "gated_mlp", chunk_size=16)
-        for op, impl in PORTABLE
-        if op != "rglru_layer"
-    ),
+    *(portable(op, impl, F64, chunk_size=16) for op, impl in PORTABLE if op != "rglru_layer"),
     *(interpreted("lightning", impl, F32, sizes=heads(1, 41, 2, 16, 24)) for impl in LIGHTNING),
     *(tiled(form, F32, sizes=channels(2, 9, 8)) for form in ("rglru fused", "wkv4 scan")),
     *each_mlp(interpreted, F32, sizes=mlp_sizes(5, 16, 24), kwargs=launches("descriptors")),
     *each_mlp(on_gpu, BF16, sizes=mlp_sizes(5, 16, 24)),
 )
 def test_gradients_alone(case: Case) -> None:
-    laws.check_gradients_alone(case, **case.law)
+    laws.check_gradients_alone(case)
+
+
+ONE_OF_EACH = (
+    ("mlstm_exp", "fused_chunk"), ("lightning", "lightning1"), ("lightning", "lightning2"), ("linear_scan", "naive"),
+    ("wkv4", "naive"), ("gated_mlp", "fused"),
+)  # fmt: skip
+"""A kernel of each autograd function."""
+FEW = {
+    **dict.fromkeys(HEADS, heads(2, 20, 2, 16, 24)),
+    **dict.fromkeys((*CHANNELS, "rglru_layer"), channels(2, 20, 16)),
+    "gated_mlp": mlp_sizes(5, 16, 24),
+}
+
+
+@on_each(
+    *(
+        portable(op, impl, dtype, sizes=FEW[op], initial_state=state, chunk_size=8)
+        for op, impl in PORTABLE
+        for dtype, state in ((F64, True), (F64, False), (BF16, True))
+    ),
+    *(
+        portable("mlstm_exp", impl, F64, sizes=FEW["mlstm_exp"], options={"normalizer_gradient": True}, chunk_size=8)
+        for impl in ("torch", "parallel")
+    ),
+    *(interpreted(op, impl, F32, sizes=FEW[op], initial_state=False) for op, impl in ONE_OF_EACH),
+    *(on_gpu(op, impl, BF16, initial_state=state) for op, impl in KERNELS for state in (True, False)),
+    *(on_gpu(op, impl, dtype) for op, impl in PORTABLE for dtype in (F64, BF16)),
+)
+def test_second_derivatives(case: Case) -> None:
+    laws.check_second_derivatives(case)
 
 
 @on_each(*(portable(op, impl, F32, chunk_size=16) for op, impl in PORTABLE), *PORTABLE_MLPS)

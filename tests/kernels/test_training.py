@@ -123,6 +123,8 @@ def test_compiled(case: Case, dynamic: bool) -> None:
             bound = 4 * torch.finfo(case.dtype).eps * float(x.abs().max())
             assert results[name].shape == x.shape, name
             assert float((results[name] - x).abs().max()) <= bound, name
+    with pytest.raises(RuntimeError, match="create_graph=False|double backward"):
+        laws.evaluate(replace(here.draw(), twice=True), function)
     assert backend.frame_count == 1
 
 
@@ -169,6 +171,8 @@ def test_operators_pass_torchs_own_checks(case: Case, monkeypatch: pytest.Monkey
     with monkeypatch.context() as patch, _Calls() as seen:
         patch.setattr(torch.compiler, "is_compiling", lambda: True)
         laws.evaluate(problem, case.function)
+        with pytest.raises(RuntimeError, match="no second derivative"):
+            laws.evaluate(replace(problem, twice=True), case.function)
     names = {func.name() for func, _ in seen.calls}
     assert len(names) == 2
     for func, args in seen.calls:
