@@ -29,7 +29,7 @@ MIN_LOG_DECAY = -1000.0
 
 MIN_STABILISER = -1024.0
 """Lower bound of m. A weight of exp(-1024) is zero in float64 beside the 1 of the denominator, so outputs stay as they
-are, and a token whose log input gate is far below it, or minus infinity, has the weight exp(u - m) = 0: it is masked."""
+are. A token whose log input gate is far below it, or minus infinity, has the weight exp(u - m) = 0: it is masked."""
 
 State = Tensor | tuple[Tensor, Tensor, Tensor]
 """C [B, H, K, V], or (C, n [B, H, K], m [B, H]) in the normalised form."""
