@@ -6,10 +6,10 @@
     n_t = exp(a_t) n_{t-1} + exp(u_t) k_t                  n [K]
     h_t = scale C_t^T q_t / max(|scale n_t^T q_t|, 1)                                             (normalised)
 
-The normalised form keeps C and n divided by exp(m_t) with m_t = max(a_t + m_{t-1}, u_t), at least MIN_STABILISER, so
-that no exponential overflows; its denominator is then max(|scale n_t^T q_t|, exp(-m_t)). The outputs do not depend on m, which therefore
-carries no gradient. Source: TFLA paper, sections 2 and 4 and appendix A; Retention, Gated Retention, simple GLA and
-Mamba-2 are the plain form with other gates.
+The normalised form keeps C and n divided by exp(m_t) with m_t = max(a_t + m_{t-1}, u_t), but at least MIN_STABILISER,
+so that no exponential overflows; its denominator is then max(|scale n_t^T q_t|, exp(-m_t)). The outputs do not depend
+on m, which therefore carries no gradient. Source: TFLA paper, sections 2 and 4 and appendix A; Retention, Gated
+Retention, simple GLA and Mamba-2 are the plain form with other gates.
 
 An operation's own file turns its gates into a and u.
 """
@@ -28,8 +28,8 @@ MIN_LOG_DECAY = -1000.0
 """Lower bound of the log decay in forms that sum log decays; its exponential is zero in float64 too."""
 
 MIN_STABILISER = -1024.0
-"""Lower bound of m. A weight of exp(-1024) is zero in float64 beside the 1 of the denominator, so outputs do not change,
-and a token whose log input gate is far below it, or minus infinity, has the weight exp(u - m) = 0: it is masked."""
+"""Lower bound of m. A weight of exp(-1024) is zero in float64 beside the 1 of the denominator, so outputs stay as they
+are. A token whose log input gate is far below it, or minus infinity, has the weight exp(u - m) = 0: it is masked."""
 
 State = Tensor | tuple[Tensor, Tensor, Tensor]
 """C [B, H, K, V], or (C, n [B, H, K], m [B, H]) in the normalised form."""

@@ -78,7 +78,7 @@ EXTREMES: dict[str, dict[str, Ranges]] = {
     # Below -88 the least denominator, exp(-m), overflows float32.
     "mlstm_exp": {
         "extreme gates": {"i": (-60, 60), "f": (-60, 60), "q": (0, 2), "k": (0, 2)},
-        "low gates": {"i": (-120, -60)},
+        "low gates": {"i": (-120, -60), "q": (0, 2), "k": (0, 2)},
     },
     "simple_gla": {"extreme gates": {"g": (-60, 0)}},
     "retention": {"extreme gates": {"slope": (0, 60)}},
@@ -573,14 +573,14 @@ def check_masked_tokens(
     """
     kept = [t for t in range(case.sizes["seq_len"]) if not start <= t < stop]
 
+    def without(problem: Problem) -> Problem:
+        inputs = {n: x if n in problem.shared else x[:, kept].contiguous() for n, x in problem.inputs.items()}
+        return replace(problem, inputs=inputs, cotangents={**problem.cotangents, "h": problem.cotangents["h"][:, kept]})
+
     masked = case.draw()
-    problem = replace(
-        masked,
-        inputs={n: x if n in masked.shared else x[:, kept].contiguous() for n, x in masked.inputs.items()},
-        cotangents={**masked.cotangents, "h": masked.cotangents["h"][:, kept]},
-    )
+    problem = without(masked)
     expected = reference(problem)
-    allowed = tolerances(problem, expected)
+    allowed = tolerances(problem, expected, [without(other) for other in case.others(expected)[:2]])
     for name, value in (mask or MASKS[case.op]).items():
         masked.inputs[name][:, start:stop] = value
     masked.cotangents["h"][:, start:stop] = 0.0
@@ -696,7 +696,8 @@ def check_leaves_inputs_alone(case: Case) -> None:
 def check_unaligned(case: Case) -> None:
     """Tensors, gradients among them, that do not begin at a multiple of 16 bytes give the bits of those that do.
 
-    On a GPU calls of each kind take turns, and those that have a plan come to follow it.
+    On a GPU calls of each kind take turns, and those that have a plan come to follow it. The RG-LRU layer's products
+    are torch's, which has other kernels for such tensors.
     """
     problem, fn = case.draw(), case.function
     gradients = case.impl != "step" and "fwbw" in case.operation.implementation(case.impl).modes
@@ -716,9 +717,9 @@ def check_unaligned(case: Case) -> None:
         return evaluate(replace(problem, inputs=inputs, state=state), moved, gradients=gradients)
 
     expected = evaluate(problem, fn, gradients=gradients)
+    allowed = expectations(case, problem)[1] if case.op == "rglru_layer" else dict.fromkeys(expected, 0.0)
     for elements in [(1, 2, 4)] if case.device == "cpu" else [(1,), (0,), (2,), (4,), (1, 2, 4)] * 5:
-        for name, x in results(*elements).items():
-            assert torch.equal(x, expected[name]), f"{case.op}, {elements} elements on: {name}"
+        assert_close(results(*elements), expected, allowed, f"{case.op}, {elements} elements on")
 
 
 def check_bad_input(case: Case) -> None:

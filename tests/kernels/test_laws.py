@@ -193,8 +193,8 @@ MLP_SHAPES = (
         for impl in ENGINE
     ),
     *(
-        interpreted(op, impl, F16, kwargs={"chunk_size": 16, "state_dtype": BF16}, label="bf16 states")
-        for op, impl in ENGINE_SPLITS
+        interpreted("mlstm_exp", impl, F16, kwargs={"chunk_size": 16, "state_dtype": BF16}, label="bf16 states")
+        for impl in ("fused_chunk", "xl_chunk")
     ),
     # One chunk forward, two backward: so few programs would idle a device.
     *(interpreted(op, "fused_chunk", F16, sizes=heads(1, 270, 1, 24, 40), chunk_size=512) for op in MLSTM),
@@ -443,11 +443,9 @@ def masked(make: Callable[..., Any], op: str, impl: str, dtype: torch.dtype, **k
 
     Half-precision cases also cut the sequence around these tokens, so that a part is all masked.
     """
-    heads_of, channels_of = {"portable": (45, 2, 16, 24), "interpret": (61, 2, 24, 40), "gpu": (400, 2, 64, 128)}, 24
-    seq_len, *others = heads_of[make.args[0]]
-    if op in CHANNELS and make is interpreted:
-        seq_len = 19
-    sizes = heads(1, seq_len, *others) if op in HEADS else channels(2, seq_len, channels_of)
+    seq_len = 400 if make is on_gpu else 50 if op in HEADS else 19
+    dims = (64, 128) if make is on_gpu else (24, 40)
+    sizes = heads(1, seq_len, 2, *dims) if op in HEADS else channels(2, seq_len, 24)
     starts = {"start": 0, "middle": seq_len // 3, "end": seq_len - seq_len // 3}
     if op in laws.FIXED_DECAY:
         starts, keywords = {"start": 0}, {**keywords, "initial_state": False}
@@ -483,12 +481,12 @@ LOW_GATES = [{"i": low} for low in (-math.inf, torch.finfo(F32).min, -1e30, -1e1
         each
         for op in (*MLSTM, "simple_gla", "mamba2_ssd")
         for impl, dtype in (("fused_chunk", F16), ("xl_chunk", F32))
-        for each in masked(interpreted, op, impl, dtype, chunk_size=32)
+        for each in masked(interpreted, op, impl, dtype, chunk_size=16)
     ),
     *(
         each
         for mask in LOW_GATES
-        for impl, dtype in (("fused_chunk", F16), ("xl_chunk", F16), ("limit_chunk", F32))
+        for impl, dtype in (("fused_chunk", F16), ("limit_chunk", F32))
         for each in masked(interpreted, "mlstm_exp", impl, dtype, mask=mask, initial_state=False, chunk_size=16)[:1]
     ),
     *(each for impl in LIGHTNING for each in masked(interpreted, "lightning", impl, F16)),
@@ -499,8 +497,8 @@ LOW_GATES = [{"i": low} for low in (-math.inf, torch.finfo(F32).min, -1e30, -1e1
     ),
     *(
         interpreted(
-            op, "step", F32, sizes=heads(1, 4, 2, 24, 40) if op in HEADS else channels(2, 4, 24), initial_state=first > 0,
-            start=first, stop=first + 2, splits=(1, 2, 3),
+            op, "step", F32, sizes=heads(1, 4, 2, 24, 40) if op in HEADS else channels(2, 4, 24),
+            initial_state=first > 0, start=first, stop=first + 2, splits=(1, 2, 3),
         )
         for op in laws.MASKS
         for first in ((0,) if op in laws.FIXED_DECAY else (0, 1))
