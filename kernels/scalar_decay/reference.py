@@ -46,20 +46,29 @@ def _denominator(nq: Tensor, m: Tensor, normalizer_gradient: bool) -> Tensor:
     return denominator if normalizer_gradient else denominator.detach()
 
 
+def _round(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Round to ``dtype``; values that overflow in float16 keep their range, as if scaled by a power of two."""
+    rounded = x.to(dtype)
+    if dtype != torch.float16:
+        return rounded
+    return torch.where(rounded.isinf(), (x * 2.0**-16).to(dtype).to(x.dtype) * 2.0**16, rounded)
+
+
 class _OperandMatmul(torch.autograd.Function):
     """a @ b, and its gradients, with operands rounded to ``dtype`` and accumulated in float32 (float64 for float64)."""
 
     @staticmethod
     def forward(ctx: Any, a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
-        a, b = a.to(dtype), b.to(dtype)
+        a, b = _round(a, dtype), _round(b, dtype)
+        ctx.dtype = dtype
         ctx.save_for_backward(a, b)
         return a.to(compute_dtype(dtype)) @ b.to(compute_dtype(dtype))
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
         a, b = ctx.saved_tensors
-        dtype = compute_dtype(a.dtype)
-        grad = grad.to(a.dtype).to(dtype)
+        dtype = compute_dtype(ctx.dtype)
+        grad = _round(grad, ctx.dtype).to(dtype)
         return grad @ b.to(dtype).mT, a.to(dtype).mT @ grad, None
 
 
