@@ -275,7 +275,6 @@ def chunk_o_kernel(
 
     acc *= SHAPE.headroom
     if NORMALISE:
-        denom *= SHAPE.headroom
         m = tl.load(gates.m + gate + row0 + offs_t, mask=mask_t, other=0.0)
         floor = tl.maximum(tl.abs(denom), tl.math.exp2(-m))
         acc /= floor[:, None]

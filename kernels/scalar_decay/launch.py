@@ -273,8 +273,7 @@ def run_normaliser(
     n_states = denominators.n_states if N > 1 else denominators.n_initial
     triton.set_allocator(scratch)
     normaliser_kernel[(blocks * N * B * H,)](
-        q, k, gates, n_states, n_q, denominators.n_last, problem.scale * problem.headroom, T, problem.chunk, N,
-        B * H,
+        q, k, gates, n_states, n_q, denominators.n_last, problem.scale, T, problem.chunk, N, B * H,
         H=H, K=K, GROUP=H // q.shape[2], BLOCK_T=stretch, BLOCK_K=config.block_k, STAGES=config.num_stages,
         num_warps=config.num_warps, num_stages=config.num_stages,
     )  # fmt: skip

@@ -215,7 +215,7 @@ def _prepare(
                 n_q += gl.sum(scores, axis=1)
         if DIVIDED:
             past = gl.convert_layout(gl.sum(past, axis=1), query_layout) * 0.25
-            n_q = (n_q + past * vectors.slice(ROW * BT, BT).load(query_layout)) * SHAPE.headroom
+            n_q += past * vectors.slice(ROW * BT, BT).load(query_layout)
             denominator = gl.maximum(gl.abs(n_q), vectors.slice(FLOOR * BT, BT).load(query_layout))
             vectors.slice(DIVISOR * BT, BT).store(1.0 / denominator)
         fence_async_shared()
