@@ -159,3 +159,14 @@ def resolve_scale(scale: float | None, dim_qk: int) -> float:
     if isinstance(scale, bool) or not isinstance(scale, int | float) or not -math.inf < scale < math.inf:
         raise ValueError(f"scale must be a finite number or None, got {scale!r}")
     return float(scale)
+
+
+def score_headroom(scale: float, dim_qk: int, dtype: torch.dtype) -> float:
+    """Return the power of two, at least 1, by which ``scale`` exceeds dim_qk^-1/2; 1 unless ``dtype`` is float16.
+
+    Kernels round scores, scale q^T k times a weight, to the inputs' dtype. With a scale divided by this power they fit
+    into float16 where those of the usual scale do; what is linear in the scale is multiplied by it in float32.
+    """
+    if dtype != torch.float16 or scale == 0:
+        return 1.0
+    return 2.0 ** max(0, round(math.log2(abs(scale) * dim_qk**0.5)))

@@ -35,15 +35,15 @@ from .tiles import MAX_SLOPE, head_rate, load_tile, power, store_tile, tiles_of
 @triton.jit(do_not_specialize=["T", "scale"])
 def quadratic_kernel(
     x_src, y_src, z_src, slope_ptr, out_dst, scale, T,
-    H: tl.constexpr, DX: tl.constexpr, DZ: tl.constexpr, FUTURE: tl.constexpr, USE_TMA: tl.constexpr,
-    BLOCK_T: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_X: tl.constexpr, BLOCK_Z: tl.constexpr,
+    H: tl.constexpr, DX: tl.constexpr, DZ: tl.constexpr, HEADROOM: tl.constexpr, FUTURE: tl.constexpr,
+    USE_TMA: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_X: tl.constexpr, BLOCK_Z: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Compute BLOCK_T rows and BLOCK_Z columns of out for one head; FUTURE sums over s >= t.
 
     Grid: (ceil(DZ / BLOCK_Z) * ceil(T / BLOCK_T) * B * H,).
-    Reads X, Y [B, T, H, DX], Z [B, T, H, DZ] and the slopes [H]; writes out [B, T, H, DZ]. BLOCK_X is DX padded to a
-    power of two, and BLOCK_S divides BLOCK_T.
+    Reads X, Y [B, T, H, DX], Z [B, T, H, DZ] and the slopes [H]; writes out [B, T, H, DZ] times HEADROOM. BLOCK_X is
+    DX padded to a power of two, and BLOCK_S divides BLOCK_T.
     """
     NZ: tl.constexpr = (DZ + BLOCK_Z - 1) // BLOCK_Z
     tiles = tl.cdiv(T, BLOCK_T)
@@ -70,12 +70,13 @@ def quadratic_kernel(
             distance = -distance
         scores = tl.dot(x, tl.trans(y), input_precision=PRECISION) * (power(rate, distance) * scale)
         out = tl.dot(scores.to(z.dtype), z, out, input_precision=PRECISION)
+    out *= HEADROOM
     store_tile(out_dst, out.to(x.dtype), batch, head, t0, col, T, H, DZ, USE_TMA)
 
 
 @on_device_of("z")
 def run_quadratic(
-    config: QuadraticConfig, x: Tensor, y: Tensor, z: Tensor, slope: Tensor, scale: float, *, future: bool
+    config: QuadraticConfig, request: Request, x: Tensor, y: Tensor, z: Tensor, slope: Tensor, *, future: bool
 ) -> Tensor:
     """Launch the kernel on x, y [B, T, H, DX] and z [B, T, H, DZ]; return out like z."""
     B, T, H, DZ = z.shape
@@ -89,9 +90,9 @@ def run_quadratic(
     )
     (x_tiles, y_tiles, z_tiles, out_tiles), use_tma = tiles_of((x, y, z, out), boxes)
     quadratic_kernel[(cdiv(DZ, config.block_z) * cdiv(T, config.block_t) * B * H,)](
-        x_tiles, y_tiles, z_tiles, slope, out_tiles, scale, T,
-        H=H, DX=DX, DZ=DZ, FUTURE=future, USE_TMA=use_tma, BLOCK_T=config.block_t, BLOCK_S=config.block_s,
-        BLOCK_X=padded(DX), BLOCK_Z=config.block_z,
+        x_tiles, y_tiles, z_tiles, slope, out_tiles, request.scale, T,
+        H=H, DX=DX, DZ=DZ, HEADROOM=request.headroom, FUTURE=future, USE_TMA=use_tma, BLOCK_T=config.block_t,
+        BLOCK_S=config.block_s, BLOCK_X=padded(DX), BLOCK_Z=config.block_z,
         PRECISION="ieee" if z.dtype == torch.float32 else "tf32",
         num_warps=config.num_warps, num_stages=config.num_stages,
     )  # fmt: skip
@@ -99,7 +100,7 @@ def run_quadratic(
 
 
 def _forward(request: Request, q: Tensor, k: Tensor, v: Tensor, slope: Tensor) -> tuple[Tensors, Tensors]:
-    return (run_quadratic(launches(request, q, v).output, q, k, v, slope, request.scale, future=False),), ()
+    return (run_quadratic(launches(request, q, v).output, request, q, k, v, slope, future=False),), ()
 
 
 def _shapes(request: Request, q: Tensor, k: Tensor, v: Tensor, slope: Tensor) -> tuple[Tensors, Tensors]:
@@ -111,11 +112,11 @@ def _backward(
 ) -> Tensors:
     """Return the gradients of q, k and v."""
     q, k, v, slope = tensors
-    scale, config = request.scale, launches(request, q, v)
+    config = launches(request, q, v)
     do = gradients[0].contiguous()
-    dq = run_quadratic(config.dq, do, v, k, slope, scale, future=False)
-    dk = run_quadratic(config.dk, v, do, q, slope, scale, future=True)
-    dv = run_quadratic(config.dv, k, q, do, slope, scale, future=True)
+    dq = run_quadratic(config.dq, request, do, v, k, slope, future=False)
+    dk = run_quadratic(config.dk, request, v, do, q, slope, future=True)
+    dv = run_quadratic(config.dv, request, k, q, do, slope, future=True)
     return dq, dk, dv, None
 
 
@@ -140,7 +141,7 @@ def lightning1(
     """
     (o,) = LIGHTNING1(request, q, k, v, slope)
     if initial_state is not None:
-        o = without_autocast(_add_initial, o, o, q, slope, initial_state, request.scale)
+        o = without_autocast(_add_initial, o, o, q, slope, initial_state, request.scale * request.headroom)
     return o, without_autocast(_last_state, k, k, v, slope, initial_state) if request.want_last else None
 
 

@@ -48,16 +48,17 @@ def _state_offsets(pid_bh, offs_x, offs_z, DX: tl.constexpr, DZ: tl.constexpr, T
 @triton.jit(do_not_specialize=["T", "scale"])
 def loop_kernel(
     x_src, y_src, z_src, slope_ptr, start_ptr, out_dst, end_ptr, scale, T,
-    H: tl.constexpr, DX: tl.constexpr, DZ: tl.constexpr, FUTURE: tl.constexpr, TRANSPOSED: tl.constexpr,
-    USE_TMA: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_X: tl.constexpr, BLOCK_Z: tl.constexpr,
-    PRECISION: tl.constexpr,
+    H: tl.constexpr, DX: tl.constexpr, DZ: tl.constexpr, HEADROOM: tl.constexpr, FUTURE: tl.constexpr,
+    TRANSPOSED: tl.constexpr, USE_TMA: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_X: tl.constexpr,
+    BLOCK_Z: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Run algorithm 1 or a loop of algorithm 2 for BLOCK_Z columns of one head's output.
 
     Grid: (ceil(DZ / BLOCK_Z) * B * H,). X, Y, Z are Q, K, V for O, and dO, V, K for dQ; with FUTURE, which goes from
     the last block to the first, K, Q, dO for dV, and V, dO, Q for dK. Reads X, Y [B, T, H, DX], Z [B, T, H, DZ], the
     slopes [H] and the first state [B, H, DX, DZ] (TRANSPOSED: [B, H, DZ, DX]; None: zero); writes the output
-    [B, T, H, DZ] and, unless None, the last state. The state stays in registers; BLOCK_X is DX padded to a power of 2.
+    [B, T, H, DZ], times HEADROOM, and, unless None, the last state. The state stays in registers; BLOCK_X is DX padded
+    to a power of 2.
     """
     NZ: tl.constexpr = (DZ + BLOCK_Z - 1) // BLOCK_Z
     pid = tl.program_id(0)
@@ -72,12 +73,14 @@ def loop_kernel(
         m = power(rate, offs_t[:, None] - offs_t[None, :]) * scale
     lam = power(rate, offs_t + 1) * scale
 
+    # dKV, which contains the scale, is divided by the headroom in here.
+    UNIT: tl.constexpr = HEADROOM if FUTURE else 1.0
     kv = tl.zeros((BLOCK_X, BLOCK_Z), dtype=tl.float32)
     kv_offs, kv_mask = _state_offsets(
         pid // NZ, tl.arange(0, BLOCK_X), col + tl.arange(0, BLOCK_Z), DX, DZ, TRANSPOSED
     )  # fmt: skip
     if start_ptr is not None:
-        kv += tl.load(start_ptr + kv_offs, mask=kv_mask, other=0.0)
+        kv += tl.load(start_ptr + kv_offs, mask=kv_mask, other=0.0) / UNIT
     blocks = tl.cdiv(T, BLOCK_T)
     for i in range(0, blocks):
         t0 = (blocks - 1 - i if FUTURE else i) * BLOCK_T
@@ -89,25 +92,25 @@ def loop_kernel(
         # O = Lambda Q KV + [(Q K^T) * M] V, or dV = lambda^B Lambda^-1 K dKV + [(Q K^T) * M]^T dO
         out = tl.dot(x, kv.to(x.dtype), input_precision=PRECISION) * (to_end if FUTURE else lam)[:, None]
         scores = tl.dot(x, tl.trans(y), input_precision=PRECISION) * m
-        out = tl.dot(scores.to(z.dtype), z, out, input_precision=PRECISION)
+        out = tl.dot(scores.to(z.dtype), z, out, input_precision=PRECISION) * HEADROOM
         # KV = lambda^B KV + (lambda^B Lambda^-1 K)^T V, or dKV = lambda^B dKV + (Lambda Q)^T dO
         kv *= power(rate, length)
         weighted = (z * (lam if FUTURE else to_end)[:, None]).to(y.dtype)
         kv = tl.dot(tl.trans(y), weighted, kv, input_precision=PRECISION)
         store_tile(out_dst, out.to(z.dtype), batch, head, t0, col, T, H, DZ, USE_TMA)
     if end_ptr is not None:
-        tl.store(end_ptr + kv_offs, kv, mask=kv_mask)
+        tl.store(end_ptr + kv_offs, kv * UNIT, mask=kv_mask)
 
 
 @on_device_of("z")
 def run_loop(
     config: LoopConfig,
+    request: Request,
     x: Tensor,
     y: Tensor,
     z: Tensor,
     slope: Tensor,
     state: Tensor | None,
-    scale: float,
     *,
     future: bool = False,
     transposed: bool = False,
@@ -131,8 +134,8 @@ def run_loop(
     widths = (padded(DX), padded(DX), config.block_z, config.block_z)
     (x_tiles, y_tiles, z_tiles, out_tiles), use_tma = tiles_of((x, y, z, out), [(config.block_t, n) for n in widths])
     loop_kernel[(cdiv(DZ, config.block_z) * B * H,)](
-        x_tiles, y_tiles, z_tiles, slope, state, out_tiles, end, scale, T,
-        H=H, DX=DX, DZ=DZ, FUTURE=future, TRANSPOSED=transposed, USE_TMA=use_tma,
+        x_tiles, y_tiles, z_tiles, slope, state, out_tiles, end, request.scale, T,
+        H=H, DX=DX, DZ=DZ, HEADROOM=request.headroom, FUTURE=future, TRANSPOSED=transposed, USE_TMA=use_tma,
         BLOCK_T=config.block_t, BLOCK_X=padded(DX), BLOCK_Z=config.block_z,
         PRECISION="ieee" if z.dtype == torch.float32 else "tf32",
         num_warps=config.num_warps, num_stages=config.num_stages,
@@ -145,7 +148,7 @@ def _forward(
 ) -> tuple[Tensors, Tensors]:
     """Return o and the last KV."""
     config = launches(request, q, v)
-    return run_loop(config.output, q, k, v, slope, initial, request.scale, want_state=request.want_last), ()
+    return run_loop(config.output, request, q, k, v, slope, initial, want_state=request.want_last), ()
 
 
 def _shapes(request: Request, q: Tensor, k: Tensor, v: Tensor, *_: Tensor | None) -> tuple[Tensors, Tensors]:
@@ -159,12 +162,12 @@ def _backward(
     """Return the gradients of q, k, v and the initial KV."""
     q, k, v, slope, initial = tensors
     do, d_last = gradients
-    scale, config = request.scale, launches(request, q, v)
+    config = launches(request, q, v)
     do = torch.zeros_like(v) if do is None else do.contiguous()
     d_last = None if d_last is None else d_last.contiguous()
-    dq, _ = run_loop(config.dq, do, v, k, slope, initial, scale, transposed=True)
-    dk, _ = run_loop(config.dk, v, do, q, slope, d_last, scale, future=True, transposed=True)
-    dv, d_initial = run_loop(config.dv, k, q, do, slope, d_last, scale, future=True, want_state=needs[4])
+    dq, _ = run_loop(config.dq, request, do, v, k, slope, initial, transposed=True)
+    dk, _ = run_loop(config.dk, request, v, do, q, slope, d_last, future=True, transposed=True)
+    dv, d_initial = run_loop(config.dv, request, k, q, do, slope, d_last, future=True, want_state=needs[4])
     return dq, dk, dv, None, d_initial
 
 

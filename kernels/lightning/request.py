@@ -8,17 +8,18 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..common.arguments import CASE_DTYPES, check_on_gpu, check_state_dtype, resolve_scale
+from ..common.arguments import CASE_DTYPES, check_on_gpu, check_state_dtype, resolve_scale, score_headroom
 from ..common.device import capability
 from ..scalar_decay.validate import check_initial_state
 from .config import LightningConfig, invalid_reason, select_config, why_not
 
 
 class Request(NamedTuple):
-    """What a call asks for, see :func:`.lightning`."""
+    """What a call asks for, see :func:`.lightning`; ``scale``: its own divided by ``headroom`` (score_headroom)."""
 
     impl: str
     scale: float
+    headroom: float
     want_last: bool
     config: LightningConfig | None
 
@@ -47,7 +48,9 @@ def make_request(
     check_kernel_support(q, v)
     if torch.is_grad_enabled() and slope.requires_grad:
         raise ValueError(f"slope must not require a gradient for {impl}: only q, k, v and the state get one")
-    return Request(impl, resolve_scale(scale, q.shape[3]), want_last, config)
+    scale = resolve_scale(scale, q.shape[3])
+    headroom = score_headroom(scale, q.shape[3], q.dtype)
+    return Request(impl, scale / headroom, headroom, want_last, config)
 
 
 def check_kernel_support(q: Tensor, v: Tensor) -> None:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ..common.arguments import score_headroom
 from ..common.device import capability
 from ..common.differentiable import Differentiable, Tensors
 from ..common.sizes import REMEMBERED
@@ -79,22 +80,25 @@ class Request(NamedTuple):
 def make_problem(request: Request, q: Tensor, v: Tensor) -> Problem:
     """Return the problem that a request is for q [B, T, G, K] and v [B, T, H, V]."""
     shape = choice.shape_of_tensors(q, v, normalised=request.gate == "exp")
-    return _make_problem(request, shape, v.element_size())
+    return _make_problem(request, shape, v.dtype)
 
 
 @lru_cache(REMEMBERED)
-def _make_problem(request: Request, shape: choice.Shape, item_bytes: int) -> Problem:
-    fused = takes_tiles_in_order(request.scheme, item_bytes)
+def _make_problem(request: Request, shape: choice.Shape, dtype: torch.dtype) -> Problem:
+    fused = takes_tiles_in_order(request.scheme, dtype.itemsize)
+    # Denominators grow with the scale, and gradients are divided by them, so mLSTMexp's need no headroom.
+    headroom = 1.0 if request.gate == "exp" else score_headroom(request.scale, shape.head_dim_qk, dtype)
     scheme = request.scheme if fused else "sweep"
     chunk = fit_chunk(request.chunk_size or choice.forward_chunk(shape, scheme), shape.seq_len)
     return Problem(
         gate=request.gate,
-        scale=request.scale,
+        scale=request.scale / headroom,
         chunk=chunk,
         whole_heads=shape.whole_heads(scheme, chunk) if fused else 0,
         state_dtype=request.state_dtype,
         inv_tau=request.inv_tau,
         scheme=request.scheme,
+        headroom=headroom,
     )
 
 
@@ -178,7 +182,9 @@ def _backward(
         problem = backward_problem(problem, request.chunk_size, q, v, kept=states is not None)
     dh = torch.zeros_like(v) if dh is None else dh.contiguous()
     if d_last is not None:
+        # Between the kernels dC is divided by the headroom. Multiplying by 1 would cost the pass its plan.
         d_last = d_last.float().contiguous()
+        d_last = d_last if problem.headroom == 1 else d_last / problem.headroom
     want_gates = any(needs[3:6])
     q_pair, k_pair = (q, k) if want_gates else (None, None)
     d_initial = empty_state(q, v, normalised=False)[0] if needs[6] else None
@@ -211,6 +217,8 @@ def _backward(
         dk = run_tiles_in_parallel(problem, config.dk, DK, v, dh, q, d_states, gates, pair=k_pair)
         dv = run_tiles_in_parallel(problem, config.dv, DV, k, q, dh, d_states, gates)
 
+    if d_initial is not None and problem.headroom != 1:
+        d_initial *= problem.headroom
     d_decay = d_input = d_head = None
     if dq.row_sums is not None and dk.row_sums is not None:
         d_decay, d_input, d_head = run_gates_backward(

@@ -273,6 +273,7 @@ def chunk_o_kernel(
             denom += tl.sum(product, axis=1)
         acc = _add_product(acc, product.to(z.dtype), z, unit, PRECISION)
 
+    acc *= SHAPE.headroom
     if NORMALISE:
         m = tl.load(gates.m + gate + row0 + offs_t, mask=mask_t, other=0.0)
         floor = tl.maximum(tl.abs(denom), tl.math.exp2(-m))

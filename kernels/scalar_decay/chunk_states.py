@@ -160,7 +160,7 @@ def chunk_states_kernel(
                 before = tl.load(
                     anchors.states + (pid_bh * N + chunk) * DX * DZ + state_offs, mask=state_mask, other=0.0
                 ).to(tl.float32)
-                dot = tl.sum(before * state)
+                dot = tl.sum(before * state) * SHAPE.headroom
                 tl.store(anchors.products + ((pid_x * NZ + pid_z) * BH.to(tl.int64) + pid_bh) * N + chunk, dot)
 
     if LOCAL:

@@ -13,8 +13,8 @@ the chunk. Then b cancels, every exponent is <= 0, and m_i = b_i + r_i. TFLA pap
 
 Precision: gate values [B, T, H] are float64. r is rounded to the accumulators' dtype, and a factor per row of h
 corrects for the rounding; c is split in two parts, so that differences of large cumulative sums keep their digits.
-Weights, states and accumulators are float32; operands of matrix products are rounded to the inputs' dtype. For float64
-inputs everything is float64.
+Weights, states and accumulators are float32. Operands of matrix products are rounded to bfloat16 beside bfloat16 inputs,
+but not to float16, which might not hold them. For float64 inputs everything is float64.
 
 Speed: on a CPU, matrix products dominate only if everything between them stays in its caches. So chunks are taken in
 groups of consecutive ones. The q, k and v of a group are copied into matrices that are allocated once, and all but the
@@ -112,12 +112,12 @@ class _Workspace:
         return _Matrices(data, self.like.shape[0])
 
     def round(self, x: Tensor) -> Tensor:
-        """Round an operand of a matrix product to the inputs' dtype."""
-        return x if self.exact else x.to(self.dtype).to(self.compute)
+        """Round an operand of a matrix product, beside bfloat16 inputs to their dtype."""
+        return x.to(self.dtype).to(self.compute) if self.dtype == torch.bfloat16 else x
 
     def round_(self, x: Tensor) -> Tensor:
         """Round in place, as :meth:`round`."""
-        return x if self.exact else x.copy_(x.to(self.dtype))
+        return x.copy_(x.to(self.dtype)) if self.dtype == torch.bfloat16 else x
 
     def load(self, q: Tensor, k: Tensor, v: Tensor, group: Group, scale: float) -> None:
         """Fill query, key and value from views [G, B, H, L, D]."""

@@ -35,6 +35,18 @@ does not begin at a multiple of 16 bytes. h [B, T, H, V] has v's dtype; it and t
 tensors but m: in torch, parallel and recurrent any number of times, in the forms on the GPU once: a second derivative
 raises RuntimeError.
 
+Beside float16 inputs the kernels round to float16 what they multiply, so not only results but these must stay below
+65504, where 2^n is scale K^1/2 rounded to a power of two, at least 1 (score_headroom); below 2^-14 they lose bits:
+
+    scores    scale 2^-n |q_t . k_s| exp(u_s) and, backward, scale 2^-n |v_s . dh_t| exp(u_s), for s <= t
+    states    |C| and, backward, 2^-n |dC|, of every step
+    weighted  exp(u_s) |v_s| and, backward, exp(u_s) |k_s|, scale 2^-n |q_t| and scale 2^-n |dh_t|
+
+In mLSTMexp n is 0, C and exp(u) are divided by exp(m), and dh, dC and scores by the denominators, but not the scores of
+the output in whole_state, xl_chunk and limit_chunk. Where whole_state sums over more than 256 columns, the sum over the
+first of them must fit too; where heads share q and k, each head's gradient of them. torch, parallel, recurrent and step
+round to float16 nothing but results.
+
 Source: "Tiled Flash Linear Attention" (TFLA), sections 2 and 3, appendices A to C.
 """
 

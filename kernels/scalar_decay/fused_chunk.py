@@ -196,14 +196,14 @@ def fused_chunk_kernel(
         out = tl.dot(x, state.to(x.dtype)) * row_factor[:, None]
         product = tl.dot(x, tl.trans(y))
         product *= tl.where(causal, tl.math.exp2(exponent) * scale, 0.0)
-        out = tl.dot(product.to(z.dtype), z, out)
+        out = tl.dot(product.to(z.dtype), z, out) * SHAPE.headroom
         state *= decay
         state = tl.dot(tl.trans(y), (z * state_factor[:, None]).to(y.dtype), state)
         if ANCHORS and FUTURE:
             if (t0 & (every - 1)) == 0:
                 anchor_row = ((pid_bh * num_anchors + t0 // every) * BLOCK_X).to(tl.int32)
                 before = anchor_desc.load([anchor_row, z_col]).to(tl.float32)
-                dot = tl.sum(before * state)
+                dot = tl.sum(before * state) * SHAPE.headroom
                 tl.store(anchors.products + (pid_z * BH.to(tl.int64) + pid_bh) * num_anchors + t0 // every, dot)
         out_mask = mask_t[:, None]
         if DZ % BLOCK_Z != 0:

@@ -55,7 +55,7 @@ STEP_BLOCK_K, STEP_BLOCK_V = 32, 64
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
     """Everything about one pass but its tensors and their sizes. ``chunk`` is the chunk length; the first
-    ``whole_heads`` of the B * H heads are whole."""
+    ``whole_heads`` of the B * H heads are whole; ``scale`` is the caller's divided by ``headroom`` (roles.Shape)."""
 
     gate: str
     scale: float
@@ -64,6 +64,7 @@ class Problem:
     state_dtype: torch.dtype
     scheme: str
     inv_tau: float = 1.0
+    headroom: float = 1.0
 
     @property
     def stabilised(self) -> bool:
@@ -96,11 +97,11 @@ def _precision(x: Tensor) -> str:
     return "ieee" if x.dtype == torch.float32 else "tf32"
 
 
-def _shape(x: Tensor, z: Tensor, heads: int) -> Shape:
+def _shape(problem: Problem, x: Tensor, z: Tensor, heads: int) -> Shape:
     (heads_x, dim_x), (heads_z, dim_z) = x.shape[2:], z.shape[2:]
     return Shape(
         heads, dim_x, dim_z, group_x=heads // heads_x, group_z=heads // heads_z,
-        row_x=heads_x * dim_x, row_z=heads_z * dim_z, row_out=heads * dim_z,
+        row_x=heads_x * dim_x, row_z=heads_z * dim_z, row_out=heads * dim_z, headroom=problem.headroom,
     )  # fmt: skip
 
 
@@ -220,7 +221,7 @@ def run_chunk_states(
     if want_n:
         result.n_states = _empty(heads, N, DX, like=z)
     ends = (initial, n_initial, result.states, result.n_states, last, n_last)
-    shape = _shape(y, z, H)
+    shape = _shape(problem, y, z, H)
     tiles = cdiv(DX, config.block_x) * cdiv(DZ, config.block_z)
     local = config.parallel and N > 1 and forward_states is None
     # The pass's last chunk is not computed unless the last state is wanted: no chunk follows it.
@@ -323,7 +324,7 @@ def run_tiles_in_parallel(
     chunk_o_kernel[(tiles_z * cdiv(problem.chunk, config.block_t) * N * B * H,)](
         x, y, z, states, result.out, gates, n_states, pair, result.row_sums,
         problem.scale, T, problem.chunk, N, B * H,
-        SHAPE=_shape(x, z, H), ROLE=role, NORMALISE=problem.stabilised and role == OUTPUT, TILE=config,
+        SHAPE=_shape(problem, x, z, H), ROLE=role, NORMALISE=problem.stabilised and role == OUTPUT, TILE=config,
         PRECISION=_precision(z), num_warps=config.num_warps, num_stages=config.num_stages,
     )  # fmt: skip
     return result
@@ -390,7 +391,7 @@ def run_tiles_in_order(
     if denominators is not None:
         gates = gates._replace(log_denom=None)
     triton.set_allocator(scratch)
-    shape = _shape(x, z, H)
+    shape = _shape(problem, x, z, H)
     launches: Any = config.launches(DX) if isinstance(config, WholeStateConfig) else [(0, config)] * blocks
     for block, (column, tile) in enumerate(launches):
         last_block = block == blocks - 1
@@ -482,8 +483,8 @@ def run_step(
     h, last = torch.empty_like(v), empty_state(q, v, normalised=problem.stabilised)
     block_v = min(STEP_BLOCK_V, padded(V))
     step_kernel[(cdiv(V, block_v) * B * H,)](
-        q.detach(), k.detach(), v.detach(), decay, input_gate, head, c, n, m, h, *last, problem.scale,
-        problem.inv_tau, H=H, K=K, V=V, GROUP=H // q.shape[2], GATE=problem.gate,
+        q.detach(), k.detach(), v.detach(), decay, input_gate, head, c, n, m, h, *last,
+        problem.scale * problem.headroom, problem.inv_tau, H=H, K=K, V=V, GROUP=H // q.shape[2], GATE=problem.gate,
         BLOCK_K=min(STEP_BLOCK_K, padded(K)), BLOCK_V=block_v, num_warps=4,
     )  # fmt: skip
     return h, *last

@@ -56,7 +56,13 @@ def _denominator(nq: Tensor, m: Tensor, normalizer_gradient: bool) -> Tensor:
 
 
 def _rounded(x: Tensor, dtype: torch.dtype) -> Tensor:
-    return x.to(dtype).to(compute_dtype(dtype))
+    """Round to ``dtype`` and return the accumulators' dtype; values that overflow float16 keep their range, as if scaled
+    by a power of two."""
+    wide = compute_dtype(dtype)
+    rounded = x.to(dtype).to(wide)
+    if dtype != torch.float16:
+        return rounded
+    return torch.where(rounded.isinf(), (x * 2.0**-16).to(dtype).to(wide) * 2.0**16, rounded)
 
 
 class _OperandMatmul(torch.autograd.Function):

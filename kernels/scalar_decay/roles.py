@@ -50,6 +50,8 @@ class Shape(NamedTuple):
         dim_x, dim_z: DX and DZ.
         group_x, group_z: how many consecutive heads share one head of X and Y, or one of Z (Mamba-2's B and C).
         row_x, row_z, row_out: stride from a position of X and Y, of Z or of the output to the next, in elements.
+        headroom: what the kernel multiplies its output by, because its scale and dC are divided by it; 1 but in float16
+            (common.arguments.score_headroom).
     """
 
     heads: int
@@ -60,6 +62,7 @@ class Shape(NamedTuple):
     row_x: int
     row_z: int
     row_out: int
+    headroom: float
 
 
 class GateVectors(NamedTuple):

@@ -360,6 +360,7 @@ def _walk(
                     mbarrier.wait(extra, tile & 1)
                 tma.store_wait(NZ - 1)
                 barrier()
+                out *= SHAPE.headroom
                 if PARTIAL:
                     out += out_s.permute((1, 0)).load(out_layout).to(gl.float32)
                 if DIVIDED:
@@ -383,6 +384,7 @@ def _walk(
             for part in gl.static_range(NX):
                 kept = gl.load(flat_elements(anchor, part, TILE)).to(gl.float32)
                 dot += gl.sum(kept * flatten(state[part]), axis=0)
+            dot *= SHAPE.headroom
             gl.store(pointers.anchors.products + share * BH.to(gl.int64) * num_anchors + index, dot)
     tma.store_wait(0)
 

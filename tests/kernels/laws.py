@@ -110,6 +110,28 @@ EXTREMES: dict[str, dict[str, Ranges]] = {
 1 - a^2, computed as it stands, has few bits in float32, or none; exponents that overflow one by one, weights from
 e^-100 to e^100 side by side or too small to see beside others."""
 
+LARGE: dict[str, Ranges] = {
+    "large keys": {"q": (30, 40), "k": (30, 40), "v": (-0.1, 0.1), "dh": (-0.1, 0.1)},
+    "large values": {"q": (-0.1, 0.1), "k": (-0.1, 0.1), "v": (1000, 2000), "dh": (0.5, 1)},
+    "large gradients": {"q": (-0.1, 0.1), "k": (-0.1, 0.1), "v": (0.5, 1), "dh": (1000, 2000)},
+}
+"""Ranges in which q^T k or v^T dh, for 64 columns, is above 65504 but inputs and results are not."""
+
+HALF_RANGE: dict[str, dict[str, Ranges]] = {
+    "mlstm_sig": {what: {**large, "f": (-0.5, -0.5)} for what, large in LARGE.items()},
+    "mlstm_exp": {what: {**large, "f": (-0.5, -0.5)} for what, large in LARGE.items()},
+    "lightning": {what: {**large, "slope": (1, 1)} for what, large in LARGE.items()},
+    "mamba2_ssd": {
+        what: {"C": q, "B": k, "x": v, "dh": dh, "dt": (1, 1), "A": (-1, -1)}
+        for what, (q, k, v, dh) in ((what, large.values()) for what, large in LARGE.items())
+    },
+    "rglru": {"large values": {"x": (-2e4, 2e4), "dh": (-1e-3, 1e-3)}},
+    "linear_scan": {"large values": {"x": (-3e4, 3e4), "a": (-0.5, 0.5), "dh": (-1e-3, 1e-3)}},
+    "wkv4": {"large values": {"v": (-6e4, 6e4), "dh": (-1e-3, 1e-3)}},
+}
+"""Operations -> ranges of inputs and of the output's gradient, dh, of which float16 holds inputs and results, but
+perhaps not what is computed in between."""
+
 STATE_PARTS = {"mlstm_exp": ("C", "n", "m"), "wkv4": ("num", "den", "max"), "gated_mlp": (), "projections": ()}
 """Names of the state's parts where it is not one tensor."""
 
@@ -201,7 +223,7 @@ class Case:
         kwargs: keywords of the implementation alone (chunk_size, config, state_dtype).
         options: keywords that every form of the operation takes (scale, normalizer_gradient, tau, activation).
         initial_state: whether there is one, where the operation has a state.
-        ranges: inputs to draw uniformly from a range instead of as the operation draws them.
+        ranges: inputs, and "dh", to draw uniformly from a range instead of as the operation draws them.
         layout: of a gated MLP's weights, see :data:`LAYOUTS`.
         seed: of the draw.
         law: keywords of the law that it is held to.
@@ -253,11 +275,15 @@ class Case:
         def normal(*shape: int) -> Tensor:
             return torch.randn(shape, generator=generator, dtype=torch.float64)
 
-        for name, (low, high) in (self.ranges or {}).items():
-            unit = torch.rand(inputs[name].shape, generator=generator, dtype=torch.float64)
+        def uniform(low: float, high: float, *shape: int) -> Tensor:
+            unit = torch.rand(shape, generator=generator, dtype=torch.float64)
+            return low + (high - low) * unit if low < high else torch.full_like(unit, low)
+
+        ranges = dict(self.ranges or {})
+        dh = ranges.pop("dh", None)
+        for name, bounds in ranges.items():
             # What is float32 beside half-precision inputs has values that these hold too.
-            drawn = low + (high - low) * unit if low < high else torch.full_like(unit, low)
-            inputs[name] = drawn.to(dtype).to(inputs[name].dtype)
+            inputs[name] = uniform(*bounds, *inputs[name].shape).to(dtype).to(inputs[name].dtype)
         state = [normal(*shape) for shape in state_shapes(self.op, sizes)]
         # mLSTMexp's n and WKV's den are sums of weights, so positive.
         state[1:2] = [n.exp() for n in state[1:2]]
@@ -267,7 +293,7 @@ class Case:
             output = [sizes[n] for n in ("batch", "seq_len", "num_heads", "head_dim_v", "channels") if n in sizes]
         state_dtype = compute_dtype(dtype)
         # Cotangents reach an implementation in its output's dtype; rounding them here gives every form the same ones.
-        cotangents = {"h": normal(*output).to(dtype)}
+        cotangents = {"h": (uniform(*dh, *output) if dh else normal(*output)).to(dtype)}
         cotangents |= {name: normal(*x.shape).to(state_dtype) for name, x in zip("Cn", state, strict=False)}
         given = {name: x.to(self.device) for name, x in inputs.items()}
         return Problem(
