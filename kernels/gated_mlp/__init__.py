@@ -106,7 +106,8 @@ def gated_mlp(
         config: launches of the kernels; chosen for the device and the sizes when None.
 
     Returns:
-        y [M, F] in x's dtype, in float16 within the bounds of docs/kernels/gated-mlp.md; differentiable once (torch: any number of times). Weights' gradients have their layout.
+        y [M, F] in x's dtype; differentiable once (torch: any number of times). Weights' gradients have their layout.
+        docs/kernels/gated-mlp.md says what float16 must hold besides.
 
     Raises:
         ValueError: on an argument that ``impl`` does not take; the message names it, what was expected and what came.
