@@ -107,6 +107,7 @@ def gated_mlp(
 
     Returns:
         y [M, F] in x's dtype; differentiable once (torch: any number of times). Weights' gradients have their layout.
+        docs/kernels/gated-mlp.md says what float16 must hold besides.
 
     Raises:
         ValueError: on an argument that ``impl`` does not take; the message names it, what was expected and what came.

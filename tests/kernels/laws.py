@@ -111,26 +111,23 @@ EXTREMES: dict[str, dict[str, Ranges]] = {
 e^-100 to e^100 side by side or too small to see beside others."""
 
 LARGE: dict[str, Ranges] = {
-    "large keys": {"q": (30, 40), "k": (30, 40), "v": (-0.1, 0.1), "dh": (-0.1, 0.1)},
-    "large values": {"q": (-0.1, 0.1), "k": (-0.1, 0.1), "v": (1000, 2000), "dh": (0.5, 1)},
-    "large gradients": {"q": (-0.1, 0.1), "k": (-0.1, 0.1), "v": (0.5, 1), "dh": (1000, 2000)},
+    "large keys": {"q": (30, 40), "k": (30, 40), "v": (-0.05, 0.05), "dh": (-0.05, 0.05)},
+    "large values": {"q": (-0.05, 0.05), "k": (-0.05, 0.05), "v": (1000, 2000), "dh": (0.5, 1)},
+    "large gradients": {"q": (-0.05, 0.05), "k": (-0.05, 0.05), "v": (0.5, 1), "dh": (1000, 2000)},
 }
 """Ranges in which q^T k or v^T dh, for 64 columns, is above 65504 but inputs and results are not."""
 
 HALF_RANGE: dict[str, dict[str, Ranges]] = {
-    "mlstm_sig": {what: {**large, "f": (-0.5, -0.5)} for what, large in LARGE.items()},
+    "mlstm_sig": {what: {**large, "i": (4, 4), "f": (-0.5, -0.5)} for what, large in LARGE.items()},
     "mlstm_exp": {what: {**large, "f": (-0.5, -0.5)} for what, large in LARGE.items()},
     "lightning": {what: {**large, "slope": (1, 1)} for what, large in LARGE.items()},
     "mamba2_ssd": {
-        what: {"C": q, "B": k, "x": v, "dh": dh, "dt": (1, 1), "A": (-1, -1)}
+        what: {"C": q, "B": k, "x": v, "dh": dh, "dt": (0.5, 1), "A": (-0.5, -0.1)}
         for what, (q, k, v, dh) in ((what, large.values()) for what, large in LARGE.items())
     },
-    "rglru": {"large values": {"x": (-2e4, 2e4), "dh": (-1e-3, 1e-3)}},
-    "linear_scan": {"large values": {"x": (-3e4, 3e4), "a": (-0.5, 0.5), "dh": (-1e-3, 1e-3)}},
-    "wkv4": {"large values": {"v": (-6e4, 6e4), "dh": (-1e-3, 1e-3)}},
 }
 """Operations -> ranges of inputs and of the output's gradient, dh, of which float16 holds inputs and results, but
-perhaps not what is computed in between."""
+perhaps not what is computed in between. Operations over channels round nothing in between."""
 
 STATE_PARTS = {"mlstm_exp": ("C", "n", "m"), "wkv4": ("num", "den", "max"), "gated_mlp": (), "projections": ()}
 """Names of the state's parts where it is not one tensor."""
@@ -466,7 +463,7 @@ def assert_close(
             continue
         x = expected[name]
         error = float((results[name] - x).abs().max())
-        if not error <= allowed[name]:
+        if not error <= allowed[name] < math.inf:
             failures.append(
                 f"{name}: error {error:.3g}, allowed {allowed[name]:.3g}, largest {float(x.abs().max()):.3g}"
             )
