@@ -4,9 +4,9 @@ While a run is on, every finished row is appended to ``<name>.jsonl`` and synced
 ``<name>.parquet`` by atomic rename and the journal goes. A run that was killed leaves its journal; :func:`recover`
 turns it into parquet. The writer holds a lock on its journal, so nobody recovers a run that is still alive.
 
-Calibrations, profiles, tables of errors and trained models are row sets of their own, with a schema and a version of their own. They
-lie beside the results and are told from them by their names: ``roofs.parquet``, ``<run>.roofs.parquet``,
-``<run>.copies.parquet``, ``<run>.profile.parquet``, ``<run>.errors.parquet``,
+Calibrations, profiles, tables of errors and trained models are row sets of their own, with a schema and a version of
+their own. They lie beside the results and are told from them by their names: ``roofs.parquet``,
+``<run>.roofs.parquet``, ``<run>.copies.parquet``, ``<run>.profile.parquet``, ``<run>.errors.parquet``,
 ``<run>.training.parquet``.
 """
 

@@ -1,7 +1,7 @@
 """What losses and gradient norms of a model's training, one of each a step, say of its stability.
 
-A spike is a step whose gradient has more than :data:`SPIKE` times the median norm of the :data:`WINDOW` steps before it;
-the TFLA paper plots spikes and defines none.
+A spike is a step whose gradient has more than :data:`SPIKE` times the median norm of the :data:`WINDOW` steps before
+it; the TFLA paper plots spikes and defines none.
 """
 
 from __future__ import annotations
