@@ -2,7 +2,7 @@
 
     python examples/train_block.py                                                              # the figures, on a GPU
     python examples/train_block.py --input-gate-bias -10 --seq-len 512 --batch 16 --impl whole_state xl_chunk parallel
-    python examples/train_block.py --dim 64 --heads 2 --layers 1 --batch 32 --steps 100 --seed 0          # on a CPU
+    python examples/train_block.py --dim 64 --heads 2 --layers 1 --batch 8 --steps 100 --seed 0           # on a CPU
 
 The second is for the table. Each operation is trained from each bias of the input gate, with each implementation, from
 each seed, which draws the weights and the text; a model of the first two has 52M parameters. `lrbench reproduce
