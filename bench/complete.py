@@ -55,7 +55,7 @@ def missing_requests(found: Sequence[Found]) -> Iterator[Request]:
         {"kernel": _family(each.asked.document.kernel, terms["op"]), **terms}
         for each in found
         for side, point, why in each.missing
-        if why == verdicts.UNMEASURED and each.asked.claim.metric not in entries.ERRORS
+        if why == verdicts.UNMEASURED and each.asked.claim.metric in entries.MEASURED
         for terms in [each.asked.terms(side, point)]
     ]
 

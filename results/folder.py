@@ -33,7 +33,7 @@ def merge(folder: Path) -> list[str]:
     A family's file has the newest row of every case on every device but those of superseded code
     (:data:`SUPERSEDED`), ``history.parquet`` all others that were measured. Rows that only say that a package was
     missing are left out; so are rows that say that one did not import, where the case has another row. Calibrations,
-    copies, profiles and errors go to a file of each kind. Subfolders are left as they are. If it is killed in between,
+    copies and other row sets go to a file of each kind. Subfolders are left as they are. If it is killed in between,
     every row is still in a file, and the next call finishes the merge.
 
     Returns:

@@ -1,5 +1,5 @@
 """The rows of the results: a case (what to run), a record (one measured case), a measured roof, a profiled case, a
-row of a table of errors.
+row of a table of errors, a model that was trained.
 
 Columns that several kinds of rows share are stated once, in base classes. Field order is column order; of several
 bases the last one's columns come first, as dataclasses collect them.
@@ -18,6 +18,7 @@ SCHEMA_VERSION = 3
 ROOFS_VERSION = 1
 PROFILE_VERSION = 3
 ERRORS_VERSION = 2
+TRAINING_VERSION = 1
 
 STATUSES = ("ok", "oom", "timeout", "crash", "error", "incorrect", "unsupported", "unavailable")
 IMPORT_FAILED = "import failed"
@@ -308,6 +309,27 @@ class ErrorsRow(_Versions, _Device, _Differences, _Problem, _Code, _Run):
     """
 
     errors_version: int = ERRORS_VERSION
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Trained:
+    input_gate_bias: float
+    seed: int
+    losses: list[float]
+    gradient_norms: list[float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingRow(_Versions, _Device, _Trained, _Problem, _Code, _Run):
+    """A model that examples/train_block.py trained.
+
+    Attributes:
+        input_gate_bias: where the bias of the input gates started.
+        seed: what the weights and the data were drawn from.
+        losses, gradient_norms: at each step; the norms are from before clipping.
+    """
+
+    training_version: int = TRAINING_VERSION
 
 
 def _names(row: type) -> tuple[str, ...]:

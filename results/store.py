@@ -4,9 +4,10 @@ While a run is on, every finished row is appended to ``<name>.jsonl`` and synced
 ``<name>.parquet`` by atomic rename and the journal goes. A run that was killed leaves its journal; :func:`recover`
 turns it into parquet. The writer holds a lock on its journal, so nobody recovers a run that is still alive.
 
-Calibrations, profiles and tables of errors are row sets of their own, with a schema and a version of their own. They
-lie beside the results and are told from them by their names: ``roofs.parquet``, ``<run>.roofs.parquet``,
-``<run>.copies.parquet``, ``<run>.profile.parquet``, ``<run>.errors.parquet``.
+Calibrations, profiles, tables of errors and trained models are row sets of their own, with a schema and a version of
+their own. They lie beside the results and are told from them by their names: ``roofs.parquet``,
+``<run>.roofs.parquet``, ``<run>.copies.parquet``, ``<run>.profile.parquet``, ``<run>.errors.parquet``,
+``<run>.training.parquet``.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TypeAlias
 
-from .schema import RECORD_COLUMNS, ErrorsRow, ProfileRow, Record, RoofRow
+from .schema import RECORD_COLUMNS, ErrorsRow, ProfileRow, Record, RoofRow, TrainingRow
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -60,10 +61,16 @@ NAMING = ("run_id", "case_id", "measured_at", "kernel", "op", "impl", "provider"
 
 OTHER_ROW_SETS = {
     "roofs": (RoofRow, "calibration"), "copies": (RoofRow, "copies"), "profile": (ProfileRow, "profiles"),
-    "errors": (ErrorsRow, "errors"),
+    "errors": (ErrorsRow, "errors"), "training": (TrainingRow, "trained models"),
 }  # fmt: skip
 
-ROW_NAMES = {Record: "result", RoofRow: "calibration", ProfileRow: "profile", ErrorsRow: "error table"}
+ROW_NAMES = {
+    Record: "result",
+    RoofRow: "calibration",
+    ProfileRow: "profile",
+    ErrorsRow: "error table",
+    TrainingRow: "training",
+}
 """What messages call a row set."""
 
 

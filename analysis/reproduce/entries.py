@@ -36,14 +36,17 @@ MEASURED = (
     "time", "memory", "workspace", "allocated", "tokens_per_s", "tflops", "over_model", "roof_share", "rel_error",
 )  # fmt: skip
 ERRORS = ("max_abs", "mean_abs", "relative")
+TRAINED = ("spikes", "gradient_spread", "curve_distance")
 COUNTED = (
     "flops", "tensor_flops", "bytes", "intensity", "model_ms", "flop_optimal", "runtime_optimal", "balance",
     "saved_share", "extra_tokens", "gain_before", "gain_after", "number",
 )  # fmt: skip
-METRICS = MEASURED + ERRORS + COUNTED
-"""Metrics of stored rows, of what `lrbench errors` stored, and of sides that are counted."""
+METRICS = MEASURED + ERRORS + TRAINED + COUNTED
+"""Metrics of stored rows, of what `lrbench errors` and examples/train_block.py (:mod:`.training`) stored, and of sides
+that are counted."""
 
 ROW_KEYS = ("op", "impl", "provider", "mode", "dtype", "state_dtype", *SIZE_COLUMNS)
+TRAINED_KEYS = ("input_gate_bias", "seed")
 COUNT_KEYS = (
     "formulation", "counting", "causal_factor", "gate_dtype", "device", "model", "baseline", "metric", "number",
     "normaliser", "epsilon", "input_gate", "forget_gate",
@@ -259,7 +262,12 @@ def _check_terms(terms: Mapping[str, Any], metric: str) -> None:
     """Raise ValueError for unknown keys or names, or where a measured side leaves a size of its operation open."""
     metric = terms.get("metric", metric)
     one_of("metric", metric, METRICS)
-    known = (*ROW_KEYS, *(() if metric in MEASURED else ("against",) if metric in ERRORS else COUNT_KEYS))
+    others = {
+        **dict.fromkeys(MEASURED, ()),
+        **dict.fromkeys(ERRORS, ("against",)),
+        **dict.fromkeys(TRAINED, TRAINED_KEYS),
+    }
+    known = (*ROW_KEYS, *others.get(metric, COUNT_KEYS))
     for key in terms:
         one_of("a key", key, (*known, "metric"))
     if metric not in MEASURED:

@@ -19,9 +19,9 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from ...results.schema import CASE_COLUMNS, SIZE_COLUMNS, ErrorsRow, Record
+from ...results.schema import CASE_COLUMNS, SIZE_COLUMNS, ErrorsRow, Record, TrainingRow
 from ...results.select import Row, grouped, load_rows, short_size
-from ...results.store import holds_results, read_file, result_files
+from ...results.store import holds_results, read_file, result_files, row_set
 from ..accelerators.known import get_accelerator
 from ..counts import count, count_case, kv_savings
 from ..derive import ONCE_SINCE
@@ -31,7 +31,8 @@ from ..model.fit import case_of
 from ..model.prediction import stored_rows
 from ..model.runtime_model import runtime_model
 from ..transfer import gains
-from .entries import ERRORS, MEASURED, Asked, Claim, Terms
+from . import training
+from .entries import ERRORS, MEASURED, TRAINED, Asked, Claim, Terms
 
 HOLDS, PARTLY, NOT, UNTESTABLE, UNMEASURED = VERDICTS = (
     "holds", "holds in part", "does not hold here", "not testable here", "not measured",
@@ -43,7 +44,7 @@ COLUMNS = (
     *CASE_COLUMNS, *STORED.values(), "case_id", "provider", "status", "noise", "suspect", "measured_at",
     "device_accelerator", "input_bytes",
 )  # fmt: skip
-ROW_SETS = (Record, ErrorsRow)
+ROW_SETS = (Record, ErrorsRow, TrainingRow)
 """What claims are held against."""
 
 OTHER_SOFTWARE = 1.5
@@ -116,23 +117,38 @@ class Store:
     def __init__(
         self, results: Sequence[Path], device: str | None = None, wanted: Callable[[Row], bool] = lambda _: True
     ) -> None:
-        """Read files and folders; ValueError for one that is not there or holds neither measured rows nor errors."""
+        """Read files and folders; ValueError for one that is not there or holds no rows of :data:`ROW_SETS`."""
         self.fitted: dict[tuple[str, str, str], tuple[list[dict[str, Any]], dict[tuple[str, str], Any]]] = {}
         files = result_files(results, ROW_SETS) if results else []
         self.sweeps = [file for file in files if holds_results(file)]
-        tables = [read_file(file, ErrorsRow) for file in files if not holds_results(file)]
+        tables = [read_file(file, row_set(file)[0]) for file in files if not holds_results(file)]
         rows = load_rows(self.sweeps, (*COLUMNS, "git_commit")) if self.sweeps else []
-        errors = [row for each in tables for row in each.to_pylist()]
-        most = Counter(row["device_accelerator"] for row in (rows or errors) if row["device_accelerator"])
+        others = [row for each in tables for row in each.to_pylist()]
+        most = Counter(row["device_accelerator"] for row in (rows or others) if row["device_accelerator"])
         self.device = device or next((key for key, _ in most.most_common(1)), "")
-        self.errors = [row for row in errors if row["device_accelerator"] == self.device and wanted(row)]
+        others = [row for row in others if row["device_accelerator"] == self.device and wanted(row)]
+        self.others = sorted(others, key=itemgetter("measured_at"))
         cases = grouped(filter(wanted, rows), itemgetter("device_accelerator", "case_id")).values()
         self.cases = grouped(map(_newest, cases), itemgetter("device_accelerator", "op", "mode"))
 
     def error(self, metric: str, terms: Terms) -> float | str:
         """Return the mean of an error over the draws, of the newest row that terms select, or that there is none."""
-        rows = [row for row in self.errors if _matches(row, terms)]
-        return max(rows, key=itemgetter("measured_at"))[f"{metric}_mean"] if rows else UNMEASURED
+        rows = [row for row in self.others if _matches(row, terms)]
+        return rows[-1][f"{metric}_mean"] if rows else UNMEASURED
+
+    def trained(self, metric: str, terms: Terms) -> float | str:
+        """Return what is said of the newest training that terms select, or that there is none."""
+        rows = [row for row in self.others if _matches(row, terms)]
+        alike = {**terms, "impl": training.REFERENCE}
+        alike.pop("seed", None)
+        references = {row["seed"]: row["losses"] for row in self.others if _matches(row, alike)}
+        if not rows or (metric == "curve_distance" and (terms["seed"] not in references or len(references) < 2)):
+            return UNMEASURED
+        if metric == "curve_distance":
+            return training.curve_distance(rows[-1]["losses"], references, int(terms["seed"]))
+        return {"spikes": training.spikes, "gradient_spread": training.gradient_spread}[metric](
+            rows[-1]["gradient_norms"]
+        )
 
     def row(self, terms: Terms, device: str | None = None) -> Row | str:
         """Return the fastest row that terms select, or why there is none: not measured, or a status."""
@@ -150,7 +166,9 @@ def _newest(rows: Iterable[Row]) -> Row:
 
 def _matches(row: Row, wanted: Terms) -> bool:
     """Return whether a row is what is wanted; outside packages leave the dtype of states null."""
-    return all(row[name] == value or (name == "state_dtype" and row[name] is None) for name, value in wanted.items())
+    return all(
+        row.get(name) == value or (name == "state_dtype" and row[name] is None) for name, value in wanted.items()
+    )
 
 
 def evaluate(asked: Asked, store: Store) -> Found:
@@ -186,6 +204,8 @@ def _metric(asked: Asked, terms: dict[str, Any], store: Store) -> float | str:
     metric = terms.pop("metric", asked.claim.metric)
     if metric in ERRORS:
         return store.error(metric, terms)
+    if metric in TRAINED:
+        return store.trained(metric, terms)
     if metric not in MEASURED:
         return _counted(metric, **terms)
     row = store.row(terms)

@@ -1,30 +1,22 @@
-"""The block of docs/kernels/tfla.md trains: it learns to recall, along the curve of the quadratic form in float32.
-
-Every sequence draws its pairs of a key and a value anew and then asks for each key once, in another order: nothing but
-what the block kept of the sequence tells the value.
-"""
+"""The model of examples/train_block.py trains, along the curve of the quadratic form, and its gates are the paper's."""
 
 from __future__ import annotations
 
-import importlib.util
-import itertools
 import math
-import re
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
+from torch import Tensor
 
-from lrbench.tests import ROOT
+from lrbench.analysis.reproduce.training import curve_distance
+from lrbench.examples.train_block import MLSTM, OPERATIONS, language_model, main, train
+from lrbench.results.schema import TrainingRow
+from lrbench.results.store import read_file
 
-PAGE = ROOT / "docs" / "kernels" / "tfla.md"
 SEEDS = range(3)
-STEPS, BATCH, VALUES = 200, 32, 16
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -36,85 +28,70 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-@pytest.fixture
-def block(tmp_path: Path) -> Iterator[Any]:
-    """The page's block, from a module of its own: torch.compile imports the module of what it compiles."""
-    (source,) = re.findall(r"^```python\n([^`]*class [^`]*)^```", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
-    path = tmp_path / "mlstm_block.py"
-    path.write_text(source, encoding="utf-8")
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None and spec.loader is not None
-    sys.modules[path.stem] = module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    yield module.MLSTMBlock
-    del sys.modules[path.stem]
-
-
-def recall_task(generator: torch.Generator, pairs: int) -> tuple[Tensor, Tensor]:
-    """Return tokens [BATCH, 3 * pairs], pairs of a key and a value and then the keys again, and the values asked for.
-
-    Keys are 0 to 2 * pairs - 1, each at most once a sequence; values are the tokens after those.
-    """
-    keys = torch.rand(BATCH, 2 * pairs, generator=generator).argsort(1)[:, :pairs]
-    values = torch.randint(VALUES, (BATCH, pairs), generator=generator)
-    order = torch.rand(BATCH, pairs, generator=generator).argsort(1)
-    told = torch.stack((keys, 2 * pairs + values), dim=2).flatten(1)
-    return torch.cat((told, keys.gather(1, order)), dim=1), values.gather(1, order)
-
-
-def train(
-    block: Any, seed: int, *, dim: int, pairs: int, device: str = "cpu", compiled: bool = False, **options: Any
-) -> Tensor:
-    """Return the log of the loss, a cross-entropy over the values asked for, at each of :data:`STEPS` steps.
-
-    The seed draws the parameters and the data. What is compiled runs under autocast, as models of its kind do.
-    """
+def trained(
+    seed: int,
+    *,
+    dim: int = 32,
+    seq_len: int = 32,
+    steps: int = 100,
+    device: str = "cpu",
+    compiled: bool = False,
+    **options: Any,
+) -> list[list[float]]:
+    """Return losses and gradient norms of a model of one block; the seed draws its weights and the text."""
     torch.manual_seed(seed)
-    embedding, readout = nn.Embedding(2 * pairs + VALUES, dim), nn.Linear(dim, VALUES)
-    model = nn.Sequential(embedding, block(dim, heads=2, **options), nn.RMSNorm(dim), readout).to(device)
-    optimiser = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    generator = torch.Generator().manual_seed(seed)
-    answer = torch.compile(model) if compiled else model
-    losses = []
-    for _ in range(STEPS):
-        tokens, wanted = (each.to(device) for each in recall_task(generator, pairs))
-        with torch.autocast(device, torch.bfloat16, enabled=compiled):
-            logits = answer(tokens)[:, -pairs:]
-        loss = F.cross_entropy(logits.flatten(0, 1).float(), wanted.flatten())
-        optimiser.zero_grad()
-        loss.backward()
-        optimiser.step()
-        losses.append(loss.detach())
-    return torch.stack(losses).log().cpu()
+    model = language_model(dim, 2, 1, dim, **options).to(device)
+    sizes = {"vocabulary": dim, "steps": steps, "batch": 16, "seq_len": seq_len, "learning_rate": 3e-3}
+    return [each.tolist() for each in train(torch.compile(model) if compiled else model, seed, **sizes)]
 
 
-def distance(a: Tensor, b: Tensor) -> float:
-    """Return how far two curves lie apart: the root of the mean square over the steps."""
-    return float((a - b).square().mean().sqrt())
+def check_training(curves: list[list[float]], references: list[list[float]], vocabulary: int) -> None:
+    """Check losses of as many seeds: they show a memory, and follow the reference's of their seed."""
+    for seed, curve in enumerate(curves):
+        assert max(curve[-10:]) < math.log(vocabulary) - 0.2
+        assert curve_distance(curve, dict(enumerate(references)), seed) < 1
 
 
-def check_training(curves: list[Tensor], references: list[Tensor]) -> None:
-    """Check curves of as many seeds: each falls below a tenth of its start, and follows the reference's of its seed.
-
-    The noise is what the seed makes: a curve must be nearer to its reference than any two references are to each other.
-    """
-    for curve in curves:
-        assert curve[-10:].max() < curve[0] + math.log(0.1)
-    noise = min(distance(a, b) for a, b in itertools.combinations(references, 2))
-    assert max(map(distance, curves, references)) < noise
+def test_model_trains_as_the_reference_does() -> None:
+    """In chunks of 16 steps, so that much of a text has passed through the state."""
+    curves = [trained(seed, impl="torch", chunk_size=16)[0] for seed in SEEDS]
+    check_training(curves, [trained(seed, impl="parallel")[0] for seed in SEEDS], 32)
 
 
-def test_block_learns_to_recall_as_the_reference_does(block: Any) -> None:
-    """In chunks of 16 steps, so that what is asked for last has passed through the state."""
-    sizes = {"dim": 64, "pairs": 8}
-    curves = [train(block, seed, **sizes, impl="torch", chunk_size=16) for seed in SEEDS]
-    check_training(curves, [train(block, seed, **sizes, impl="parallel") for seed in SEEDS])
+@pytest.mark.gpu
+def test_compiled_model_trains_as_the_reference_does() -> None:
+    """The default kernels in bfloat16, in chunks of 64 steps."""
+    sizes = {"dim": 256, "seq_len": 256, "device": "cuda"}
+    curves = [trained(seed, **sizes, compiled=True, chunk_size=64)[0] for seed in SEEDS]
+    check_training(curves, [trained(seed, **sizes, impl="parallel")[0] for seed in SEEDS], 256)
 
 
-def test_compiled_block_is_the_eager_one(block: Any) -> None:
-    """On the CPU, with gradients; the compiler leaves the portable form as it is and takes the rest of the block."""
+@pytest.mark.parametrize("op", OPERATIONS.values(), ids=OPERATIONS)
+def test_gradients_vary_less_from_the_bias_of_the_paper(op: Any) -> None:
+    """Where the spikes of figures 11 and 12 are from: the norm makes s v, the first output, +-v unless s is near 0."""
     torch.manual_seed(0)
-    eager = block(64, heads=2, impl="torch", chunk_size=16)
+    texts, ratios = torch.randn(50, 1, 1, 64), []
+    for bias in (0.0, -10.0):
+        layer = MLSTM(64, 2, op=op, input_gate_bias=bias, impl="parallel")
+        norms = [torch.autograd.grad((layer(x) * x).sum(), layer.qk.weight)[0].norm() for x in texts]
+        ratios.append(max(norms) / torch.stack(norms).median())
+    assert ratios[0] > 100 and ratios[1] < 10
+
+
+def test_gates_and_norm_are_those_of_the_paper() -> None:
+    """Soft caps of 15 on the pre-activations, biases of -10 and 3 to 6; an eps of 1e-6 in the norm."""
+    seen: list[Tensor] = []
+    layer = MLSTM(64, 2, op=lambda q, k, v, i, f: seen.extend((i, f)) or v)
+    layer(torch.randn(1, 5, 64))
+    bias = torch.tensor([-10.0, -10.0, 3.0, 6.0])
+    torch.testing.assert_close(torch.cat(seen, dim=-1), (15 * torch.tanh(bias / 15)).expand(1, 5, 4))
+    torch.testing.assert_close(layer.norm(torch.full((32,), 1e-3)), torch.full((32,), 0.5**0.5))
+
+
+def test_compiled_layer_is_the_eager_one() -> None:
+    """On the CPU, with gradients; the compiler leaves the portable form as it is and takes the rest of the layer."""
+    torch.manual_seed(0)
+    eager = MLSTM(64, heads=2, impl="torch", chunk_size=16)
     x = torch.randn(2, 50, 64)
     results = []
     for run in (eager, torch.compile(eager, backend="aot_eager")):
@@ -125,9 +102,17 @@ def test_compiled_block_is_the_eager_one(block: Any) -> None:
     torch.testing.assert_close(*results)
 
 
-@pytest.mark.gpu
-def test_compiled_block_learns_to_recall_as_the_reference_does(block: Any) -> None:
-    """The default kernels in bfloat16, in chunks of 64 steps."""
-    sizes = {"dim": 256, "pairs": 32, "device": "cuda"}
-    curves = [train(block, seed, **sizes, compiled=True, chunk_size=64) for seed in SEEDS]
-    check_training(curves, [train(block, seed, **sizes, impl="parallel") for seed in SEEDS])
+def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A row for each operation, bias, implementation and seed, of what was trained."""
+    sizes = "--dim 32 --heads 2 --layers 1 --vocabulary 32 --batch 2 --seq-len 8 --steps 3 --seed 0"
+    main([*sizes.split(), "--impl", "torch", "parallel", "--output", str(tmp_path)])
+    (path,) = tmp_path.glob("training-*.training.parquet")
+    rows = read_file(path, TrainingRow).to_pylist()
+    assert [(row["op"], row["input_gate_bias"], row["impl"]) for row in rows] == [
+        (op, bias, impl) for op in OPERATIONS for bias in (0.0, -10.0) for impl in ("torch", "parallel")
+    ]
+    assert {(row["mode"], row["dtype"], row["head_dim_qk"], row["head_dim_v"]) for row in rows} == {
+        ("train", "bf16" if torch.cuda.is_available() else "fp32", 8, 16)
+    }
+    assert all(len(row[name]) == 3 for row in rows for name in ("losses", "gradient_norms"))
+    assert capsys.readouterr().out.count("spread") == len(rows)

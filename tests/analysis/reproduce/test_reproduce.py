@@ -16,6 +16,8 @@ from lrbench.analysis.reproduce import entries, published, verdicts, written
 from lrbench.analysis.reproduce.entries import Asked
 from lrbench.bench import complete, mlp_errors, plan, session
 from lrbench.bench.run import Outcome
+from lrbench.results import store
+from lrbench.results.schema import TrainingRow
 from lrbench.results.store import committed_results
 from lrbench.tests import ROOT
 
@@ -130,6 +132,42 @@ def test_errors_are_those_that_were_kept(tmp_path: Path) -> None:
         found = verdicts.evaluate(asked, verdicts.Store([tmp_path / "rows"], "cpu"))
         assert (found.verdict, complete.missing_errors([found])) == (verdict, missing)
         assert verdicts.Store([tmp_path / "rows"]).device == "cpu"
+        assert not list(complete.missing_requests([found]))
+
+
+def test_trainings_are_those_that_were_kept(tmp_path: Path) -> None:
+    """Spikes are counted, and so is a norm that is no number; a curve is held against the reference of its seed."""
+    values = dict.fromkeys(field.name for field in dataclasses.fields(TrainingRow))
+    values |= {
+        "layers": 4,
+        "op": "mlstm_sig",
+        "mode": "train",
+        "dtype": "bf16",
+        "device_accelerator": "cpu",
+        "training_version": 1,
+    }
+    kept = [
+        {**values, "impl": impl, "seed": seed, "losses": [loss] * 4, "gradient_norms": norms, "measured_at": day}
+        for day, impl, seed, loss, norms in (
+            ("1", "parallel", 0, 1.0, [1.0] * 60),
+            ("1", "parallel", 1, 4.0, [1.0] * 50 + [1.9, 2.1, math.nan]),
+            ("1", "xl_chunk", 0, 9.0, [1.0] * 60),
+            ("2", "xl_chunk", 0, 2.0, [1.0] * 50 + [1.5, 0.5]),
+        )
+    ]
+    store.write_parquet(kept, tmp_path / "a.training.parquet", TrainingRow)
+    sides = '[sides.trained]\nop = "mlstm_sig"\nmode = "train"\nlayers = 4\n'
+    kind = 'value = "trained"\nmetric = "{}"\nover = {{ impl = ["{}"], seed = {} }}\nstates = {}\nwithin = 1e-6\n'
+    for metric, impl, seeds, states, verdict in (
+        ("spikes", "parallel", [0, 1], [0, 2], "holds"),
+        ("gradient_spread", "xl_chunk", [0], 0.5, "holds"),
+        ("curve_distance", "xl_chunk", [0], 0.5, "holds"),
+        ("curve_distance", "xl_chunk", [0, 2], [0.5, 0.5], "holds in part"),
+    ):
+        text = kind.format(metric, impl, seeds, states) + sides
+        (asked,) = claims(tmp_path, text, HEAD.replace("rows = { tokens = 65536 }\n", ""))
+        found = verdicts.evaluate(asked, verdicts.Store([tmp_path], "cpu"))
+        assert found.verdict == verdict, found.reason
         assert not list(complete.missing_requests([found]))
 
 
