@@ -13,8 +13,8 @@ the chunk. Then b cancels, every exponent is <= 0, and m_i = b_i + r_i. TFLA pap
 
 Precision: gate values [B, T, H] are float64. r is rounded to the accumulators' dtype, and a factor per row of h
 corrects for the rounding; c is split in two parts, so that differences of large cumulative sums keep their digits.
-Weights, states and accumulators are float32. Operands of matrix products are rounded to bfloat16 beside bfloat16 inputs,
-but not to float16, which might not hold them. For float64 inputs everything is float64.
+Weights, states and accumulators are float32. Operands of matrix products are rounded to bfloat16 beside bfloat16
+inputs, but not to float16, which might not hold them. For float64 inputs everything is float64.
 
 Speed: on a CPU, matrix products dominate only if everything between them stays in its caches. So chunks are taken in
 groups of consecutive ones. The q, k and v of a group are copied into matrices that are allocated once, and all but the

@@ -56,7 +56,7 @@ def _denominator(nq: Tensor, m: Tensor, normalizer_gradient: bool) -> Tensor:
 
 
 def _rounded(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Round to ``dtype`` and return the accumulators' dtype; values that overflow float16 keep their range, as if scaled
+    """Round to ``dtype``, in the dtype of accumulators; values that overflow float16 keep their range, as if scaled
     by a power of two."""
     wide = compute_dtype(dtype)
     rounded = x.to(dtype).to(wide)
