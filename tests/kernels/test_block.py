@@ -17,6 +17,7 @@ from lrbench.results.schema import TrainingRow
 from lrbench.results.store import read_file
 
 SEEDS = range(3)
+VOCABULARY = 32
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -40,22 +41,22 @@ def trained(
 ) -> list[list[float]]:
     """Return losses and gradient norms of a model of one block; the seed draws its weights and the text."""
     torch.manual_seed(seed)
-    model = language_model(dim, 2, 1, dim, **options).to(device)
-    sizes = {"vocabulary": dim, "steps": steps, "batch": 16, "seq_len": seq_len, "learning_rate": 3e-3}
+    model = language_model(dim, 2, 1, VOCABULARY, **options).to(device)
+    sizes = {"vocabulary": VOCABULARY, "steps": steps, "batch": 16, "seq_len": seq_len, "learning_rate": 3e-3}
     return [each.tolist() for each in train(torch.compile(model) if compiled else model, seed, **sizes)]
 
 
-def check_training(curves: list[list[float]], references: list[list[float]], vocabulary: int) -> None:
+def check_training(curves: list[list[float]], references: list[list[float]]) -> None:
     """Check losses of as many seeds: they show a memory, and follow the reference's of their seed."""
     for seed, curve in enumerate(curves):
-        assert max(curve[-10:]) < math.log(vocabulary) - 0.2
+        assert max(curve[-10:]) < math.log(VOCABULARY) - 0.2
         assert curve_distance(curve, dict(enumerate(references)), seed) < 1
 
 
 def test_model_trains_as_the_reference_does() -> None:
     """In chunks of 16 steps, so that much of a text has passed through the state."""
     curves = [trained(seed, impl="torch", chunk_size=16)[0] for seed in SEEDS]
-    check_training(curves, [trained(seed, impl="parallel")[0] for seed in SEEDS], 32)
+    check_training(curves, [trained(seed, impl="parallel")[0] for seed in SEEDS])
 
 
 @pytest.mark.gpu
@@ -63,7 +64,7 @@ def test_compiled_model_trains_as_the_reference_does() -> None:
     """The default kernels in bfloat16, in chunks of 64 steps."""
     sizes = {"dim": 256, "seq_len": 256, "device": "cuda"}
     curves = [trained(seed, **sizes, compiled=True, chunk_size=64)[0] for seed in SEEDS]
-    check_training(curves, [trained(seed, **sizes, impl="parallel")[0] for seed in SEEDS], 256)
+    check_training(curves, [trained(seed, **sizes, impl="parallel")[0] for seed in SEEDS])
 
 
 @pytest.mark.parametrize("op", OPERATIONS.values(), ids=OPERATIONS)
