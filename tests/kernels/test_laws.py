@@ -67,7 +67,7 @@ def half_ranges(op: str) -> list[Law]:
     others: Law = {"initial_state": False}
     if op == "mlstm_sig":
         others["options"] = {"scale": 1.0}
-    return [{"ranges": ranges, "label": f"half range, {what}", **others} for what, ranges in HALF_RANGE[op].items()]
+    return [{"ranges": ranges, "label": what, **others} for what, ranges in HALF_RANGE[op].items()]
 
 
 def scan_on_gpu(op: str, impl: str, dtype: torch.dtype, **keywords: Any) -> Any:
