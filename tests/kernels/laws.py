@@ -111,7 +111,7 @@ EXTREMES: dict[str, dict[str, Ranges]] = {
 e^-100 to e^100 side by side or too small to see beside others."""
 
 LARGE: dict[str, Ranges] = {
-    "large keys": {"q": (30, 40), "k": (30, 40), "v": (-0.05, 0.05), "dh": (-0.05, 0.05)},
+    "large keys": {"q": (30, 40), "k": (30, 40), "v": (0.02, 0.05), "dh": (0.02, 0.05)},
     "large values": {"q": (-0.05, 0.05), "k": (-0.05, 0.05), "v": (1000, 2000), "dh": (0.5, 1)},
     "large gradients": {"q": (-0.05, 0.05), "k": (-0.05, 0.05), "v": (0.5, 1), "dh": (1000, 2000)},
 }
