@@ -4,7 +4,7 @@ While a run is on, every finished row is appended to ``<name>.jsonl`` and synced
 ``<name>.parquet`` by atomic rename and the journal goes. A run that was killed leaves its journal; :func:`recover`
 turns it into parquet. The writer holds a lock on its journal, so nobody recovers a run that is still alive.
 
-Calibrations, profiles, tables of errors and trained models are row sets of their own, with a schema and a version of
+Calibrations, profiles, tables of errors and trainings are row sets of their own, with a schema and a version of
 their own. They lie beside the results and are told from them by their names: ``roofs.parquet``,
 ``<run>.roofs.parquet``, ``<run>.copies.parquet``, ``<run>.profile.parquet``, ``<run>.errors.parquet``,
 ``<run>.training.parquet``.
@@ -61,7 +61,7 @@ NAMING = ("run_id", "case_id", "measured_at", "kernel", "op", "impl", "provider"
 
 OTHER_ROW_SETS = {
     "roofs": (RoofRow, "calibration"), "copies": (RoofRow, "copies"), "profile": (ProfileRow, "profiles"),
-    "errors": (ErrorsRow, "errors"), "training": (TrainingRow, "trained models"),
+    "errors": (ErrorsRow, "errors"), "training": (TrainingRow, "trainings"),
 }  # fmt: skip
 
 ROW_NAMES = {

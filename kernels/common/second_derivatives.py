@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .arguments import without_autocast
+
 Tensors = Sequence[Tensor | None]
 
 
@@ -26,17 +28,19 @@ def differentiable_gradients(
         needs: which gradients are asked for; None is returned in place of others.
         gradients: of the outputs.
     """
-    with torch.enable_grad():
+
+    @torch.enable_grad()
+    def found() -> tuple[Tensor, ...]:
         # Views, since one of the tensors may have been made of another, or be given twice.
         views = [None if x is None else x.view_as(x) for x in tensors]
         wanted = [x for x, need in zip(views, needs, strict=True) if x is not None and need]
         pairs = [(y, dy) for y, dy in zip(form(*views), gradients, strict=True) if dy is not None and y.requires_grad]
-        found = iter(
-            torch.autograd.grad(
-                [y for y, _ in pairs], wanted, [dy for _, dy in pairs], create_graph=True, materialize_grads=True
-            )
-        )
-    return tuple(next(found) if need else None for need in needs)
+        outputs, given = zip(*pairs, strict=True)
+        return torch.autograd.grad(outputs, wanted, given, create_graph=True, materialize_grads=True)
+
+    first = next(x for x in tensors if x is not None)
+    each = iter(without_autocast(found, first))
+    return tuple(next(each) if need else None for need in needs)
 
 
 def gradients_once(message: str, compute: Callable[..., Any], *tensors: Tensor | None) -> Any:

@@ -305,7 +305,10 @@ class _Chunkwise(torch.autograd.Function):
 def _parallel_chunks(
     options: _Options, q: Tensor, k: Tensor, v: Tensor, a: Tensor, u: Tensor | None, *state: Tensor
 ) -> tuple[Tensor, ...]:
-    """Return what :class:`_Chunkwise` does, by the parallel form of each chunk."""
+    """Return what :class:`_Chunkwise` does, by the parallel form of each chunk, which would round to float16."""
+    dtype = v.dtype
+    if dtype == torch.float16:
+        q, k, v = (x.float() for x in (q, k, v))
     keywords = asdict(options)
     size = keywords.pop("chunk_size")
     outputs = []
@@ -315,7 +318,7 @@ def _parallel_chunks(
         h, last = parallel(*parts, initial_state=carried, return_last_state=True, **keywords)
         state = last if options.normalize else (last,)
         outputs.append(h)
-    return torch.cat(outputs, 1), *state
+    return torch.cat(outputs, 1).to(dtype), *state
 
 
 class _BackwardWorkspace(_Workspace):

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..common.arguments import compute_dtype
+from ..common.arguments import compute_dtype, without_autocast
 
 MIN_LOG_DECAY = -1000.0
 """Lower bound of the log decay in forms that sum log decays; its exponential is zero in float64 too."""
@@ -78,7 +78,8 @@ class _OperandMatmul(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
         a, b, grad = (_rounded(x, ctx.dtype) for x in (*ctx.saved_tensors, grad))
-        return grad @ b.mT, a.mT @ grad, None
+        # Forward passes run without autocast, but a backward pass may be called under it.
+        return *(without_autocast(torch.matmul, a, *pair) for pair in ((grad, b.mT), (a.mT, grad))), None
 
 
 def recurrent(

@@ -197,6 +197,20 @@ def test_autocast_changes_nothing(case: Case) -> None:
     assert_same(run(case, function), run(case))
 
 
+@on_each(
+    *(portable(op, impl, F32, chunk_size=16) for op, impl in PORTABLE if op in ("mlstm_exp", "simple_gla", "rglru"))
+)
+def test_autocast_around_a_backward_pass_changes_nothing(case: Case) -> None:
+    inputs = dict(case.draw().inputs)
+    wanted = list(case.operation.leaves(inputs).values())
+    scalar = case.function(*inputs.values()).square().sum()
+    for twice in (False, True):
+        gradients = partial(torch.autograd.grad, scalar, wanted, retain_graph=True, create_graph=twice)
+        expected = gradients()
+        with torch.autocast(case.device, dtype=BF16):
+            assert all(map(torch.equal, gradients(), expected))
+
+
 @on_each(*EVERYWHERE, *FORMS)
 def test_checkpointed(case: Case) -> None:
     """A forward pass that is run again for the backward pass gives the same bits."""
