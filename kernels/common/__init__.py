@@ -6,6 +6,7 @@ Where to look:
     differentiable.py                 a forward and backward pass, for eager calls and for torch.compile
     second_derivatives.py             gradients that can be differentiated again, or refuse it
     calls.py, remember.py             later calls of a function repeat an earlier one's launches without the host's work
+    versions.py                       what differs between versions of Triton
     device.py, sizes.py               properties of the tensors' device; limits, and arithmetic of sizes
     channels.py, time_tiles.py        tiles of kernels over channels: their sizes, and loading them
     exchange.py, sums.py              memory through which programs pass states on; sums of programs' partial results

@@ -20,6 +20,7 @@ from ..common.differentiable import Differentiable, Tensors
 from ..common.exchange import NO_CODE, PassCode, exchange_words
 from ..common.sizes import REMEMBERED, cdiv
 from ..common.sums import sum_parts
+from ..common.versions import register_options
 from .backward import look_back_gradient_kernel, walk_gradient_kernel
 from .config import AHEAD, ScanConfig, invalid_reason, preferred_chunk, select_config
 from .elements import pass_code
@@ -124,7 +125,7 @@ def _backward(
     di, dc = (torch.empty_like(x), _float32(x, parts, B, C)) if request.op == "rglru" else (None, None)
     dfirst = _float32(x, B, C) if needs[4] else None
     sizes = (B, T, C // CHANNEL_MULTIPLE, states.shape[1])
-    flags = {"OP": request.op, **tile.options}
+    flags = {"OP": request.op, **tile.options, **register_options(x.device)}
     if one_pass:
         words, call = exchange_words(x, parts * B * C)
         look_back_gradient_kernel[tile.grid(B, T, C, tile.steps)](

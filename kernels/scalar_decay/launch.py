@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ..common.device import capability, on_device_of, scratch
 from ..common.sizes import cdiv, next_power_of_two, padded
+from ..common.versions import register_options
 from ..spec import matches_version
 from .chunk_o import chunk_o_kernel
 from .chunk_states import chunk_states_kernel, merge_chunk_states_kernel
@@ -404,13 +405,14 @@ def run_tiles_in_order(
                 denominators or Denominators(), math.log2(problem.scale), T, problem.chunk, N, B * H,
                 problem.whole_heads, every, column,
                 SHAPE=shape, ROLE=role, TILE=tile, num_warps=4, maxnreg=128 if tile.resident == 2 else None,
+                **register_options(x.device),
             )  # fmt: skip
         else:
             fused_chunk_kernel[(tiles_z * N * B * H,)](
                 x, y, z, states if N > 1 else initial, partial, result.out, gates, pair, result.row_sums, last,
                 anchors, problem.scale, T, problem.chunk, N, B * H, every, block,
                 SHAPE=shape, ROLE=role, FIRST=block == 0, LAST=last_block, TILE=config,
-                num_warps=config.num_warps, num_stages=config.num_stages,
+                num_warps=config.num_warps, num_stages=config.num_stages, **register_options(x.device),
             )  # fmt: skip
     if result.anchors is not None:
         result.anchors = result.anchors.flatten(0, 1)

@@ -4,12 +4,11 @@ from typing import Any, NamedTuple
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
-# Triton 3.7 and 3.8 renamed what 3.6 has.
-barrier = getattr(gl, "thread_barrier", None) or gl.barrier
-load_async = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
-store_async = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
+from ..common.versions import gluon_names
+
+barrier, load_async, store_async = gluon_names()
 
 WARPS = gl.constexpr(4)
 """Warps of a walker and of the preparing group: on Hopper, four warps make a matrix product together."""

@@ -20,13 +20,14 @@ import pytest
 import torch
 import triton
 from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia.compiler import get_ptxas
 from triton.compiler import ASTSource
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from lrbench.kernels.common.arguments import CASE_DTYPES
 
 _TYPES = {**CASE_DTYPES, torch.int32: "i32", torch.int64: "i64", torch.int8: "i8", torch.bool: "i1"}
-_OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg")
+_OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg", "ptx_options")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,7 +174,7 @@ def serialises_products(ptx: str) -> bool:
     """
     if "wgmma.mma_async" not in ptx:
         return False
-    tool = Path(triton.__file__).parent / "backends/nvidia/bin/ptxas"
+    tool = get_ptxas(90).path
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder) / "kernel.ptx"
         source.write_text(ptx)

@@ -1,0 +1,38 @@
+"""What differs between the versions of Triton that the kernels run with, 3.6 to 3.9."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+
+from ..spec import matches_version
+from .device import capability
+
+ALL_REGISTERS = {"ptx_options": "--regAllocOptLevel=4"}
+
+NEW_ASSEMBLER = not (matches_version(triton.__version__, "<3.9") or triton.knobs.runtime.interpret)
+"""Whether Triton assembles for Hopper with ptxas 13, as before for Blackwell alone."""
+
+
+def register_options(device: torch.device) -> dict[str, str]:
+    """Return options of a launch for a kernel that needs nearly all registers of a thread.
+
+    Because of a bug in ptxas 13, Triton has it allocate registers at level 2, and not at 4, its own. At level 2
+    whole_state keeps twice as much in local memory, and takes up to 1.3 times as long.
+    """
+    return ALL_REGISTERS if NEW_ASSEMBLER and capability(device) == (9, 0) else {}
+
+
+def gluon_names() -> tuple[Any, Any, Any]:
+    """Return Gluon's barrier of a program's threads, its bulk load and its bulk store (Triton 3.6 and later)."""
+    from triton.experimental.gluon import language as gl
+    from triton.experimental.gluon.language.nvidia.hopper import tma
+
+    # Triton 3.7 renamed the first, 3.8 the others; 3.9 keeps the others' old names, but they raise.
+    return (
+        getattr(gl, "barrier", None) or gl.thread_barrier,
+        getattr(tma, "async_load", None) or tma.async_copy_global_to_shared,
+        getattr(tma, "async_store", None) or tma.async_copy_shared_to_global,
+    )
