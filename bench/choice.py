@@ -237,11 +237,11 @@ def versions_answer(row: Mapping[str, Any], ranked: Sequence[Mapping[str, Any]] 
         ranked: the rows of :func:`ranking`, to name the first kernel that runs here.
 
     Returns:
-        None where no row says its versions.
+        None where no row says its versions, or there is nothing to run.
     """
     here = baselines.installed_versions()
     there = {name: row[f"{name}_version"] for name in ("torch", "triton") if row[f"{name}_version"]}
-    if not there:
+    if not there or row["does_not_fit"]:
         return None
     measured = row.get("basis") == "measured" or row.get("measured_time_ms") is not None
     text = f"{'measured' if measured else 'predicted from rows'} with {_listed(there)}"

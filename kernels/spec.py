@@ -149,7 +149,7 @@ class Implementation(Counted):
         """
         there = self.fallback and None not in map(versions.get, self.requires)
         reason = self.why_not_with(versions) if there else None
-        return f"a call takes {self.fallback} in place of {self.name}, which is faster: {reason}" if reason else None
+        return f"impl=None takes {self.fallback} in place of {self.name}, which is faster: {reason}" if reason else None
 
     def chosen_chunk(self, sizes: Mapping[str, int], dtype: str) -> int | None:
         """Return the chunk length that it chooses itself (``preferred_chunk``), None where it does not say."""

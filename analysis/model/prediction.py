@@ -206,8 +206,8 @@ class Answer:
 
     @property
     def versions(self) -> dict[str, str | None]:
-        """torch and Triton of the measured row, else of all rows of the implementation: "3.6.0 and 3.8.0"."""
-        rows = [self.measured] if self.measured else self.rows
+        """Of torch and Triton: the measured row's; where fitted those of all its rows, such as "3.6.0 and 3.8.0"."""
+        rows = [self.measured] if self.measured else self.rows if self.basis == "fitted" else []
         found = {name: {row[name] for row in rows if row.get(name)} for name in VERSION_COLUMNS}
         return {name: " and ".join(sorted(each, key=_parts)) or None for name, each in found.items()}
 
