@@ -134,7 +134,7 @@ class Implementation(Counted):
         """Return why it does not run with the installed versions of packages, and the command that helps, or None."""
         for name in dict.fromkeys((*self.requires, *(("triton",) if self.triton_versions else ()))):
             here, wanted = versions.get(name), self.triton_versions if name == "triton" else ""
-            if not matches_version(here, wanted):
+            if here is None or (wanted and not matches_version(here, wanted)):
                 install = f"pip install '{name}{wanted}'" if wanted else f"pip install {name}"
                 lacks = (
                     f"is written for {name} {wanted}, got {here}" if here else f"needs {name}, which is not installed"
