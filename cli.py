@@ -716,6 +716,8 @@ def best(
         display.show(rows, format)
         return
     print(choice.ranking_answer(rows))
+    if said := choice.versions_answer(next(row for row in rows if row["same_math"]), rows):
+        print(said)
     display.show(choice.ranking_columns(rows), format)
     others = choice.beside(question, problem.head_dim_qk)
     note(*choice.ranking_notes(rows, choice.not_there([question, *others])))
@@ -773,7 +775,7 @@ def predict(
 ) -> None:
     """Print how long a case takes on an accelerator: measured if it was, and predicted with an interval."""
     from .analysis.model import validation
-    from .analysis.model.answers import prediction, prediction_in_words
+    from .analysis.model.answers import prediction_in_words
     from .bench import choice, display
     from .bench.shown import show_coverage
 
@@ -784,7 +786,7 @@ def predict(
         show_coverage(found, every=every, output_format=format)
         return
     question = problem.ask(kernel, _accelerator(gpu, roofs), results, fitted=fit, roofs=roofs)
-    row = prediction(question, choice.implementation(question, impl), chunk_size)
+    row = choice.predicted(question, choice.implementation(question, impl), chunk_size)
     if results and row["stored_rows"] == 0 and row["measured_time_ms"] is None:
         case = f"{row['op']} {row['impl']} {problem.mode} {question.dtype}"
         raise ValueError(f"results must hold rows of {case} that were measured on an idle machine, got none")
@@ -792,6 +794,8 @@ def predict(
         display.show(row if format == "json" else [row], format)
         return
     print(prediction_in_words(row))
+    if said := choice.versions_answer(row):
+        print(said)
     if every:
         texts = ("interval", "roofs")
         display.show([{"": name, "value": value} for name, value in row.items() if name not in texts], format)
@@ -1278,6 +1282,7 @@ def kernels(kernel: Kernel = None, every: Every = False, format: Format = "table
 
     if format == "table" and not every:
         display.show(inventory.family_rows() if kernel is None else inventory.brief_kernel_rows(kernel), format)
+        note(*inventory.kernel_notes(kernel))
         return
     display.show(inventory.kernel_rows(kernel), format)
 

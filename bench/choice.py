@@ -8,7 +8,7 @@ from typing import Any
 
 from .. import kernels
 from ..analysis.counts import FORMULATIONS, count_case
-from ..analysis.model.answers import Question, at_context
+from ..analysis.model.answers import Question, at_context, prediction
 from ..analysis.model.prediction import Answer, measured_on
 from ..analysis.model.runtime_model import roofline_fraction
 from ..kernels import baselines
@@ -66,9 +66,22 @@ def _why_not_on(known: Known, question: Question) -> str | None:
         return known.why_not_on(capability)
     if known.nvidia and capability is None and _device(question) == "cuda":
         return f"{known.name} needs a GPU of NVIDIA's with a known compute capability"
+    return _known_bad(known, question, {})
+
+
+def _known_bad(known: Baseline, question: Question, versions: Mapping[str, str]) -> str | None:
+    """Return why a baseline is known to fail on the accelerator with these versions, or None."""
     op, mode, dtype = question.op, question.mode, question.dtype
     case = Case(kernel=op, op=op, impl=known.name, provider=known.provider, mode=mode, dtype=dtype)
-    return baselines.known_bad_here(known, case, {}, capability)
+    return baselines.known_bad_here(known, case, versions, question.accelerator.capability)
+
+
+def why_not_here(question: Question, impl: str, versions: Mapping[str, str]) -> str | None:
+    """Return why an implementation does not run with what is installed here, whatever device is here, or None."""
+    known = get_implementation(question.op, impl)
+    if isinstance(known, Implementation):
+        return known.why_not_with(versions)
+    return baselines.availability(known) or _known_bad(known, question, versions)
 
 
 def ranked(question: Question, impls: Sequence[str] | None = None) -> list[Answer]:
@@ -168,7 +181,7 @@ def _ranked_row(found: Answer, question: Question, same: bool, versions: Mapping
     op, impl, mode, dtype, *_ = found.case
     count, time_ms = count_case(*found.case, launches=False), found.time_ms
     assert count is not None, "what is not counted has no answer"
-    missing = _why_not_here(get_implementation(op, impl), versions)
+    missing = why_not_here(question, impl, versions)
     low_ms, high_ms = found.interval_ms
     return {
         "op": op,
@@ -189,6 +202,7 @@ def _ranked_row(found: Answer, question: Question, same: bool, versions: Mapping
         "same_math": same,
         "installed": missing is None,
         "missing": missing,
+        **found.versions,
     }
 
 
@@ -207,6 +221,48 @@ def ranking_answer(rows: Sequence[Mapping[str, Any]]) -> str:
     else:
         how = f"({best['low_ms']:.4g} to {best['high_ms']:.4g}) predicted for {where}"
     return f"use {best['impl']}{chunks}: {best['time_ms']:.4g} ms {how}"
+
+
+def predicted(question: Question, impl: str, chunk_size: str | None) -> dict[str, Any]:
+    """Return :func:`.answers.prediction`, and as ``missing`` why the implementation does not run here, or None."""
+    missing = why_not_here(question, impl, baselines.installed_versions())
+    return prediction(question, impl, chunk_size) | {"missing": missing}
+
+
+def versions_answer(row: Mapping[str, Any], ranked: Sequence[Mapping[str, Any]] = ()) -> str | None:
+    """Return in one line which versions an answer's rows are of and, where others are here, what runs with these.
+
+    Args:
+        row: of :func:`ranking`, or a prediction with what is ``missing``.
+        ranked: the rows of :func:`ranking`, to name the first kernel that runs here.
+
+    Returns:
+        None where no row says its versions, or there is nothing to run.
+    """
+    here = baselines.installed_versions()
+    there = {name: row[f"{name}_version"] for name in ("torch", "triton") if row[f"{name}_version"]}
+    if not there or row["does_not_fit"]:
+        return None
+    measured = row.get("basis") == "measured" or row.get("measured_time_ms") is not None
+    text = f"{'measured' if measured else 'predicted from rows'} with {_listed(there)}"
+    others = {name: here[name] for name, known in there.items() if name in here and not _same(here[name], known)}
+    if others:
+        text += f"; here is {_listed(others)}"
+    # Without any Triton this is no machine to run it on, and the answer is about the accelerator alone.
+    if row["missing"] and "." not in row["impl"] and "triton" in here:
+        able = next((each for each in ranked if each["same_math"] and each["installed"] and each["time_ms"]), None)
+        first = f", with which {able['impl']} takes {able['time_ms']:.4g} ms" if able else ""
+        text += f"{first}: {row['missing']}"
+    return text
+
+
+def _listed(versions: Mapping[str, str]) -> str:
+    return ", ".join(f"{name} {version}" for name, version in versions.items())
+
+
+def _same(here: str, known: str) -> bool:
+    """Return whether a version is one of those listed; its build, "+cu130", does not count."""
+    return here.partition("+")[0] in {each.partition("+")[0] for each in known.split(" and ")}
 
 
 def ranking_columns(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -271,13 +327,5 @@ def ranking_notes(rows: Sequence[Mapping[str, Any]], elsewhere: Sequence[str]) -
         number = f"{len(elsewhere)} kernel{'s' if len(elsewhere) > 1 else ''}"
         lines.append(f"not known to run on {where}: {number} ({', '.join(elsewhere)})")
     if any(not row["installed"] for row in shown):
-        lines.append("*: not installed here")
+        lines.append("*: not installed here, or known not to run with the versions here")
     return lines
-
-
-def _why_not_here(known: Known, versions: Mapping[str, str]) -> str | None:
-    """Return what is missing on this machine to run an implementation, or None."""
-    if isinstance(known, Baseline):
-        return baselines.availability(known)
-    lacking = [name for name in known.requires if name not in versions]
-    return f"pip install {' '.join(lacking)}" if lacking else known.why_not_with(versions.get("triton"))

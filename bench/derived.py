@@ -16,7 +16,9 @@ from ..analysis.accelerators import known as accelerators
 from ..analysis.accelerators.known import Accelerator
 from ..analysis.derive import derive
 from ..kernels import FAMILIES
+from ..kernels.baselines import get_operation
 from ..kernels.baselines.spec import Baseline
+from ..kernels.spec import Implementation
 from ..results.schema import Environment, Record
 from .environment import version_of
 from .plan import PlannedCase
@@ -65,6 +67,16 @@ def common_columns(run: Run, planned: PlannedCase, reply: Mapping[str, Any]) -> 
     }
 
 
+def _why_slower(run: Run, planned: PlannedCase, columns: Mapping[str, Any]) -> str | None:
+    """Return which slower implementation a case ran that names none, because of versions, or None."""
+    case = planned.case.of_operation
+    operation = get_operation(case.op)
+    if not isinstance(planned.target, Implementation) or planned.target.call != operation.call or not operation.call:
+        return None
+    versions = {"triton": columns["triton_version"]}
+    return operation.why_slower(case.mode, case.dtype, case.sizes, run.environment.capability, versions)
+
+
 def build_record(run: Run, planned: PlannedCase, reply: Mapping[str, Any]) -> Record:
     """Return the row of a case, given its worker's reply."""
     case, target = planned.case, planned.target
@@ -74,6 +86,7 @@ def build_record(run: Run, planned: PlannedCase, reply: Mapping[str, Any]) -> Re
         "accelerator": run.accelerator.key if run.accelerator else None,
         **reply["columns"],
     }
+    columns["reason"] = columns["reason"] or _why_slower(run, planned, columns)
     count = counts.count_case(case.op, case.impl, case.mode, case.dtype, case.state_dtype, case.sizes)
     device = _specification(columns["device_accelerator"])
     columns |= derive(run.accelerator, device, count, case.dtype, columns.get("time_ms"))

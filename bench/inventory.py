@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
+from collections.abc import Mapping
 from operator import itemgetter
 from typing import Any
 
@@ -62,6 +64,8 @@ def kernel_rows(name: str | None = None) -> list[Row]:
     wanted = None if name is None else named_family(name)[1]
     families = {name: kernels.FAMILIES[name]} if name in kernels.FAMILIES else kernels.FAMILIES
     rows: dict[tuple[str | None, str, str], Row] = {}
+    here, versions = accelerators.key_here(), baselines.installed_versions()
+    capability = accelerators.get_accelerator(here).capability if here else None
     for kernel, ops in families.items():
         targets: list[tuple[str, Implementation | Baseline, str]]
         targets = [(op, impl, impl.summary) for op in ops for impl in kernels.get_operation(op).implementations]
@@ -78,6 +82,7 @@ def kernel_rows(name: str | None = None) -> list[Row]:
                 "modes": "/".join(dict.fromkeys(baselines.get_operation(each).modes_of(target))),
                 "dtypes": "/".join(target.dtypes),
                 "what": what,
+                "not_here": _why_not_here(target, capability, versions),
             }
             # Of one operation, what several families are compared with is listed once.
             rows.setdefault((None if wanted else kernel, each, target.name), row)
@@ -96,6 +101,15 @@ def brief_kernel_rows(name: str) -> list[Row]:
         operations = ["all"] if ops == own and len(own) > 1 else ops
         merged.append({"impl": impl, "devices": devices, "operations": operations, "what": what})
     return merged
+
+
+def kernel_notes(name: str | None) -> list[str]:
+    """Return why the faster forms among the implementations of a family or operation do not run here, a line each."""
+    rows = [row for row in kernel_rows(name) if row["not_here"]]
+    faster = (
+        row["not_here"] for row in rows if getattr(baselines.get_implementation(row["op"], row["impl"]), "fallback", "")
+    )
+    return list(dict.fromkeys(faster))
 
 
 def family_rows() -> list[Row]:
@@ -234,7 +248,8 @@ def _tera(rate: float | None) -> float | None:
 
 
 def doctor_sections(environment: Environment) -> dict[str, list[Row]]:
-    """Return by title what is here: the device and the versions, the outside packages, the known failures."""
+    """Return by title what is here: the device and the versions, the outside packages, which implementations of ours do
+    not run, the known failures."""
     names = (*ENVIRONMENT_COLUMNS[:3], "capability", "device_count", "memory_bytes", *ENVIRONMENT_COLUMNS[3:])
     values = {name: getattr(environment, name) for name in names}
     return {
@@ -242,16 +257,18 @@ def doctor_sections(environment: Environment) -> dict[str, list[Row]]:
             {"what": name, "value": None if value is None else str(value)} for name, value in values.items()
         ],
         "packages": package_rows(),
+        "ours that do not run here": unable_rows(environment),
         "known failures": known_bad_rows(environment),
     }
 
 
 def brief_sections(sections: dict[str, list[Row]]) -> dict[str, list[Row]]:
     """Return what of :func:`doctor_sections` concerns this machine: what is known, missing or fails here."""
-    environment, packages, failures = sections.values()
+    environment, packages, unable, failures = sections.values()
     # A function of several operations counts once.
     known = {(row["impl"], row["reason"]) for row in failures}
     applying = {(row["impl"], row["reason"]): row for row in failures if row["applies_here"] == "yes"}.values()
+    excluded = {row["reason"]: row["impl"] for row in unable}
     return {
         "environment": [row for row in environment if row["value"] is not None],
         "packages": [
@@ -262,6 +279,7 @@ def brief_sections(sections: dict[str, list[Row]]) -> dict[str, list[Row]]:
             for row in packages
             if row["missing"]
         ],
+        **({"ours that do not run here": [{"impl": i, "reason": r} for r, i in excluded.items()]} if excluded else {}),
         f"{len(applying)} of {len(known)} known failures apply here": [
             {name: row[name] for name in ("impl", "when", "reason")} for row in applying
         ],
@@ -284,6 +302,32 @@ def package_rows() -> list[Row]:
             },
         )
     return list(rows.values())
+
+
+def unable_rows(environment: Environment) -> list[Row]:
+    """Return a row per implementation of ours for this kind of device that its GPU or the versions exclude."""
+    versions = {"triton": environment.triton_version}
+    return [
+        {"impl": each.name, "op": op, "reason": reason}
+        for op in itertools.chain.from_iterable(kernels.FAMILIES.values())
+        for each in kernels.get_operation(op).implementations
+        if environment.device_kind in each.devices and (reason := _why_not_here(each, environment.capability, versions))
+    ]
+
+
+def _why_not_here(
+    target: Implementation | Baseline, capability: str | None, versions: Mapping[str, str | None]
+) -> str | None:
+    """Return why this machine does not run an implementation, or None.
+
+    Args:
+        capability: its GPU's compute capability; None where there is no GPU, or none that is known.
+        versions: installed versions by package.
+    """
+    if isinstance(target, Baseline):
+        return baselines.availability(target)
+    elsewhere = target.why_not_on(capability) if capability is not None else None
+    return elsewhere or target.why_slower_with(versions) or target.why_not_with(versions)
 
 
 def known_bad_rows(environment: Environment) -> list[Row]:

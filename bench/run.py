@@ -240,10 +240,11 @@ def refuse(item: PlannedCase, environment: Environment) -> Reply | None:
             return not_measured("unavailable", reason)
         reason = baselines.known_bad_here(target, case, installed_versions(), environment.capability)
     else:
-        for distribution in target.requires:
-            if version_of(distribution) is None:
-                return not_measured("unavailable", f"{distribution} is not installed: pip install {distribution}")
-        reason = target.why_not_on(environment.capability) or target.why_not_with(environment.triton_version)
+        versions = {name: version_of(name) for name in target.requires} | {"triton": environment.triton_version}
+        reason = target.why_not_with(versions)
+        if reason and None in map(versions.get, target.requires):
+            return not_measured("unavailable", reason)
+        reason = target.why_not_on(environment.capability) or reason
     reason = reason or target.why_unsupported(case.mode, case.dtype, case.state_dtype, case.sizes)
     return not_measured("unsupported", reason) if reason else None
 

@@ -87,6 +87,8 @@ class Implementation(Counted):
         requires: distributions that must be importable (triton).
         triton_versions: versions of Triton that it is written for, such as "==3.6.*"; empty for any.
         architectures: compute capabilities that it is written for, such as "9.0"; empty for any.
+        fallback: the slower implementation that a call that names none takes where this one does not run; empty where
+            such a call takes this one nowhere.
         prepare: "module:function"; the function takes the inputs (argument -> tensor) and returns them in the layout
             that the implementation is timed on, as a model keeps its weights. It is not timed.
     """
@@ -104,6 +106,7 @@ class Implementation(Counted):
     requires: tuple[str, ...] = ()
     triton_versions: str = ""
     architectures: tuple[str, ...] = ()
+    fallback: str = ""
     prepare: str | None = None
     summary: str = ""
 
@@ -127,11 +130,26 @@ class Implementation(Counted):
             return f"{self.name} is written for compute capability {' or '.join(self.architectures)}, got {capability}"
         return None
 
-    def why_not_with(self, triton: str | None) -> str | None:
-        """Return why it does not run with a version of Triton, or None."""
-        if self.triton_versions and not matches_version(triton, self.triton_versions):
-            return f"{self.name} is written for triton {self.triton_versions}, got {triton}"
+    def why_not_with(self, versions: Mapping[str, str | None]) -> str | None:
+        """Return why it does not run with the installed versions of packages, and the command that helps, or None."""
+        for name in dict.fromkeys((*self.requires, *(("triton",) if self.triton_versions else ()))):
+            here, wanted = versions.get(name), self.triton_versions if name == "triton" else ""
+            if here is None or (wanted and not matches_version(here, wanted)):
+                install = f"pip install '{name}{wanted}'" if wanted else f"pip install {name}"
+                lacks = (
+                    f"is written for {name} {wanted}, got {here}" if here else f"needs {name}, which is not installed"
+                )
+                return f"{self.name} {lacks}: {install}"
         return None
+
+    def why_slower_with(self, versions: Mapping[str, str | None]) -> str | None:
+        """Return what a call that names no implementation takes in place of this one because of versions, or None.
+
+        None too where a package is missing altogether: such a call then raises.
+        """
+        there = self.fallback and None not in map(versions.get, self.requires)
+        reason = self.why_not_with(versions) if there else None
+        return f"impl=None takes {self.fallback} in place of {self.name}, which is faster: {reason}" if reason else None
 
     def chosen_chunk(self, sizes: Mapping[str, int], dtype: str) -> int | None:
         """Return the chunk length that it chooses itself (``preferred_chunk``), None where it does not say."""
@@ -212,6 +230,26 @@ class Operation:
         if implementation.call:
             return resolve(implementation.call)
         return functools.partial(resolve(self.call), impl=implementation.name)
+
+    def why_slower(
+        self,
+        mode: str,
+        dtype: str,
+        sizes: Mapping[str, int],
+        capability: str | None,
+        versions: Mapping[str, str | None],
+    ) -> str | None:
+        """Return :meth:`Implementation.why_slower_with` of the faster form that runs this problem on this GPU, or None.
+
+        Args:
+            capability: the GPU's compute capability, such as "9.0"; None on a CPU.
+            versions: installed versions by package.
+        """
+        able = (
+            each for each in self.implementations
+            if not (each.why_unsupported(mode, dtype, None, sizes) or each.why_not_on(capability))
+        )  # fmt: skip
+        return next((reason for each in able if (reason := each.why_slower_with(versions))), None)
 
     @property
     def step(self) -> Callable[..., Any]:

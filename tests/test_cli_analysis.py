@@ -13,6 +13,8 @@ import pytest
 
 from lrbench.analysis.counts import FORMULATIONS
 from lrbench.analysis.model.runtime_model import LAUNCH_MS
+from lrbench.kernels import baselines
+from lrbench.kernels.scalar_decay.declare import WHOLE_STATE_FORM
 from lrbench.results import store
 from lrbench.results.select import load_rows
 from lrbench.tests import ROOT
@@ -189,13 +191,13 @@ def test_best_ranks_what_was_measured(run: Run) -> None:
     lines = run("best --gpu h200").splitlines()
     fastest = made.stored("mlstm_sig", "whole_state", chunk_size=8192, **MLSTM)["time_ms"]
     assert lines[0] == f"use whole_state, chunks of 8192: {fastest:.4g} ms measured on h200_sxm"
-    assert lines[1].split() == ["kernel", "math", "heads", "chunk", "ms", "up", "to", "GiB", "roof"]
+    assert lines[2].split() == ["kernel", "math", "heads", "chunk", "ms", "up", "to", "GiB", "roof"]
     assert max(map(len, lines)) <= 80
     lightning = next(line for line in lines if line.startswith("lightning "))
     assert lightning.split()[2:4] == ["other", "32x128"], "heads are said where they are other ones"
     assert "x" not in next(line for line in lines if line.startswith("fused_chunk "))
     rows = run.json("best --gpu h200")
-    assert len(rows) == len(lines) - 2 < 25
+    assert len(rows) == len(lines) - 3 < 25
     assert [row["op"] for row in rows if row["same_math"]] == ["mlstm_sig"] * sum(row["same_math"] for row in rows)
     by_name = {row["impl"]: row for row in rows if row["same_math"]}
     measured = [row["time_ms"] for row in rows if row["basis"] == "measured"]
@@ -226,7 +228,7 @@ def test_what_does_not_fit_in_memory_is_not_recommended(run: Run) -> None:
     assert fits == sorted(fits, reverse=True) and len({*fits}) == 2
     assert all((row["memory_bytes"] <= 80e9) == fit for row, fit in zip(rows, fits, strict=True))
     shown = run("best --gpu h100 --seq-len 1M --batch 2")
-    assert len(shown.splitlines()) == 2 + sum(fits)
+    assert len(shown.splitlines()) == 3 + sum(fits)
     report = run.json("chunk-size tfla --impl xl_chunk --gpu a100_40 --seq-len 1M --batch 1")
     assert report["answer"]["does_not_fit"] is None
     assert any(each["model_memory_bytes"] > 40e9 for each in report["candidates"])
@@ -468,7 +470,7 @@ MAMBA = "predict tfla --op mamba2_ssd --impl mamba_ssm.chunk_scan --head-dim 64 
 
 def test_predict_prints_what_was_measured_first(run: Run) -> None:
     lines = run(f"{MAMBA} --gpu h200").splitlines()
-    assert len(lines) == 2
+    assert len(lines) == 3
     sizes = {"batch": 8, "seq_len": 8192, "num_heads": 64, "head_dim_qk": 64, "head_dim_v": 64, "chunk_size": 128}
     measured = made.stored("mamba2_ssd", "mamba_ssm.chunk_scan", **sizes)
     row = run.json(f"{MAMBA} --gpu h200")
@@ -490,6 +492,49 @@ def test_predict_prints_what_was_measured_first(run: Run) -> None:
     assert ", chunks of 8192: measured " in fitted[0]
     assert "fitted_rows" not in "".join(fitted)
     assert "\nfitted_rows " in run("predict tfla --gpu h200 --all")
+
+
+def test_answers_say_the_versions_of_their_rows_and_those_that_are_here(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a missing Triton keeps from running is not recommended for here, and no Triton here changes no answer."""
+    fast, slow = (made.stored("mlstm_sig", impl, chunk_size=8192, **MLSTM) for impl in ("whole_state", "fused_chunk"))
+    there = {name: fast[f"{name}_version"] for name in ("torch", "triton")}
+    measured, old = "measured with torch {torch}, triton {triton}".format(**there), {**there, "triton": "3.5.0"}
+    reason = WHOLE_STATE_FORM.why_not_with(old)
+    here = f", with which fused_chunk takes {slow['time_ms']:.4g} ms"
+    answers = []
+    for versions, said in (
+        ({}, ""),
+        (there, ""),
+        ({"torch": "2.0.0"}, "; here is torch 2.0.0"),
+        ({**there, "torch": there["torch"].partition("+")[0]}, ""),
+        (old, f"; here is triton 3.5.0{here}: {reason}"),
+    ):
+        monkeypatch.setattr(baselines, "installed_versions", versions.copy)
+        best, predicted = run("best --gpu h200").splitlines(), run("predict --gpu h200").splitlines()
+        assert (best[1], predicted[-1]) == (measured + said, measured + said.replace(here, ""))
+        answers.append(best[0])
+    assert len(set(answers)) == 1 and answers[0].startswith("use whole_state, ")
+    # The last pretended versions, in JSON.
+    (ranked,) = (row for row in run.json("best --gpu h200") if row["same_math"] and row["impl"] == "whole_state")
+    for row in (ranked, run.json("predict --gpu h200")):
+        told = row["torch_version"], row["triton_version"], row["missing"]
+        assert told == (there["torch"], there["triton"], reason)
+    # What was not measured there says all versions of the rows that its time is predicted from, a bound none.
+    rows = load_rows(store.HERE, ("torch_version", "triton_version"), {"op": "mlstm_sig", "impl": "xl_chunk"})
+    (told,) = (each for each in run("predict --gpu b200 --impl xl_chunk").splitlines() if each.startswith("predicted"))
+    assert {row["triton_version"] for row in rows} >= {
+        *re.findall(r"[\d.]+", told.partition("triton")[2].split(";")[0])
+    }
+    assert len(run("predict --gpu b200 --impl xl_chunk --no-fit").splitlines()) == 2
+
+
+def test_best_says_which_packages_fail_with_the_versions_here(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(baselines, "availability", lambda _: None)
+    monkeypatch.setattr(baselines, "installed_versions", lambda: {"triton": "3.9.0", "mlstm-kernels": "2.0.6"})
+    (row,) = (row for row in run.json("best --gpu h200") if row["impl"] == "mlstm_kernels.xl_chunk_siging")
+    assert not row["installed"] and "make_block_ptr" in row["missing"]
 
 
 def test_predict_uses_the_committed_results(run: Run) -> None:

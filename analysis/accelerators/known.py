@@ -54,13 +54,18 @@ DRIVER = Path("/proc/driver/nvidia/gpus")
 
 
 def default_key() -> str:
-    """Return the key of the GPU that is here, as its driver calls it, else :data:`USUAL`. Imports no torch."""
+    """Return the key of the GPU that is here, else :data:`USUAL`."""
+    return key_here() or USUAL
+
+
+def key_here() -> str | None:
+    """Return the key of the GPU that is here, as its driver calls it, or None. Imports no torch."""
     if visible_gpus(1):
         for path in sorted(DRIVER.glob("*/information")):
             found = re.search(r"^Model:\s*(.+)$", path.read_text(encoding="utf-8", errors="replace"), re.MULTILINE)
             if found and (key := match_device(found[1])):
                 return key
-    return USUAL
+    return None
 
 
 def visible_gpus(count: int) -> list[str]:

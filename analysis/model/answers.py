@@ -200,6 +200,7 @@ def prediction(question: Question, impl: str, chunk_size: str | None) -> dict[st
         "incorrect": question.why_wrong(impl),
         "memory_bytes": found.memory_bytes,
         "does_not_fit": found.does_not_fit,
+        **found.versions,
         **{
             "measured_" + name.removeprefix("measured_"): measured[name] if measured else None
             for name in MEASURED_COLUMNS

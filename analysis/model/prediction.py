@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
@@ -27,6 +28,10 @@ MEASURED_COLUMNS = (
     "measured_at", "reason", "noise",
 )  # fmt: skip
 """Columns of a measured row that answers show."""
+
+
+VERSION_COLUMNS = ("torch_version", "triton_version")
+"""Columns of a measured row that answers tell beside those."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +65,7 @@ def rows_by_status(results: Sequence[Path], mode: str, dtype: str) -> dict[str, 
 
     Reads few columns and no pandas, so that the command line answers at once.
     """
-    columns = tuple(dict.fromkeys((*ROW_COLUMNS, *MEASURED_COLUMNS, "status")))
+    columns = tuple(dict.fromkeys((*ROW_COLUMNS, *MEASURED_COLUMNS, *VERSION_COLUMNS, "status")))
     files = current_files(results) if results else ()
     rows = load_rows(files, columns, {"mode": mode, "dtype": dtype}, newest=True) if files else ()
     found = grouped(rows, itemgetter("status"))
@@ -200,6 +205,13 @@ class Answer:
         return not fastest or self.case.sizes.get("chunk_size") in fastest
 
     @property
+    def versions(self) -> dict[str, str | None]:
+        """Of torch and Triton: the measured row's; where fitted those of all its rows, such as "3.6.0 and 3.8.0"."""
+        rows = [self.measured] if self.measured else self.rows if self.basis == "fitted" else []
+        found = {name: {row[name] for row in rows if row.get(name)} for name in VERSION_COLUMNS}
+        return {name: " and ".join(sorted(each, key=_parts)) or None for name, each in found.items()}
+
+    @property
     def noisy(self) -> bool:
         """Whether the machine was busy when the case was measured."""
         return bool(self.measured and self.measured["noise"])
@@ -259,6 +271,10 @@ class Answer:
         """
         most_ms = self.measured["time_ms"] if self.measured else self.interval_ms[1]
         return self.does_not_fit is not None, self.basis == "bound", most_ms
+
+
+def _parts(version: str) -> list[int]:
+    return [int(number) for number in re.findall(r"\d+", version)]
 
 
 def _modelled_memory(case: Case) -> float:

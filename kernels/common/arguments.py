@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import threading
+import warnings
 from collections.abc import Callable, Sequence
-from functools import lru_cache, wraps
+from functools import cache, lru_cache, wraps
 from typing import Any, ParamSpec, TypeVar
 
 import torch
@@ -41,10 +43,30 @@ def constant(function: Callable[P, R]) -> Callable[P, R]:
 
 @constant
 def is_interpreted() -> bool:
-    """Return whether Triton's kernels run in its interpreter."""
-    import triton
-
+    """Return whether Triton's kernels run in its interpreter; ModuleNotFoundError where there is no Triton."""
+    try:
+        import triton
+    except ModuleNotFoundError as error:
+        expected = 'the kernels need triton, which is not installed: pip install triton, or take impl="torch"'
+        raise ModuleNotFoundError(expected, name=error.name) from error
     return bool(triton.knobs.runtime.interpret)
+
+
+_warning = threading.RLock()
+
+
+def warn_once(message: str) -> None:
+    """Issue a RuntimeWarning, each message once a process, whatever thread asks.
+
+    Call it in a :func:`constant` function: torch.compile cannot trace it.
+    """
+    with _warning:
+        _warn(message)
+
+
+@cache
+def _warn(message: str) -> None:
+    warnings.warn(message, RuntimeWarning, stacklevel=2)
 
 
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:

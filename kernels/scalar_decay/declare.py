@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -35,6 +36,18 @@ MAX_HEAD_DIM = 1024
 LIMIT_CHUNK_SIZES = (16, 32, 64, 128)
 
 _kernel = partial(triton_form, why_not="kernels.scalar_decay.declare:why_not_engine", state_dtypes=("fp32", "bf16"))
+
+WHOLE_STATE_FORM = _kernel(
+    name=WHOLE_STATE,
+    formulation="whole_state",
+    dtypes=("fp16", "bf16"),
+    why_not="kernels.scalar_decay.declare:why_not_whole_state_sizes",
+    summary="fused_chunk for Hopper: a program holds the whole state of a head, in Gluon",
+    architectures=(HOPPER,),
+    triton_versions=GLUON_TRITON,
+    fallback=FUSED_CHUNK,
+)
+"""The declaration of whole_state but for the chunk length that it prefers, which differs between operations."""
 
 
 def scalar_decay_operation(
@@ -78,16 +91,7 @@ def _implementations(normalised: bool) -> tuple[Implementation, ...]:
             modes=("fw", "fwbw", "bw", "step"),
             preferred_chunk=preferred,
         ),
-        _kernel(
-            name=WHOLE_STATE,
-            formulation="whole_state",
-            dtypes=("fp16", "bf16"),
-            why_not="kernels.scalar_decay.declare:why_not_whole_state_sizes",
-            summary="fused_chunk for Hopper: a program holds the whole state of a head, in Gluon",
-            architectures=(HOPPER,),
-            triton_versions=GLUON_TRITON,
-            preferred_chunk=preferred,
-        ),
+        replace(WHOLE_STATE_FORM, preferred_chunk=preferred),
         _kernel(
             name="xl_chunk",
             formulation="sweep",

@@ -66,7 +66,9 @@ from ..common.arguments import (
     check_state_dtype,
     constant,
     dtype_name,
+    is_interpreted,
     resolve_scale,
+    warn_once,
     without_autocast,
 )
 from .chunkwise import chunkwise
@@ -74,12 +76,11 @@ from .config import WHOLE_STATE_BLOCK_T
 from .declare import (
     CHUNKED,
     FUSED_CHUNK,
-    GLUON_TRITON,
-    HOPPER,
     IMPLEMENTATIONS,
     OPTIONS,
     SCHEMES,
     WHOLE_STATE,
+    WHOLE_STATE_FORM,
     why_not_engine,
     why_not_limit_chunk,
     why_not_whole_state_sizes,
@@ -136,7 +137,7 @@ def scalar_decay(
         check_chunk_size(chunk_size, minimum=16, power_of_two=True)
         chunk_size = index(chunk_size)
     if impl is None:
-        impl = FUSED_CHUNK if why_not_whole_state(q, v, chunk_size, scale) else WHOLE_STATE
+        impl = FUSED_CHUNK if why_not_whole_state(q, v, chunk_size, scale, chosen=False) else WHOLE_STATE
     one_of("impl", impl, IMPLEMENTATIONS)
     for name in options:
         if name != OPTIONS.get(impl):
@@ -181,16 +182,23 @@ def scalar_decay(
     return h, tuple(last) if normalize else last[0]
 
 
-def why_not_whole_state(q: Tensor, v: Tensor, chunk_size: int | None, scale: float) -> str | None:
-    """Return why whole_state does not run here on these tensors, or None."""
+def why_not_whole_state(
+    q: Tensor, v: Tensor, chunk_size: int | None, scale: float, *, chosen: bool = True
+) -> str | None:
+    """Return why whole_state does not run here on these tensors, or None.
+
+    Args:
+        chosen: whether the caller asked for it; if not, a warning says that a slower form runs in its place where only
+            the version of Triton is the reason.
+    """
     if scale <= 0:
         return f"scale must be positive for whole_state, got {scale}"
-    return _why_not_whole_state(v.dtype, v.device, index(q.shape[3]), index(v.shape[3]), chunk_size)
+    return _why_not_whole_state(v.dtype, v.device, index(q.shape[3]), index(v.shape[3]), chunk_size, chosen)
 
 
 @constant
 def _why_not_whole_state(
-    dtype: torch.dtype, device: torch.device, head_dim_qk: int, head_dim_v: int, chunk_size: int | None
+    dtype: torch.dtype, device: torch.device, head_dim_qk: int, head_dim_v: int, chunk_size: int | None, chosen: bool
 ) -> str | None:
     from ..common.device import capability
 
@@ -200,11 +208,16 @@ def _why_not_whole_state(
     if reason := why_not_whole_state_sizes(sizes, "", None):
         return reason
     here = "{}.{}".format(*capability(device)) if device.type == "cuda" else str(device)
-    if here != HOPPER:
-        return f"whole_state is written for compute capability {HOPPER}, got {here}"
-    from .launch import HAS_WHOLE_STATE
+    if reason := WHOLE_STATE_FORM.why_not_on(here):
+        return reason
+    if is_interpreted():
+        return "whole_state is written in Gluon, which TRITON_INTERPRET=1 does not run"
+    import triton
 
-    return None if HAS_WHOLE_STATE else f"whole_state is written for Triton {GLUON_TRITON}, which is not here"
+    versions = {"triton": triton.__version__}
+    if not chosen and (slower := WHOLE_STATE_FORM.why_slower_with(versions)):
+        warn_once(slower)
+    return WHOLE_STATE_FORM.why_not_with(versions)
 
 
 def check_kernel_support(impl: str, q: Tensor, v: Tensor, chunk_size: int | None, scale: float, *, values: str) -> None:

@@ -10,10 +10,10 @@ import torch
 import triton
 from torch import Tensor
 
+from ..common.arguments import is_interpreted
 from ..common.device import capability, on_device_of, scratch
 from ..common.sizes import cdiv, next_power_of_two, padded
 from ..common.versions import register_options
-from ..spec import matches_version
 from .chunk_o import chunk_o_kernel
 from .chunk_states import chunk_states_kernel, merge_chunk_states_kernel
 from .config import (
@@ -31,7 +31,7 @@ from .config import (
     anchor_every,
     select_config,
 )
-from .declare import GLUON_TRITON
+from .declare import WHOLE_STATE_FORM
 from .fused_chunk import fused_chunk_kernel
 from .gates import (
     gates_backward_kernel,
@@ -44,7 +44,7 @@ from .normaliser import denominator_kernel, normaliser_kernel
 from .roles import OUTPUT, Anchors, Denominators, GateVectors, Role, Shape
 from .step import step_kernel
 
-HAS_WHOLE_STATE = matches_version(triton.__version__, GLUON_TRITON) and not triton.knobs.runtime.interpret
+HAS_WHOLE_STATE = not (WHOLE_STATE_FORM.why_not_with({"triton": triton.__version__}) or is_interpreted())
 """Whether whole_state.py can be imported: Gluon's names change with Triton's versions, and it has no interpreter."""
 if HAS_WHOLE_STATE:
     from .chunk_states_hopper import chunk_states_hopper_kernel

@@ -11,10 +11,12 @@ from lrbench import __version__
 from lrbench.analysis import counts
 from lrbench.analysis.accelerators.known import get_accelerator
 from lrbench.analysis.model import runtime_model
+from lrbench.bench.bars import DEFAULT, Problem, planned_cases
 from lrbench.bench.derived import Run, build_record
 from lrbench.bench.environment import Environment
 from lrbench.bench.plan import PlannedCase
 from lrbench.kernels import baselines, get_operation
+from lrbench.kernels.scalar_decay.declare import WHOLE_STATE_FORM
 from lrbench.results.schema import Record
 from lrbench.tests.analysis.rows import case
 from lrbench.tests.bench.runs import H200, PROCESSOR
@@ -87,3 +89,18 @@ def test_numbers_that_are_none_become_null() -> None:
     run = Run.start(H200)
     reply = {"status": "ok", "reason": None, "columns": {"time_ms": 2.0, "power_w": float("nan")}}
     assert build_record(run, PLANNED, reply).power_w is None
+
+
+def test_a_row_that_names_no_implementation_says_that_a_slower_one_ran() -> None:
+    problem = Problem(label="p", op=CASE.op, sizes=CASE.sizes, dtype="bf16", bars=())
+    (item,) = planned_cases("tfla", problem, "fw", [DEFAULT])
+    old = dataclasses.replace(H200, triton_version="3.5.0")
+    ran = {"status": "ok", "reason": None, "columns": {"time_ms": 1.0}}
+
+    def reason(environment: Environment, planned: PlannedCase = item) -> str | None:
+        return build_record(Run.start(environment), planned, ran).reason
+
+    assert reason(old) == WHOLE_STATE_FORM.why_slower_with({"triton": "3.5.0"})
+    assert reason(H200) is reason(old, PLANNED) is reason(dataclasses.replace(old, capability="10.0")) is None
+    crashed = build_record(Run.start(old), item, {"status": "crash", "reason": "it died", "columns": {}})
+    assert crashed.reason == "it died"

@@ -168,9 +168,14 @@ REFUSALS: tuple[tuple[dict[str, Any], dict[str, Any], str, str], ...] = (
     ({"mode": "step"}, {}, "unsupported", "mode must be one of fw, fwbw, bw for right, got step"),
     ({"dtype": "bf16"}, {}, "unsupported", "dtype must be one of fp32 for right, got bf16"),
     ({}, {"architectures": ("9.0",)}, "unsupported", "right is written for compute capability 9.0, got None"),
-    ({}, {"triton_versions": "==2.0.*"}, "unsupported", f"right is written for triton ==2.0.*, got {TRITON}"),
+    (
+        {},
+        {"triton_versions": "==2.0.*"},
+        "unsupported",
+        f"right is written for triton ==2.0.*, got {TRITON}: pip install 'triton==2.0.*'",
+    ),
     ({"state_dtype": "bf16"}, {}, "unsupported", "state_dtype must be one of fp32 for right, got bf16"),
-    ({}, {"requires": ("no-such",)}, "unavailable", "no-such is not installed: pip install no-such"),
+    ({}, {"requires": ("no-such",)}, "unavailable", "right needs no-such, which is not installed: pip install no-such"),
     ({"chunk_size": 48}, {"why_not": ENGINE}, "unsupported", "chunk_size must be a power of two >= 16, got 48"),
     (
         {"mode": "step", "state_dtype": "bf16", "chunk_size": None},
