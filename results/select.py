@@ -16,8 +16,8 @@ from statistics import median_high
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from .arguments import nearest, parse_size, unknown
-from .schema import CASE_COLUMNS, RECORD_COLUMNS, SIZE_COLUMNS
-from .store import Where, read_results
+from .schema import CASE_COLUMNS, RECORD_COLUMNS, SIZE_COLUMNS, Record, TritonRow
+from .store import Where, holds_results, read_results, result_files
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -30,6 +30,7 @@ SELECTOR_COLUMNS = {
     "run": ("run_id",),
     "commit": ("git_commit",),
     "case": ("case_id",),
+    "triton": ("triton_version",),
     "device": ("device_accelerator",),
     "kernel": ("kernel", "op"),
     **{name: (name,) for name in ("op", "impl", "provider", "mode", "dtype", "state_dtype", *SIZE_COLUMNS)},
@@ -39,7 +40,7 @@ SELECTOR_COLUMNS = {
 NAMED_SIZES = ("channels", "d_model", "d_ff", "layers")
 """Sizes that a description of a case calls by their column."""
 
-PREFIXES = ("run", "commit", "case")
+PREFIXES = ("run", "commit", "case", "triton")
 LAST = chr(0x10FFFF)
 """The last of all characters."""
 
@@ -127,8 +128,10 @@ def select(
     # Only all rows show whether several runs, commits or cases begin alike.
     newest = newest and terms.keys().isdisjoint(PREFIXES)
     where = _where(terms)
-    for others in ([[("run_id", "not in", list(without))]] if without else [], []):
-        rows = load_rows(pool if terms else text, passing=[*where, *others], newest=newest)
+    sources: list[str | list[Path]] = [*_sources(terms, pool)] if terms else [text]
+    conditions: list[Where] = [[[("run_id", "not in", list(without))]], []] if without else [[]]
+    for others, source in itertools.product(conditions, sources):
+        rows = load_rows(source, passing=[*where, *others], newest=newest)
         if rows:
             found = matching(rows, terms)
             return [row for row in found if row["run_id"] not in without] or found
@@ -136,9 +139,19 @@ def select(
     for key, wanted in terms.items():
         before = ",".join(map(":".join, taken.items()))
         taken[key] = wanted
-        if not len(read_results(pool, ["op"], _where(taken))):
+        if not any(len(read_results(files, ["op"], _where(taken))) for files in sources):
             raise ValueError(f"{key}:{wanted} selects no row{before and ' of '}{before}")
     raise ValueError(f"{text} selects no row")
+
+
+def _sources(terms: Mapping[str, str], pool: Sequence[str | Path]) -> list[list[Path]]:
+    """Return where to look for rows, one place after the other.
+
+    Sweeps over several Tritons come last, or first where terms name a Triton: then sides are of one run if they can be.
+    """
+    usual = result_files(pool, (Record, TritonRow))
+    found = [[path for path in usual if holds_results(path) == plain] for plain in (True, False)]
+    return [files for files in (reversed(found) if "triton" in terms else found) if files]
 
 
 def _where(terms: Mapping[str, str]) -> Where:
