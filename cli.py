@@ -907,7 +907,7 @@ def _refuse_given(context: typer.Context, *names: str, why: str) -> None:
     """Raise ValueError, which says ``why``, for an option that was given."""
     for option in context.command.params:
         if option.name in names and getattr(context.get_parameter_source(option.name), "name", None) == "COMMANDLINE":
-            raise ValueError(f"{option.opts[0]} {why}")
+            raise ValueError(f"{option.metavar if option.name == POSITION else option.opts[0]} {why}")
 
 
 def _without(needed: str) -> str:
@@ -1379,8 +1379,11 @@ def results(
         rows = contents.triton_rows(named)
         if format == "markdown":
             print(matrix.as_page(rows), end="")
-        else:
+        elif rows:
             show_matrix(matrix.triton_sides(rows), format)
+        else:
+            there = ", ".join(map(str, named))
+            raise ValueError(f"{there} has no sweep over several Tritons; `lrbench sweep --triton` makes one")
         return
     implementations = contents.implementation_rows(named, inventory.declared_implementations())
     if format == "markdown":

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from .arguments import nearest, parse_size, unknown
 from .schema import CASE_COLUMNS, RECORD_COLUMNS, SIZE_COLUMNS, Record, TritonRow
-from .store import Where, holds_results, read_results, result_files
+from .store import Where, read_results, result_files
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -117,7 +117,8 @@ def select(
     """Return the rows that a selector names.
 
     Args:
-        text: a path, or terms over the rows of the files and folders of ``pool``.
+        text: a path, or terms over the rows of the files and folders of ``pool``. Those of sweeps over several Tritons
+            are among them where the terms name a run or a Triton.
         newest: whether the newest row of every case will do: of many rows, no others are loaded.
         without: runs whose rows are not wanted either, if there are others.
 
@@ -128,10 +129,10 @@ def select(
     # Only all rows show whether several runs, commits or cases begin alike.
     newest = newest and terms.keys().isdisjoint(PREFIXES)
     where = _where(terms)
-    sources: list[str | list[Path]] = [*_sources(terms, pool)] if terms else [text]
-    conditions: list[Where] = [[[("run_id", "not in", list(without))]], []] if without else [[]]
-    for others, source in itertools.product(conditions, sources):
-        rows = load_rows(source, passing=[*where, *others], newest=newest)
+    if terms.keys() & {"run", "triton"}:
+        pool = result_files(pool, (Record, TritonRow))
+    for others in ([[("run_id", "not in", list(without))]] if without else [], []):
+        rows = load_rows(pool if terms else text, passing=[*where, *others], newest=newest)
         if rows:
             found = matching(rows, terms)
             return [row for row in found if row["run_id"] not in without] or found
@@ -139,19 +140,9 @@ def select(
     for key, wanted in terms.items():
         before = ",".join(map(":".join, taken.items()))
         taken[key] = wanted
-        if not any(len(read_results(files, ["op"], _where(taken))) for files in sources):
+        if not len(read_results(pool, ["op"], _where(taken))):
             raise ValueError(f"{key}:{wanted} selects no row{before and ' of '}{before}")
     raise ValueError(f"{text} selects no row")
-
-
-def _sources(terms: Mapping[str, str], pool: Sequence[str | Path]) -> list[list[Path]]:
-    """Return where to look for rows, one place after the other.
-
-    Sweeps over several Tritons come last, or first where terms name a Triton: then sides are of one run if they can be.
-    """
-    usual = result_files(pool, (Record, TritonRow))
-    found = [[path for path in usual if holds_results(path) == plain] for plain in (True, False)]
-    return [files for files in (reversed(found) if "triton" in terms else found) if files]
 
 
 def _where(terms: Mapping[str, str]) -> Where:

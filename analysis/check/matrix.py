@@ -151,7 +151,7 @@ def as_page(rows: Sequence[Row]) -> str:
         sides = triton_sides(here)
         lines = matrix(sides)
         first = max(here, key=lambda row: str(row["measured_at"]))
-        parts.append(f"## {device}\n\n{first['device_name']}, torch {first['torch_version']}, bf16.\n")
+        parts.append(f"## {device}\n\n{first['device_name']}, torch {first['torch_version']}.\n")
         for table in (wide_rows(lines, sides), why_not(lines)):
             parts += markdown_table(table) if table else []
     if not rows:
