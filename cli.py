@@ -1149,10 +1149,12 @@ def compare(
         request = axes.request(kernel, preset=preset, impls=names)
         rows_a, rows_b = session.run_live(request, ignore=ignored, rounds=rounds, output=output)
     elif more:
+        from .analysis.check.compare import of_one_run
         from .bench.shown import show_matrix
 
-        sides = {each: _selected(each, results) for each in (a, b, *more)}
-        show_matrix(sides, format, ignore=ignored, margin=margin)
+        names = (a, b, *more)
+        sides = of_one_run(*(_selected(each, results) for each in names))
+        show_matrix(dict(zip(names, sides, strict=True)), format, ignore=ignored, margin=margin)
         return
     else:
         rows_a, rows_b = _selected(a, results), _selected(b, results)
@@ -1411,8 +1413,11 @@ def runs(
     """List stored runs, the newest first, by the id that run: terms of compare, check and history take."""
     from .bench import display
     from .results import contents, store
+    from .results.schema import Record, TritonRow
 
-    found = contents.run_rows(paths or [*([LOCAL] if store.files_in(LOCAL) else []), *store.committed_results()])
+    found = contents.run_rows(
+        paths or [*([LOCAL] if store.files_in(LOCAL, (Record, TritonRow)) else []), *store.committed_results()]
+    )
     limit = limit or (20 if format == "table" else len(found))
     display.show(found[:limit], format)
     if format == "table" and len(found) > limit:

@@ -243,16 +243,15 @@ def environment_here(worker: object) -> dict[str, Any]:
     return dataclasses.asdict(current_environment())
 
 
-def worker_settings(extra: Mapping[str, str] | None = None, triton: Triton | None = None) -> dict[str, str]:
+def worker_settings(extra: Mapping[str, str] | None = None, first: str | None = None) -> dict[str, str]:
     """Return the environment variables that a worker process needs whatever this process has.
 
     The folder of the package must not be on sys.path (PYTHONSAFEPATH): ``import kernels`` would find ours, and
     transformers asks for a package of that name. What the parent can import, the worker can. What autotuners choose is
     kept in Triton's cache, so that a search which takes minutes is made once: a case that ran out of time finds the
-    kernels done before. The folder of ``triton`` comes first, so that its Triton is the one that is imported.
+    kernels done before. What the folder ``first`` has is imported before what the parent would import.
     """
-    first = [triton.folder] if triton is not None and triton.folder is not None else []
-    folders = [Path(entry).resolve() for entry in [*first, *sys.path] if entry and os.path.isdir(entry)]
+    folders = [Path(entry).resolve() for entry in [first, *sys.path] if entry and os.path.isdir(entry)]
     path = os.pathsep.join(str(folder) for folder in folders if folder != ROOT)
     return {"PYTHONSAFEPATH": "1", "PYTHONPATH": path, "TRITON_CACHE_AUTOTUNING": "1", **(extra or {})}
 

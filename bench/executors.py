@@ -61,7 +61,7 @@ class Queue:
         self._begun: set[Key] = set()
         self._processes_begun: set[Hashable] = set()
         self._lock = threading.Lock()
-        self.tritons = tuple(dict.fromkeys(item.triton for item in planned))
+        self.folders = tuple(dict.fromkeys(item.folder for item in planned))
         for item in planned:
             self._left.setdefault(self._key(item), deque()).append(item)
 
@@ -132,8 +132,8 @@ def run_cases(
                 before = None
             if before is None and limits.device_kind == "cuda" and limits.action == "run" and cases.others_wait():
                 # While this one's first case is checked, the next imports torch, on another core.
-                for triton in cases.tritons:
-                    session.start_spare(triton)
+                for folder in cases.folders:
+                    session.start_spare(folder)
             (reply,) = session.run([item], limits)
             yield item, reply
             before = item

@@ -140,6 +140,11 @@ class PlannedCase:
         """What no other case of a sweep has."""
         return self.case.case_id, None if self.triton is None else self.triton.version
 
+    @property
+    def folder(self) -> str | None:
+        """The folder of its Triton, None for the installed one."""
+        return None if self.triton is None else self.triton.folder
+
     def within(self, environment: Environment) -> Environment:
         """Return the environment with the version of Triton that the case is measured with."""
         if self.triton is None:

@@ -133,7 +133,7 @@ class WorkerProcess:
 
     Args:
         environ: variables added to the worker's environment (which GPU it sees, ...).
-        triton: the Triton that it imports; None is the installed one.
+        folder: what comes first on its path, to import a Triton from; None: the installed one is imported.
 
     Creating one does not wait until it is up; the first request does. A worker that was killed, or of which :meth:`ask`
     raised one of its errors, is gone: nothing needs to be cleaned up after it.
@@ -142,7 +142,7 @@ class WorkerProcess:
         waited_s: seconds for which its first request waited until it was up.
     """
 
-    def __init__(self, environ: Mapping[str, str] | None = None, triton: Triton | None = None) -> None:
+    def __init__(self, environ: Mapping[str, str] | None = None, folder: str | None = None) -> None:
         self.waited_s: float | None = None
         self._connection, theirs = Pipe()
         self._folder = tempfile.TemporaryDirectory(dir=temporary_folder(), prefix="worker-")
@@ -151,7 +151,7 @@ class WorkerProcess:
             # The working directory must not be the repository: before Python 3.11 it would be on sys.path.
             self._process = subprocess.Popen(
                 (sys.executable, "-m", f"{__package__}.serve", "socket", str(theirs.fileno()), str(os.getpid())),
-                env={**os.environ, **worker_settings(environ, triton)},
+                env={**os.environ, **worker_settings(environ, folder)},
                 cwd=self._folder.name,
                 pass_fds=(theirs.fileno(),),
                 stdin=subprocess.DEVNULL,
@@ -277,8 +277,8 @@ class ReplaceableWorker(contextlib.AbstractContextManager["ReplaceableWorker"]):
 
     def __init__(self, environ: Mapping[str, str] | None = None, stop: threading.Event | None = None) -> None:
         self._environ, self._stop = environ, stop
-        self._workers: dict[Triton | None, WorkerProcess] = {}
-        self._spares: dict[Triton | None, WorkerProcess] = {}
+        self._workers: dict[str | None, WorkerProcess] = {}
+        self._spares: dict[str | None, WorkerProcess] = {}
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None:
@@ -286,17 +286,17 @@ class ReplaceableWorker(contextlib.AbstractContextManager["ReplaceableWorker"]):
         self.close()
         _end(self._spares, WorkerProcess.kill)
 
-    def start(self, triton: Triton | None = None) -> None:
-        """Start the worker, unless there is one, and do not wait for it."""
-        if triton not in self._workers:
-            spare = self._spares.pop(triton) if triton in self._spares else None
-            self._workers[triton] = spare or WorkerProcess(self._environ, triton)
+    def start(self, folder: str | None = None) -> None:
+        """Start the worker of a folder's Triton, unless there is one, and do not wait for it."""
+        if folder not in self._workers:
+            spare = self._spares.pop(folder) if folder in self._spares else None
+            self._workers[folder] = spare or WorkerProcess(self._environ, folder)
 
-    def start_spare(self, triton: Triton | None = None) -> None:
+    def start_spare(self, folder: str | None = None) -> None:
         """Start the worker, unless there is one, and the one that will replace it."""
-        self.start(triton)
-        if triton not in self._spares:
-            self._spares[triton] = WorkerProcess(self._environ, triton)
+        self.start(folder)
+        if folder not in self._spares:
+            self._spares[folder] = WorkerProcess(self._environ, folder)
 
     def close(self) -> None:
         """End the workers; the next request starts another."""
@@ -306,7 +306,7 @@ class ReplaceableWorker(contextlib.AbstractContextManager["ReplaceableWorker"]):
         """Return the cases' outcomes, in order; if the process does not survive, all of them have that outcome."""
         began = time.monotonic()
         request = encode_request(items, limits)
-        outcomes, waited_s = self._ask(request, limits.timeout_s, len(items), items[0].triton)
+        outcomes, waited_s = self._ask(request, limits.timeout_s, len(items), items[0].folder)
         seconds = outcomes[0].setdefault("seconds", {})
         seconds[STARTING] = waited_s
         seconds[ELSEWHERE] = time.monotonic() - began - sum(seconds.values())
@@ -327,11 +327,11 @@ class ReplaceableWorker(contextlib.AbstractContextManager["ReplaceableWorker"]):
         return outcome["columns"]
 
     def _ask(
-        self, request: Mapping[str, Any], timeout_s: float, number: int, triton: Triton | None = None
+        self, request: Mapping[str, Any], timeout_s: float, number: int, folder: str | None = None
     ) -> tuple[list[Reply], float]:
         """Return a request's ``number`` of outcomes, and the seconds that it waited until the worker was up."""
-        self.start(triton)
-        worker = self._workers.pop(triton)
+        self.start(folder)
+        worker = self._workers.pop(folder)
         up = worker.waited_s is not None
         try:
             reply = worker.ask(request, timeout_s, stop=self._stop)
@@ -345,13 +345,13 @@ class ReplaceableWorker(contextlib.AbstractContextManager["ReplaceableWorker"]):
         else:
             outcomes = reply["outcomes"]
             if reply["usable"]:
-                self._workers[triton] = worker
+                self._workers[folder] = worker
             else:
                 worker.kill()
         return outcomes, 0.0 if up else worker.waited_s or 0.0
 
 
-def _end(workers: dict[Triton | None, WorkerProcess], how: Callable[[WorkerProcess], None]) -> None:
+def _end(workers: dict[str | None, WorkerProcess], how: Callable[[WorkerProcess], None]) -> None:
     while workers:
         how(workers.popitem()[1])
 

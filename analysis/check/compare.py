@@ -184,14 +184,9 @@ def compare(
 
 
 def of_one_run(*sides: Sequence[Row]) -> list[list[Row]]:
-    """Leave out, of a case that all sides measured in one run, the rows of runs that a side was not part of."""
-
-    def measured(row: Row) -> tuple[str, str]:
-        return row["case_id"], row["run_id"]
-
-    shared = set.intersection(*({*map(measured, side)} for side in sides))
-    cases = {case for case, _ in shared}
-    return [[row for row in side if row["case_id"] not in cases or measured(row) in shared] for side in sides]
+    """Leave out the rows of runs that a side was not part of; where no run has all sides, return all rows."""
+    shared = set.intersection(*({row["run_id"] for row in side} for side in sides))
+    return [[row for row in side if not shared or row["run_id"] in shared] for side in sides]
 
 
 def key_columns(sides: Sequence[Sequence[Row]], ignore: Sequence[str]) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from ...results.contents import markdown_table
 from ...results.select import Row, describe_sizes, device_of, grouped
-from .compare import MARGIN, by_key, ends, is_measured, is_noisy, judge, key_columns, of_one_run, time_interval
+from .compare import MARGIN, by_key, ends, is_measured, is_noisy, judge, key_columns, time_interval
 from .statistics import UNKNOWN, Interval
 
 HEAD = """# Which Triton for which kernel
@@ -76,9 +76,8 @@ def matrix(
     sides: Mapping[str, Sequence[Row]], *, ignore: Sequence[str] = (), margin: float = MARGIN
 ) -> tuple[Line, ...]:
     """Return a line for each case that a side has; sides are matched and judged as :func:`.compare.compare` does."""
-    rows = of_one_run(*sides.values())
-    columns = key_columns(rows, ignore)
-    keyed = {side: by_key(own, columns) for side, own in zip(sides, rows, strict=True)}
+    columns = key_columns([*sides.values()], ignore)
+    keyed = {side: by_key(own, columns) for side, own in sides.items()}
     keys = dict.fromkeys(key for own in keyed.values() for key in own)
     return tuple(_line({side: own[key] for side, own in keyed.items() if key in own}, margin) for key in keys)
 
@@ -120,10 +119,12 @@ def long_rows(lines: Sequence[Line]) -> list[dict[str, Any]]:
 def wide_rows(lines: Sequence[Line], sides: Iterable[str]) -> list[dict[str, Any]]:
     """Return a row for each case, with a text for each side, for people."""
     shown = []
+    several = len({device_of(line.row) for line in lines}) > 1
     for line in lines:
         texts = {side: _text(line.cells[side]) if side in line.cells else "" for side in sides}
         every = len(line.use) == len(line.cells)
-        shown.append({**_names(line.row), **texts, "use": "all" if every else ", ".join(line.use) or "none"})
+        device = {"device": device_of(line.row)} if several else {}
+        shown.append({**device, **_names(line.row), **texts, "use": "all" if every else ", ".join(line.use) or "none"})
     return shown
 
 

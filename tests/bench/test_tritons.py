@@ -77,7 +77,7 @@ def test_workers_stay_while_others_are_asked(overlay: Overlay) -> None:
         processes = dict(worker._workers)
         again = [worker.run([item], limits)[0] for item in with_each([faults.planned("right")], *tritons)]
         assert [reply["status"] for reply in (*first, *again)] == ["ok"] * 4
-        assert worker._workers == processes and set(processes) == {*tritons}
+        assert worker._workers == processes and set(processes) == {triton.folder for triton in tritons}
         # A worker that has another Triton than its case says so.
         (reply,) = worker.run(with_each([faults.planned("right")], Triton(version="9.9"))[:1], limits)
         assert reply["status"] == "error"

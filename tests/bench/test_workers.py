@@ -103,7 +103,7 @@ def test_on_a_gpu_the_next_process_starts_before_the_first_case_of_each(monkeypa
     class Process:
         waited_s = 0.0
 
-        def __init__(self, environ: object, triton: object) -> None:
+        def __init__(self, environ: object, folder: object) -> None:
             started.append(self)
 
         def ask(self, *_: object, stop: object) -> dict[str, object]:
