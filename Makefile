@@ -54,6 +54,7 @@ results: $(VENV)/.ready
 pages: $(VENV)/.ready
 	$(BIN)/lrbench results --derive --format markdown > results/README.md
 	$(BIN)/lrbench reproduce --format markdown > docs/reproductions.md
+	$(BIN)/lrbench results --triton --format markdown > docs/triton.md
 	$(BIN)/lrbench plot runtime results/h200_sxm --kernel tfla -o docs/figures/tfla_h200.png
 	$(BIN)/lrbench plot model results/h200_sxm --gpu h100,h200,b200 -o docs/figures/model_h200.png
 	$(BIN)/lrbench roofline results/h200_sxm --gpu h200,b200 --head-dim 256 --op mlstm_sig,mlstm_exp,attention --mode fw \

@@ -440,12 +440,21 @@ class Shown:
 
 @command(MEASURE, "sweep --kernel mlstm_sig --seq-len 1k,8k --head-dim 256 --mode fw,fwbw")
 def sweep(
+    context: typer.Context,
     axes: Axes,
     kernel: Kernel = None,
     gpu: Gpu = None,
     preset: Preset = None,
     impl: Annotated[str | None, option("Implementations, comma-separated [all that run here].")] = None,
     baselines: Annotated[str | None, option("Baselines or packages, or none [all].")] = None,
+    sweeps: Annotated[
+        str | None,
+        option("Run what a TOML file lists, in place of KERNEL and axes: a path, or triton: results/triton.toml."),
+    ] = None,
+    triton: Annotated[
+        list[str] | None,
+        option("Measure each case with several Tritons in turn: here or VERSION=FOLDER; give it once for each."),
+    ] = None,
     budget: Annotated[float | None, option("Seconds of timing per case.", min=0.0)] = None,
     timeout: Timeout = 120.0,
     time_limit: Annotated[
@@ -474,18 +483,30 @@ def sweep(
     Exit 1 if no case could be timed or cases are left.
     """
     from .bench import display, session
+    from .bench.environment import find_tritons
 
-    request = axes.request(kernel, _names(impl, "--impl"), preset=preset, baselines=_names(baselines, "--baselines"))
-    request = dataclasses.replace(request, shard=parse_shard(shard))
+    tritons = find_tritons(triton or ())
+    if sweeps is not None:
+        from .bench.complete import load_sweeps, sweeps_file
+
+        own = ("kernel", POSITION, "preset", "impl", "baselines", "shard", *(f.name for f in dataclasses.fields(axes)))
+        _refuse_given(context, *own, why="cannot be given with --sweeps, whose file says what is measured")
+        requests = load_sweeps(sweeps_file(sweeps))
+    else:
+        one = axes.request(kernel, _names(impl, "--impl"), preset=preset, baselines=_names(baselines, "--baselines"))
+        requests = (dataclasses.replace(one, shard=parse_shard(shard)),)
     if dry_run:
-        rows = session.planned_rows(request, gpu=gpu, output=output, jobs=jobs, devices=devices, resume=resume)
+        rows = session.planned_rows(
+            *requests, gpu=gpu, output=output, jobs=jobs, devices=devices, resume=resume, tritons=tritons
+        )
         if format == "table" and not every:
             display.show_planned(rows)
         else:
             display.show(rows, format)
         return
     outcome = session.run_sweep(
-        request,
+        *requests,
+        tritons=tritons,
         gpu=gpu,
         output=output,
         timeout_s=timeout,
@@ -501,7 +522,12 @@ def sweep(
     )
     records = outcome.resumed + outcome.records
     with display.reader_may_leave():
-        if format == "table":
+        if format == "table" and tritons:
+            from .analysis.check.matrix import triton_sides
+            from .bench.shown import show_matrix
+
+            show_matrix(triton_sides(map(dataclasses.asdict, records)), "table")
+        elif format == "table":
             display.print_summary(records)
         else:
             display.show(list(map(dataclasses.asdict, records)), format)
@@ -833,7 +859,7 @@ def reproduce(
     from .results.store import files_in
 
     if not run:
-        _refuse_given(context, "--run", "output", "timeout", "time_limit")
+        _refuse_given(context, "output", "timeout", "time_limit", why=_without("--run"))
     claims = entries.load()
     asked = entries.chosen(claims, ids) if ids else claims
     drawn = {each.id: each.entry.figure for each in asked if ids and each.entry.figure}
@@ -881,11 +907,15 @@ def reproduce(
     raise typer.Exit(int(left))
 
 
-def _refuse_given(context: typer.Context, needed: str, *names: str) -> None:
-    """Raise ValueError for an option of ``needed`` that was given without it."""
+def _refuse_given(context: typer.Context, *names: str, why: str) -> None:
+    """Raise ValueError, which says ``why``, for an option that was given."""
     for option in context.command.params:
         if option.name in names and getattr(context.get_parameter_source(option.name), "name", None) == "COMMANDLINE":
-            raise ValueError(f"{option.opts[0]} must be given with {needed}: without it nothing is measured")
+            raise ValueError(f"{option.metavar if option.name == POSITION else option.opts[0]} {why}")
+
+
+def _without(needed: str) -> str:
+    return f"must be given with {needed}: without it nothing is measured"
 
 
 @command(EXPLAIN, "kv-savings --tokens 512,4k --kv-dtype fp8")
@@ -1089,7 +1119,8 @@ def compare(
     context: typer.Context,
     axes: Axes,
     a: Annotated[str, typer.Argument(metavar="A", help="File, folder, or terms such as run:ff7ac4fb,op:mlstm_exp.")],
-    b: Annotated[str, typer.Argument(metavar="B", help="As A: run:, commit:, impl:, provider:, op:, seq_len:, ...")],
+    b: Annotated[str, typer.Argument(metavar="B", help="As A: run:, commit:, impl:, triton:, op:, seq_len:, ...")],
+    more: Annotated[list[str] | None, typer.Argument(metavar="C", help="Further sides: a column for each.")] = None,
     results: Pool = None,
     by: Annotated[str, option("Columns that group the geometric means.")] = "op,mode",
     ignore: Annotated[
@@ -1110,15 +1141,25 @@ def compare(
     """
     if not live:
         measured = (each.name for each in dataclasses.fields(axes))
-        _refuse_given(context, "--live", *measured, "kernel", "preset", "rounds", "output")
+        _refuse_given(context, *measured, "kernel", "preset", "rounds", "output", why=_without("--live"))
     ignored = _names(ignore, "--ignore") or ()
     groups = parse_names(by, "--by")
     if live:
         from .bench import session
 
+        if more:
+            raise ValueError(f"--live compares two implementations, got {2 + len(more)}")
         names = tuple(each.removeprefix("impl:").strip() for each in (a, b))
         request = axes.request(kernel, preset=preset, impls=names)
         rows_a, rows_b = session.run_live(request, ignore=ignored, rounds=rounds, output=output)
+    elif more:
+        from .analysis.check.compare import of_one_run
+        from .bench.shown import show_matrix
+
+        names = (a, b, *more)
+        sides = of_one_run(*(_selected(each, results) for each in names))
+        show_matrix(dict(zip(names, sides, strict=True)), format, ignore=ignored, margin=margin)
+        return
     else:
         rows_a, rows_b = _selected(a, results), _selected(b, results)
     from .analysis.check.compare import compare as compared
@@ -1300,6 +1341,7 @@ def results(
     merge: Annotated[
         bool, field("Put the folder's runs in a file for each family, superseded rows in history.parquet.")
     ] = False,
+    triton: Annotated[bool, field("Show sweeps over several Tritons instead: kernel x version.")] = False,
     derive: Annotated[
         bool, field("Store FLOPs, bytes, rates, model times and what is suspect as they are counted today.")
     ] = False,
@@ -1319,7 +1361,7 @@ def results(
     from .results import contents, folder, store
 
     if not run:
-        _refuse_given(context, "--run", "timeout", "time_limit")
+        _refuse_given(context, "timeout", "time_limit", why=_without("--run"))
     left, named = False, paths or store.committed_results()
     if (merge or (run and paths)) and (len(named) != 1 or named[0].is_file()):
         given = ", ".join(map(str, named)) or "none"
@@ -1337,6 +1379,19 @@ def results(
         for path in store.result_files(named):
             if changed := derive_file(path):
                 note(f"{path}: derived columns of {changed} rows are as they are counted today")
+    if triton:
+        from .analysis.check import matrix
+        from .bench.shown import show_matrix
+
+        rows = contents.triton_rows(named)
+        if format == "markdown":
+            print(matrix.as_page(rows), end="")
+        elif rows:
+            show_matrix(matrix.triton_sides(rows), format)
+        else:
+            there = ", ".join(map(str, named))
+            raise ValueError(f"{there} has no sweep over several Tritons; `lrbench sweep --triton` makes one")
+        return
     implementations = contents.implementation_rows(named, inventory.declared_implementations())
     if format == "markdown":
         print(contents.as_markdown(contents.file_rows(named), implementations), end="")
@@ -1363,8 +1418,11 @@ def runs(
     """List stored runs, the newest first, by the id that run: terms of compare, check and history take."""
     from .bench import display
     from .results import contents, store
+    from .results.schema import Record, TritonRow
 
-    found = contents.run_rows(paths or [*([LOCAL] if store.files_in(LOCAL) else []), *store.committed_results()])
+    found = contents.run_rows(
+        paths or [*([LOCAL] if store.files_in(LOCAL, (Record, TritonRow)) else []), *store.committed_results()]
+    )
     limit = limit or (20 if format == "table" else len(found))
     display.show(found[:limit], format)
     if format == "table" and len(found) > limit:

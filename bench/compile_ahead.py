@@ -95,7 +95,7 @@ def _key(item: PlannedCase) -> tuple[Any, ...] | None:
         sizes = tuple(case.sizes.items())
     # A forward-backward pass compiles the forward kernels too.
     mode = "fwbw" if case.mode == "bw" else case.mode
-    return case.op, case.impl, case.dtype, case.state_dtype, mode, sizes
+    return item.triton, case.op, case.impl, case.dtype, case.state_dtype, mode, sizes
 
 
 def _kind(item: PlannedCase) -> Case:
@@ -131,12 +131,12 @@ def widest(item: PlannedCase) -> int:
 
 
 def unit_of(item: PlannedCase) -> Hashable:
-    """Return what the cases that one process compiles have in common: nothing, unless they autotune.
+    """Return what the cases that one process compiles have in common: their Triton, and no more unless they autotune.
 
     An autotuner compiles the same configurations for cases that differ in their lengths or in whether they take
     gradients, and compiles them side by side within a process.
     """
-    return replace(_kind(item), mode="") if autotunes(item) else item.case
+    return item.triton, replace(_kind(item), mode="") if autotunes(item) else item.case
 
 
 def uncompiled(planned: Sequence[PlannedCase], environment: Environment) -> list[PlannedCase]:
@@ -148,6 +148,7 @@ def _mark(item: PlannedCase, environment: Environment) -> Path:
     """Return the file that marks a case as compiled. It lies in Triton's cache, so it goes when that is cleared."""
     home = Path(os.environ.get("TRITON_HOME") or Path.home()) / ".triton" / "cache"
     of_package = version_of(item.target.distribution) if isinstance(item.target, Baseline) else _source_digest()
+    environment = item.within(environment)
     versions = environment.capability, environment.triton_version, environment.torch_version, of_package
     digest = hashlib.sha256(repr((versions, item.case, item.config_of)).encode()).hexdigest()[:32]
     return Path(os.environ.get("TRITON_CACHE_DIR") or home) / "lrbench" / digest
@@ -170,12 +171,13 @@ def compile_ahead(
     the timed pass (:func:`.autotuning.untimed`), because processes that share the GPU would make them choose badly.
     """
     # Cases that differ in lengths alone share most kernels: side by side, each process would compile them all.
-    rounds = itertools.zip_longest(*grouped(cases, _kind).values())
+    rounds = itertools.zip_longest(*grouped(cases, lambda item: (item.triton, _kind(item))).values())
     cases = [item for each in rounds for item in each if item is not None]
     limits = Limits(timeout_s=timeout_s, action="compile", device_kind="cuda")
     while cases:
         too_large = []
-        for item, reply in executor.run(Queue(cases, lambda item: (None, unit_of(item))), limits, lambda _: None):
+        queue = Queue(cases, lambda item: (item.triton, unit_of(item)))
+        for item, reply in executor.run(queue, limits, lambda _: None):
             if reply["status"] == "oom":
                 too_large.append(item)
             # Where a mark cannot be written, the next sweep compiles again.

@@ -49,6 +49,16 @@ def load_sweeps(path: Path = FILE) -> tuple[Request, ...]:
     return found
 
 
+def sweeps_file(name: str) -> Path:
+    """Return the file of sweeps that ``name`` is the path of, or that comes with the package by that name."""
+    own = HERE / f"{name}.toml"
+    if "/" not in name and own.is_file():
+        return own
+    if not Path(name).is_file():
+        raise ValueError(f"--sweeps must be a TOML file of sweeps or the name of one in results/, got {name}")
+    return Path(name)
+
+
 def missing_requests(found: Sequence[Found]) -> Iterator[Request]:
     """Yield requests for the cases that the claims have no row of."""
     cases = [

@@ -57,7 +57,7 @@ def common_columns(run: Run, planned: PlannedCase, reply: Mapping[str, Any]) -> 
     case, target = planned.case, planned.target
     return {
         **dataclasses.asdict(case),
-        **run.environment.columns(),
+        **planned.within(run.environment).columns(),
         "run_id": run.run_id,
         "case_id": case.case_id,
         "measured_at": datetime.now(timezone.utc).isoformat(timespec="seconds"),

@@ -25,7 +25,7 @@ from rich.text import Text
 
 from ..results.schema import Record
 from ..results.select import MODE_NAMES, describe_axes, grouped, short_size
-from .plan import PlannedCase
+from .plan import Identity, PlannedCase
 
 FAILED = ("oom", "timeout", "crash", "error", "incorrect")
 PRINT_EVERY_S = 10.0
@@ -204,10 +204,11 @@ class SweepProgress:
     """A progress bar with the case, the time left and the failures so far; without a terminal a line now and then.
 
     Args:
-        expected_s: seconds that each case should take, by its id; what is left is that, corrected by what was seen.
+        expected_s: seconds that each case should take, by its identity; what is left is that, corrected by
+            what was seen.
     """
 
-    def __init__(self, expected_s: Mapping[str, float] = MappingProxyType({})) -> None:
+    def __init__(self, expected_s: Mapping[Identity, float] = MappingProxyType({})) -> None:
         self._expected_s = expected_s
         self._console = Console(stderr=True, highlight=False)
         self._bar: _Bar | None = None
@@ -255,7 +256,7 @@ class SweepProgress:
     def finished(self, item: PlannedCase, status: str) -> None:
         """A case has its outcome."""
         self._statuses[status] += 1
-        self._left -= self._expected_s.get(item.case.case_id, 0.0) if self._expected_s else 1
+        self._left -= self._expected_s.get(item.identity, 0.0) if self._expected_s else 1
         failures = ", ".join(f"{self._statuses[each]} {each}" for each in FAILED if self._statuses[each])
         if self._bar is not None:
             self._bar.failures = failures

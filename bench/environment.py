@@ -21,10 +21,11 @@ from .. import __version__
 from ..analysis.accelerators import cpu
 from ..analysis.accelerators import known as accelerators
 from ..kernels import FAMILIES, FOLDERS
-from ..results.schema import DeviceState, Environment, Record, was_tried
+from ..results.schema import DeviceState, Environment, Record, TritonRow, was_tried
 from ..results.select import load_rows
 from ..results.store import HERE, files_in
 from ..results.toml_tables import read_toml
+from .plan import Identity, Triton
 
 ROOT = Path(__file__).resolve().parent.parent
 MEASURED_BY = ("bench/worker.py", "bench/clock.py", "bench/memory.py", "bench/autotuning.py")
@@ -41,6 +42,31 @@ def version_of(distribution: str) -> str | None:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:
         return None
+
+
+def find_tritons(texts: Sequence[str]) -> tuple[Triton, ...]:
+    """Return the Tritons that ``--triton`` names: ``here``, the installed one, or VERSION=FOLDER, one beside it.
+
+    Raises:
+        ValueError: neither form, no Triton there, another version than named, or a version twice.
+    """
+    found: dict[str, Triton] = {}
+    for text in texts:
+        version, equals, folder = text.partition("=")
+        if text != "here" and not (version and equals and folder):
+            raise ValueError(f"--triton must be here or VERSION=FOLDER, got {text!r}")
+        path = [str(Path(folder).resolve())] if folder else sys.path
+        there = next(iter(metadata.distributions(name="triton", path=path)), None)
+        if there is None:
+            where = f"the folder {folder}" if folder else "what is installed here"
+            command = f"pip install --no-deps --target {folder} triton=={version}" if folder else "pip install triton"
+            raise ValueError(f"--triton {text}: there is no triton in {where}; {command}")
+        if folder and not f"{there.version.partition('+')[0]}.".startswith(f"{version}."):
+            raise ValueError(f"--triton {text}: the folder has triton {there.version}, not {version}")
+        if there.version in found:
+            raise ValueError(f"--triton must name each version once, got {there.version} twice")
+        found[there.version] = Triton(version=there.version, folder=path[0] if folder else None)
+    return tuple(found.values())
 
 
 def git_state() -> tuple[str | None, bool | None]:
@@ -83,25 +109,33 @@ def is_of(row: Mapping[str, Any], commit: str | None) -> bool:
     return counts(row["git_commit"], same)
 
 
-def rows_of(folder: Path, environment: Environment, **wanted: Any) -> list[dict[str, Any]]:
+def rows_of(folder: Path, environment: Environment, row: type[Record] = Record, **wanted: Any) -> list[dict[str, Any]]:
     """Return a folder's rows of the same device, code and state of the tree, clean or dirty.
 
     Args:
+        row: the row set.
         wanted: further columns and their values.
     """
-    files = files_in(folder)
+    files = files_in(folder, [row])
     wanted |= {name: getattr(environment, name) for name in ("device_name", "git_dirty")}
     rows = load_rows(files, where=wanted) if files else []
     return [row for row in rows if is_of(row, environment.git_commit)]
 
 
-def finished_cases(folder: Path, environment: Environment, *, failed: bool = False) -> dict[str, Record]:
-    """Return case id -> row of the cases that ``--resume`` need not run again, the last where there are several.
+def finished_cases(
+    folder: Path, environment: Environment, *, failed: bool = False, tritons: bool = False
+) -> dict[Identity, Record]:
+    """Return identity -> row of the cases that ``--resume`` need not run again, the last where there are several.
 
     Those are the cases of :func:`rows_of` with status ok, or with ``failed`` all that were tried.
+
+    Args:
+        tritons: look among the rows of sweeps that compare Tritons, whose versions tell their cases apart.
     """
-    found = rows_of(folder, environment, **({} if failed else {"status": "ok"}))
-    return {row["case_id"]: Record(**row) for row in found if was_tried(row)}
+    found = rows_of(folder, environment, TritonRow if tritons else Record, **({} if failed else {"status": "ok"}))
+    return {
+        (row["case_id"], row["triton_version"] if tritons else None): Record(**row) for row in found if was_tried(row)
+    }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,15 +243,15 @@ def environment_here(worker: object) -> dict[str, Any]:
     return dataclasses.asdict(current_environment())
 
 
-def worker_settings(extra: Mapping[str, str] | None = None) -> dict[str, str]:
+def worker_settings(extra: Mapping[str, str] | None = None, first: str | None = None) -> dict[str, str]:
     """Return the environment variables that a worker process needs whatever this process has.
 
     The folder of the package must not be on sys.path (PYTHONSAFEPATH): ``import kernels`` would find ours, and
     transformers asks for a package of that name. What the parent can import, the worker can. What autotuners choose is
     kept in Triton's cache, so that a search which takes minutes is made once: a case that ran out of time finds the
-    kernels done before.
+    kernels done before. What the folder ``first`` has is imported before what the parent would import.
     """
-    folders = [Path(entry).resolve() for entry in sys.path if entry and os.path.isdir(entry)]
+    folders = [Path(entry).resolve() for entry in [first, *sys.path] if entry and os.path.isdir(entry)]
     path = os.pathsep.join(str(folder) for folder in folders if folder != ROOT)
     return {"PYTHONSAFEPATH": "1", "PYTHONPATH": path, "TRITON_CACHE_AUTOTUNING": "1", **(extra or {})}
 

@@ -68,12 +68,12 @@ def cases_s(planned: Sequence[PlannedCase], environment: Environment) -> list[fl
             seconds.append(0.0)
             continue
         took = CASE_S
-        worker, problem = item.case.provider, problem_of(item)
+        worker, problem = (item.case.provider, item.triton), problem_of(item)
         if worker not in seen:
             took += WORKER_S[kind]
         if kind == "cpu" and case.gradients and problem not in seen:
             took += STEP_S * (case.seq_len or 0)
-        tuned = replace(case, batch=None, seq_len=None, mode="")
+        tuned = item.triton, replace(case, batch=None, seq_len=None, mode="")
         if kind == "cuda" and autotunes(item) and tuned not in seen:
             took += LONG_TUNE_S.get(case.impl, TUNE_S)
         seen |= {worker, problem, tuned}

@@ -61,6 +61,7 @@ class Queue:
         self._begun: set[Key] = set()
         self._processes_begun: set[Hashable] = set()
         self._lock = threading.Lock()
+        self.folders = tuple(dict.fromkeys(item.folder for item in planned))
         for item in planned:
             self._left.setdefault(self._key(item), deque()).append(item)
 
@@ -118,7 +119,10 @@ def in_turn(planned: Sequence[PlannedCase]) -> Iterator[PlannedCase]:
 def run_cases(
     cases: Queue, limits: Limits, started: Started, session: ReplaceableWorker, stop: threading.Event | None = None
 ) -> Outcomes:
-    """Run cases one after the other until none is left, each process of the queue in a worker of its own."""
+    """Run cases one after the other until none is left, each process of the queue in a worker of its own.
+
+    Where Tritons are compared, a process of the queue has a worker for each of them.
+    """
     before: PlannedCase | None = None
     with contextlib.suppress(WorkerStoppedError):
         while (stop is None or not stop.is_set()) and (item := cases.take(before)) is not None:
@@ -128,7 +132,8 @@ def run_cases(
                 before = None
             if before is None and limits.device_kind == "cuda" and limits.action == "run" and cases.others_wait():
                 # While this one's first case is checked, the next imports torch, on another core.
-                session.start_spare()
+                for folder in cases.folders:
+                    session.start_spare(folder)
             (reply,) = session.run([item], limits)
             yield item, reply
             before = item

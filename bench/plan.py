@@ -14,7 +14,7 @@ from ..kernels import baselines
 from ..kernels.baselines.spec import Baseline
 from ..kernels.spec import DTYPES, MODES, Implementation, Operation
 from ..results.arguments import MAX_SIZE, nearest, one_of, unknown
-from ..results.schema import CASE_COLUMNS, Case
+from ..results.schema import CASE_COLUMNS, Case, Environment
 from ..results.select import describe
 from .presets import Preset, get_preset
 
@@ -96,6 +96,23 @@ def named_family(kernel: str | None, ops: tuple[str, ...] | None = None) -> tupl
     raise unknown("kernel", kernel, kernels.FAMILIES, ", or an operation", also=operations)
 
 
+Identity = tuple[str, str | None]
+"""A case's id and, where a sweep compares several, the version of Triton."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Triton:
+    """A Triton to measure with.
+
+    Attributes:
+        folder: what comes first on a worker's path, as `pip install --no-deps --target FOLDER triton` makes it; None is
+            the installed one.
+    """
+
+    version: str
+    folder: str | None = None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedCase:
     """A case and the code it runs.
@@ -105,16 +122,34 @@ class PlannedCase:
             no declaration names: its ``call`` is any "module:function" relative to the package.
         config_of: a case that is too large to be called only to compile, and whose launches this one takes.
         options: further keywords of the operation's functions, the reference's too (normalizer_gradient, ...).
+        triton: the Triton to measure with, where a sweep compares several; None is the installed one.
     """
 
     case: Case
     target: Implementation | Baseline
     config_of: Case | None = None
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    triton: Triton | None = None
 
     def __str__(self) -> str:
         """Return the case in a few words."""
-        return describe(dataclasses.asdict(self.case))
+        return describe(dataclasses.asdict(self.case)) + (f" triton {self.triton.version}" if self.triton else "")
+
+    @property
+    def identity(self) -> Identity:
+        """What no other case of a sweep has."""
+        return self.case.case_id, None if self.triton is None else self.triton.version
+
+    @property
+    def folder(self) -> str | None:
+        """The folder of its Triton, None for the installed one."""
+        return None if self.triton is None else self.triton.folder
+
+    def within(self, environment: Environment) -> Environment:
+        """Return the environment with the version of Triton that the case is measured with."""
+        if self.triton is None:
+            return environment
+        return dataclasses.replace(environment, triton_version=self.triton.version)
 
 
 def preset_for(request: Request, device_kind: str) -> Preset:

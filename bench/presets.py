@@ -24,6 +24,7 @@ class Preset:
         seq_lens: sequence lengths; of an MLP, tokens.
         head_dims: value head dims.
         channels: of operations that mix each channel on its own.
+        chunk_sizes: chunk lengths besides the one that an implementation chooses.
         matrices: (d_model, d_ff) of MLPs.
         tokens: batch * seq_len held constant over the sequence lengths.
         batch: the batch, in place of ``tokens``.
@@ -146,7 +147,19 @@ INTERPRET = dataclasses.replace(
     dtypes=INTERPRETED_DTYPES,
 )
 
-COMMON = (QUICK, DEFAULT, FULL, ONE, VERIFY, INTERPRET)
+TRITON = Preset(
+    name="triton",
+    summary="one problem of 65,536 tokens at each implementation's own chunk length: what to compare Tritons by",
+    seq_lens=(8192,),
+    head_dims=(256,),
+    chunk_sizes=(),
+    channels=(1024,),
+    matrices=LLAMA[:1],
+    operations=None,
+    budget_s=0.2,
+)
+
+COMMON = (QUICK, DEFAULT, FULL, ONE, VERIFY, INTERPRET, TRITON)
 """What every family has, unless it replaces it by one of the same name."""
 
 OF_FAMILY: dict[str, tuple[Preset, ...]] = {

@@ -35,7 +35,7 @@ from .derived import Run, build_record
 from .display import SweepProgress
 from .environment import Environment, version_of
 from .executors import LocalExecutor, Queue, autotunes
-from .plan import PlannedCase
+from .plan import Identity, PlannedCase
 from .workers import Limits, ReplaceableWorker, Reply, Started, not_measured
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ def sweep(
     jobs: int = 0,
     time_limit_s: float | None = None,
     roofs: Sequence[RoofRow] = (),
-    done: Mapping[str, Record] = MappingProxyType({}),
+    done: Mapping[Identity, Record] = MappingProxyType({}),
 ) -> Outcome:
     """Run the cases and write their rows.
 
@@ -105,7 +105,7 @@ def sweep(
         jobs: processes that compile ahead, on this machine's GPUs; 0 compiles as cases come.
         time_limit_s: no case starts after this many seconds; the rest is left for ``--resume``.
         roofs: rates measured on the device before the sweep, to be stored beside its rows.
-        done: rows of cases to leave out, by their id.
+        done: rows of cases to leave out, by their identity.
 
     Raises:
         ValueError: an unknown accelerator, or more devices than this machine has.
@@ -115,11 +115,13 @@ def sweep(
     here = max(1, environment.device_count)
     if isinstance(executor, LocalExecutor) and not 1 <= executor.devices <= here:
         raise ValueError(f"devices must be from 1 to {here} on {environment.device_name}, got {executor.devices}")
-    todo = [item for item in planned if item.case.case_id not in done]
+    todo = [item for item in planned if item.identity not in done]
     interrupted, first_row_at = False, None
     seconds: defaultdict[str, float] = defaultdict(float)
     asked, kernels = 0, dict[str, str]()
     name = file_name(f"{store.SWEEP_PREFIX}{planned[0].case.kernel if planned else 'none'}", run.run_id)
+    if any(item.triton for item in planned):
+        name += store.TRITON_SUFFIX
     with _interrupted_once() as finishing, store.RunWriter(output, name, len(todo)) as writer:
         if roofs and todo:
             of_run = (dataclasses.replace(row, run_id=run.run_id) for row in roofs)
@@ -145,7 +147,7 @@ def sweep(
     return Outcome(
         path=writer.path if writer.records else None,
         records=writer.records,
-        resumed=[done[item.case.case_id] for item in planned if item.case.case_id in done],
+        resumed=[done[item.identity] for item in planned if item.identity in done],
         remaining=len(todo) - len(writer.records),
         interrupted=interrupted,
         seconds=seconds,
@@ -177,7 +179,8 @@ def quickest_first(planned: Sequence[PlannedCase]) -> list[PlannedCase]:
     soonest = min(map(late, planned), default=None)
     forward = [item for item in planned if item.case.mode == "fw" and late(item) == soonest]
     first = min(forward, key=chunks, default=None)
-    return sorted(planned, key=lambda item: (late(item), item is not first))
+    # Its turns with other Tritons follow it.
+    return sorted(planned, key=lambda item: (late(item), first is None or item.case != first.case))
 
 
 def _outcomes(
@@ -231,6 +234,7 @@ def separate(
 def refuse(item: PlannedCase, environment: Environment) -> Reply | None:
     """Return the outcome of a case that cannot run here, with the reason, or None."""
     target, case = item.target, item.case.of_operation
+    environment = item.within(environment)
     reason: str | None
     if environment.device_kind not in target.devices:
         devices = " or ".join(target.devices)
@@ -238,7 +242,10 @@ def refuse(item: PlannedCase, environment: Environment) -> Reply | None:
     if isinstance(target, Baseline):
         if reason := baselines.availability(target):
             return not_measured("unavailable", reason)
-        reason = baselines.known_bad_here(target, case, installed_versions(), environment.capability)
+        versions = installed_versions()
+        if item.triton is not None:
+            versions = {**versions, "triton": item.triton.version}
+        reason = baselines.known_bad_here(target, case, versions, environment.capability)
     else:
         versions = {name: version_of(name) for name in target.requires} | {"triton": environment.triton_version}
         reason = target.why_not_with(versions)

@@ -38,7 +38,7 @@ from .environment import Environment, finished_cases
 from .estimate import cases_s, compile_s
 from .executors import LocalExecutor, hold_gpus
 from .noise import commonest
-from .plan import PlannedCase, Request
+from .plan import Identity, PlannedCase, Request, Triton
 from .profiling import ProfileRow
 from .run import Outcome, file_name, get_executor, sweep
 from .workers import Limits, probe_environment
@@ -88,6 +88,7 @@ def run_sweep(
     calibrate: bool | None,
     resume: bool,
     retry: bool = True,
+    tritons: Sequence[Triton] = (),
     profile_harness: bool = False,
     timeout_s: float,
     time_limit_s: float | None = None,
@@ -104,6 +105,7 @@ def run_sweep(
         resume: leave out cases that the folder has, see :func:`.environment.finished_cases`.
         retry: whether those that failed are run again all the same. If not, cases that cannot be tried here are left
             out as well where the folder has any row of them.
+        tritons: measure every case once with each of these, in turn, on one GPU; none: with the installed one.
         profile_harness: also say what the time went into and how many kernels were compiled.
         time_limit_s: as of :func:`.run.sweep`.
 
@@ -112,6 +114,8 @@ def run_sweep(
     """
     began = time.monotonic() - _running_s()
     _check_names(requests, gpu)
+    if tritons and (executor != "local" or devices > 1):
+        raise ValueError("--triton compares versions on one GPU: leave --executor and --devices out")
     runs_cases = get_executor(executor, devices=devices)
     check_folder(output)
     with hold_folder_and_gpus(output, devices if executor == "local" else 0, wait=wait), runs_cases:
@@ -124,7 +128,7 @@ def run_sweep(
         environment_s = time.monotonic() - began
         jobs = default_jobs(environment.device_kind, devices) if jobs is None else jobs
         accelerator, planned, expected_s, done = _begin(
-            requests, environment, gpu, output, jobs, devices, resume=resume, retry=retry
+            requests, environment, gpu, output, jobs, devices, resume=resume, retry=retry, tritons=tritons
         )
         if budget_s is None:
             budget_s = max(plan.preset_for(request, environment.device_kind).budget_s for request in requests)
@@ -175,18 +179,27 @@ def where_time_went(outcome: Outcome, began: float, environment_s: float, device
 
 
 def planned_rows(
-    request: Request, *, gpu: str | None, output: Path, jobs: int | None, devices: int, resume: bool
+    *requests: Request,
+    gpu: str | None,
+    output: Path,
+    jobs: int | None,
+    devices: int,
+    resume: bool,
+    tritons: Sequence[Triton] = (),
 ) -> list[Row]:
     """Return a row for each case that a sweep would run, and say how long it would take; see :func:`run_sweep`."""
-    _check_names([request], gpu)
+    _check_names(requests, gpu)
     environment = probe_environment()
     jobs = default_jobs(environment.device_kind, devices) if jobs is None else jobs
-    _, planned, expected_s, _ = _begin([request], environment, gpu, output, jobs, devices, resume=resume)
+    _, planned, expected_s, _ = _begin(
+        requests, environment, gpu, output, jobs, devices, resume=resume, tritons=tritons
+    )
     rows = []
     for item in planned:
-        if (seconds := expected_s.get(item.case.case_id)) is not None:
+        if (seconds := expected_s.get(item.identity)) is not None:
             refused = run.refuse(item, environment)
             row = {name: getattr(item.case, name) for name in CASE_COLUMNS}
+            row |= {"triton": item.triton.version} if item.triton else {}
             rows.append(row | {"seconds": round(seconds, 2), "not run": "" if refused is None else refused["reason"]})
     return rows
 
@@ -209,36 +222,39 @@ def _begin(
     *,
     resume: bool,
     retry: bool = True,
-) -> tuple[str | None, list[PlannedCase], dict[str, float], dict[str, Record]]:
+    tritons: Sequence[Triton] = (),
+) -> tuple[str | None, list[PlannedCase], dict[Identity, float], dict[Identity, Record]]:
     """Say what will run, where its rows go, and what is left out.
 
     Returns:
-        the accelerator that the sweep is about, its cases, case id -> expected seconds of those that are left, and case
-        id -> row of the others.
+        the accelerator that the sweep is about, its cases, identity -> expected seconds of those that are left, and
+        identity -> row of the others.
     """
     if gpu is None:
         gpu = environment.device_accelerator if environment.device_kind == "cuda" else accelerators.USUAL
     accelerator = gpu and accelerators.get_accelerator(gpu).key
-    left = planned = _planned(requests, environment)
-    finished: dict[str, Record] = {}
+    planned = _planned(requests, environment)
+    # Tritons take turns at each case, so that clocks and heat are the same for all.
+    left = planned = [dataclasses.replace(item, triton=each) for item in planned for each in tritons or (None,)]
+    finished: dict[Identity, Record] = {}
     if resume:
         # The rows of a run that died are still in its journal.
         note(*store.recovered_notes(output))
-        finished = finished_cases(output, environment, failed=not retry)
+        finished = finished_cases(output, environment, failed=not retry, tritons=bool(tritons))
         if not retry and (files := store.files_in(output)):
             stored = {row["case_id"] for row in load_rows(files, ["case_id"])}
-            untried = stored - finished.keys()
+            untried = stored - {case_id for case_id, _ in finished}
             planned = [i for i in planned if i.case.case_id not in untried or not run.refuse(i, environment)]
             # What has no row at all comes before what has one of older code.
             planned.sort(key=lambda item: item.case.case_id in stored)
-        left = [item for item in planned if item.case.case_id not in finished]
+        left = [item for item in planned if item.identity not in finished]
         there = len(planned) - len(left)
         done = f"{there} of {len(planned)} cases were already there, measured by this code on this device"
         note(done if left else f"{done}: nothing is left to measure")
         if not left:
             return accelerator, planned, {}, finished
     times = cases_s(left, environment)
-    expected_s = dict(zip((item.case.case_id for item in left), times, strict=True))
+    expected_s = dict(zip((item.identity for item in left), times, strict=True))
     tried = [item for item, seconds in zip(left, times, strict=True) if seconds]
     seconds = sum(times) / devices + compile_s(tried, environment, jobs)
     note(*introduction(requests, environment, accelerator, left, seconds))
@@ -283,6 +299,8 @@ def introduction(
     presets = ", ".join(dict.fromkeys(plan.preset_for(request, kind).name for request in requests))
     where = f"measuring on {environment.device_name} ({kind})"
     lines = [f"{where}, preset {presets}: {len(planned)} cases, {describe_s(seconds)}"]
+    if tritons := dict.fromkeys(item.triton.version for item in planned if item.triton):
+        lines.append(f"each problem in turn with Triton {', '.join(tritons)}")
     if accelerator is not None and kind == "cpu" and accelerator != "cpu":
         part = accelerators.get_accelerator(accelerator)
         lines.append(

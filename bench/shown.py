@@ -6,13 +6,13 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..analysis.check import compare, findings
+from ..analysis.check import compare, findings, matrix
 from ..analysis.check.compare import Comparison
 from ..analysis.check.regression import CheckResult, summary
 from ..analysis.model.answers import at_context
 from ..kernels.baselines import get_operation
 from ..results.schema import CASE_COLUMNS, ProfileRow
-from ..results.select import describe_sizes, grouped
+from ..results.select import Row, describe_sizes, grouped
 from . import note
 from .display import reader_may_leave, show
 
@@ -55,6 +55,20 @@ def show_comparison(found: Comparison, a: str, b: str, *, every: bool, output_fo
         if rows := rows_of(found):
             print()
             show_first(rows, every=every, title=title)
+
+
+def show_matrix(sides: Mapping[str, Sequence[Row]], output_format: str, **more: Any) -> None:
+    """Print sides beside one another, a case a row; ``more`` is for :func:`.matrix.matrix`."""
+    lines = matrix.matrix(sides, **more)
+    if apart := matrix.runs_differ(lines):
+        note(f"warning: the sides of {apart} of {len(lines)} cases are of different runs")
+    if output_format != "table":
+        show(matrix.long_rows(lines), output_format)
+        return
+    for title, rows in (("ms (times the fastest)", matrix.wide_rows(lines, sides)), ("not run", matrix.why_not(lines))):
+        if rows:
+            show(rows, "table", title=title)
+            print()
 
 
 def show_check(found: CheckResult, *, every: bool, output_format: str) -> None:

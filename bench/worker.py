@@ -29,6 +29,7 @@ from ..kernels.baselines.spec import Baseline, Runnable
 from ..kernels.spec import Implementation, Operation
 from ..results.schema import IMPORT_FAILED, Case
 from . import autotuning, clock, correctness, memory, models
+from .environment import version_of
 from .plan import PlannedCase
 from .workers import Limits, Reply, decode_request, not_measured
 
@@ -450,6 +451,9 @@ def _answer(worker: Worker, request: Mapping[str, Any]) -> list[Reply]:
         if limits.device_kind not in (None, worker.device):
             reason = f"the worker runs on {worker.device}, the sweep is about {limits.device_kind}"
             return [not_measured("error", reason) for _ in items]
+        for item in items:
+            if item.triton is not None and (here := version_of("triton")) != item.triton.version:
+                raise RuntimeError(f"the worker has triton {here}, the case is about {item.triton.version}")
         worker.references.folder = Path(limits.shared) if limits.shared else None
         if limits.action == "run":
             return worker.run(items, limits)
@@ -476,5 +480,7 @@ def serve(requests: Iterable[Mapping[str, Any]], reply: Callable[[dict[str, Any]
         reply({"outcomes": outcomes, "usable": usable})
         if not usable:
             os._exit(1)
-        several = len(request.get("items", ())) > 1
-        worker.release(everything=several or any(outcome["status"] == "oom" for outcome in outcomes))
+        items = request.get("items", ())
+        # Workers of other Tritons have their turn on this device before this one is asked again.
+        shared = len(items) > 1 or any(item["triton"] is not None for item in items)
+        worker.release(everything=shared or any(outcome["status"] == "oom" for outcome in outcomes))

@@ -31,7 +31,7 @@ from ..kernels.spec import Implementation
 from ..results.lock import temporary_folder
 from ..results.schema import Case
 from .environment import Environment, worker_settings
-from .plan import PlannedCase
+from .plan import PlannedCase, Triton
 
 START_TIMEOUT_S = 300.0
 POLL_S = 0.2
@@ -101,6 +101,7 @@ def decode_request(request: Mapping[str, Any]) -> tuple[list[PlannedCase], Limit
             target=_decode_target(item["target"]),
             config_of=None if item["config_of"] is None else Case(**item["config_of"]),
             options=item["options"],
+            triton=None if item["triton"] is None else Triton(**item["triton"]),
         )
         for item in request["items"]
     ]
@@ -132,6 +133,7 @@ class WorkerProcess:
 
     Args:
         environ: variables added to the worker's environment (which GPU it sees, ...).
+        folder: what comes first on its path, to import a Triton from; None: the installed one is imported.
 
     Creating one does not wait until it is up; the first request does. A worker that was killed, or of which :meth:`ask`
     raised one of its errors, is gone: nothing needs to be cleaned up after it.
@@ -140,7 +142,7 @@ class WorkerProcess:
         waited_s: seconds for which its first request waited until it was up.
     """
 
-    def __init__(self, environ: Mapping[str, str] | None = None) -> None:
+    def __init__(self, environ: Mapping[str, str] | None = None, folder: str | None = None) -> None:
         self.waited_s: float | None = None
         self._connection, theirs = Pipe()
         self._folder = tempfile.TemporaryDirectory(dir=temporary_folder(), prefix="worker-")
@@ -149,7 +151,7 @@ class WorkerProcess:
             # The working directory must not be the repository: before Python 3.11 it would be on sys.path.
             self._process = subprocess.Popen(
                 (sys.executable, "-m", f"{__package__}.serve", "socket", str(theirs.fileno()), str(os.getpid())),
-                env={**os.environ, **worker_settings(environ)},
+                env={**os.environ, **worker_settings(environ, folder)},
                 cwd=self._folder.name,
                 pass_fds=(theirs.fileno(),),
                 stdin=subprocess.DEVNULL,
@@ -266,6 +268,7 @@ class ReplaceableWorker(contextlib.AbstractContextManager["ReplaceableWorker"]):
 
     Use as a context manager: an exception inside kills the worker, and whatever it is busy with.
     Starting one takes seconds, in which it imports torch: :meth:`start` does so beforehand.
+    Each Triton has a process of its own, which stays while the others are asked. They take turns.
 
     Args:
         environ: as of :class:`WorkerProcess`.
@@ -274,38 +277,36 @@ class ReplaceableWorker(contextlib.AbstractContextManager["ReplaceableWorker"]):
 
     def __init__(self, environ: Mapping[str, str] | None = None, stop: threading.Event | None = None) -> None:
         self._environ, self._stop = environ, stop
-        self._worker: WorkerProcess | None = None
-        self._spare: WorkerProcess | None = None
+        self._workers: dict[str | None, WorkerProcess] = {}
+        self._spares: dict[str | None, WorkerProcess] = {}
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is not None and self._worker is not None:
-            self._worker.kill()
-            self._worker = None
+        if kind is not None:
+            _end(self._workers, WorkerProcess.kill)
         self.close()
-        if self._spare is not None:
-            self._spare.kill()
-            self._spare = None
+        _end(self._spares, WorkerProcess.kill)
 
-    def start(self) -> None:
-        """Start the worker, unless there is one, and do not wait for it."""
-        if self._worker is None:
-            self._worker, self._spare = self._spare or WorkerProcess(self._environ), None
+    def start(self, folder: str | None = None) -> None:
+        """Start the worker of a folder's Triton, unless there is one, and do not wait for it."""
+        if folder not in self._workers:
+            spare = self._spares.pop(folder) if folder in self._spares else None
+            self._workers[folder] = spare or WorkerProcess(self._environ, folder)
 
-    def start_spare(self) -> None:
+    def start_spare(self, folder: str | None = None) -> None:
         """Start the worker, unless there is one, and the one that will replace it."""
-        self.start()
-        self._spare = self._spare or WorkerProcess(self._environ)
+        self.start(folder)
+        if folder not in self._spares:
+            self._spares[folder] = WorkerProcess(self._environ, folder)
 
     def close(self) -> None:
-        """End the worker; the next request starts another."""
-        worker, self._worker = self._worker, None
-        if worker is not None:
-            worker.close()
+        """End the workers; the next request starts another."""
+        _end(self._workers, WorkerProcess.close)
 
     def run(self, items: Sequence[PlannedCase], limits: Limits) -> list[Reply]:
         """Return the cases' outcomes, in order; if the process does not survive, all of them have that outcome."""
         began = time.monotonic()
-        outcomes, waited_s = self._ask(encode_request(items, limits), limits.timeout_s, len(items))
+        request = encode_request(items, limits)
+        outcomes, waited_s = self._ask(request, limits.timeout_s, len(items), items[0].folder)
         seconds = outcomes[0].setdefault("seconds", {})
         seconds[STARTING] = waited_s
         seconds[ELSEWHERE] = time.monotonic() - began - sum(seconds.values())
@@ -325,11 +326,12 @@ class ReplaceableWorker(contextlib.AbstractContextManager["ReplaceableWorker"]):
             raise RuntimeError(f"{function.partition(':')[2]} failed: {outcome['reason']}")
         return outcome["columns"]
 
-    def _ask(self, request: Mapping[str, Any], timeout_s: float, number: int) -> tuple[list[Reply], float]:
+    def _ask(
+        self, request: Mapping[str, Any], timeout_s: float, number: int, folder: str | None = None
+    ) -> tuple[list[Reply], float]:
         """Return a request's ``number`` of outcomes, and the seconds that it waited until the worker was up."""
-        self.start()
-        worker, self._worker = self._worker, None
-        assert worker is not None
+        self.start(folder)
+        worker = self._workers.pop(folder)
         up = worker.waited_s is not None
         try:
             reply = worker.ask(request, timeout_s, stop=self._stop)
@@ -343,10 +345,15 @@ class ReplaceableWorker(contextlib.AbstractContextManager["ReplaceableWorker"]):
         else:
             outcomes = reply["outcomes"]
             if reply["usable"]:
-                self._worker = worker
+                self._workers[folder] = worker
             else:
                 worker.kill()
         return outcomes, 0.0 if up else worker.waited_s or 0.0
+
+
+def _end(workers: dict[str | None, WorkerProcess], how: Callable[[WorkerProcess], None]) -> None:
+    while workers:
+        how(workers.popitem()[1])
 
 
 def ask_machine(function: str, session: ReplaceableWorker | None = None, **arguments: Any) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from .schema import RoofRow
+from .schema import Record, RoofRow, TritonRow
 from .select import device_of, grouped, load_rows, newest
 from .store import JOURNAL_SUFFIX, files_in, is_complete, planned_rows, read_file, read_journal, result_files, row_set
 
@@ -77,7 +77,7 @@ def run_rows(paths: Sequence[Path]) -> list[dict[str, Any]]:
         ValueError: as :func:`.store.read_results`.
     """
     columns = (*COLUMNS, "run_id", "git_dirty")
-    found = [(load_rows(path, columns), is_complete(path)) for path in result_files(paths)]
+    found = [(load_rows(path, columns), is_complete(path)) for path in result_files(paths, (Record, TritonRow))]
     for path in itertools.chain.from_iterable(p.rglob(f"*{JOURNAL_SUFFIX}") for p in paths if p.is_dir()):
         with open(path, "rb") as journal:
             found.append(([row for row in read_journal(journal) if row is not None], False))
@@ -99,6 +99,13 @@ def run_rows(paths: Sequence[Path]) -> list[dict[str, Any]]:
         }
         for run_id, rows in newest_first
     ]
+
+
+def triton_rows(paths: Sequence[Path]) -> list[dict[str, Any]]:
+    """Return the rows of sweeps over several Tritons; none where there are none. Raises as :func:`.read_results`."""
+    found = ([path] if path.is_file() else files_in(path, [TritonRow]) for path in paths)
+    files = list(itertools.chain.from_iterable(found))
+    return load_rows(files) if files else []
 
 
 def cases_left(path: Path) -> int:
@@ -177,20 +184,23 @@ def as_markdown(files: Sequence[Mapping[str, Any]], implementations: Sequence[Ma
     return "\n".join(
         [
             INTRODUCTION,
-            *_table(files),
+            *markdown_table(files),
             "## Implementations",
             "",
             "`ok`: cases that are right and timed; `not_ok`: the others, by status. `older_rows`: superseded rows of",
             "these cases. `commits`: of this repository, that measured the newest rows.",
             "",
-            *_table(there),
+            *markdown_table(there),
         ]
     )
 
 
-def _table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+def markdown_table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the lines of a table of Markdown."""
     if not rows:
         return ["None.", ""]
     lines = ["| " + " | ".join(rows[0]) + " |", "|" + "---|" * len(rows[0])]
-    lines += ["| " + " | ".join("" if v is None else str(v) for v in row.values()) + " |" for row in rows]
+    lines += [
+        "| " + " | ".join("" if v is None else str(v).replace("|", "\\|") for v in row.values()) + " |" for row in rows
+    ]
     return [*lines, ""]

@@ -226,6 +226,11 @@ class Record(_Versions, DeviceState, _Target, _Device, _Measured, _Problem, _Sam
 
 
 @dataclass(frozen=True, kw_only=True)
+class TritonRow(Record):
+    """A row of a sweep that measured its cases with several Tritons; kept apart, since a case has a row for each."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class _Rate:
     run_id: str
     measured_at: str

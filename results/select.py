@@ -16,8 +16,8 @@ from statistics import median_high
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from .arguments import nearest, parse_size, unknown
-from .schema import CASE_COLUMNS, RECORD_COLUMNS, SIZE_COLUMNS
-from .store import Where, read_results
+from .schema import CASE_COLUMNS, RECORD_COLUMNS, SIZE_COLUMNS, Record, TritonRow
+from .store import Where, read_results, result_files
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -30,6 +30,7 @@ SELECTOR_COLUMNS = {
     "run": ("run_id",),
     "commit": ("git_commit",),
     "case": ("case_id",),
+    "triton": ("triton_version",),
     "device": ("device_accelerator",),
     "kernel": ("kernel", "op"),
     **{name: (name,) for name in ("op", "impl", "provider", "mode", "dtype", "state_dtype", *SIZE_COLUMNS)},
@@ -39,7 +40,7 @@ SELECTOR_COLUMNS = {
 NAMED_SIZES = ("channels", "d_model", "d_ff", "layers")
 """Sizes that a description of a case calls by their column."""
 
-PREFIXES = ("run", "commit", "case")
+PREFIXES = ("run", "commit", "case", "triton")
 LAST = chr(0x10FFFF)
 """The last of all characters."""
 
@@ -116,7 +117,8 @@ def select(
     """Return the rows that a selector names.
 
     Args:
-        text: a path, or terms over the rows of the files and folders of ``pool``.
+        text: a path, or terms over the rows of the files and folders of ``pool``. Those of sweeps over several Tritons
+            are among them where the terms name a run or a Triton.
         newest: whether the newest row of every case will do: of many rows, no others are loaded.
         without: runs whose rows are not wanted either, if there are others.
 
@@ -127,6 +129,8 @@ def select(
     # Only all rows show whether several runs, commits or cases begin alike.
     newest = newest and terms.keys().isdisjoint(PREFIXES)
     where = _where(terms)
+    if terms.keys() & {"run", "triton"}:
+        pool = result_files(pool, (Record, TritonRow))
     for others in ([[("run_id", "not in", list(without))]] if without else [], []):
         rows = load_rows(pool if terms else text, passing=[*where, *others], newest=newest)
         if rows:

@@ -5,9 +5,9 @@ While a run is on, every finished row is appended to ``<name>.jsonl`` and synced
 turns it into parquet. The writer holds a lock on its journal, so nobody recovers a run that is still alive.
 
 Calibrations, profiles, tables of errors and trainings are row sets of their own, with a schema and a version of
-their own. They lie beside the results and are told from them by their names: ``roofs.parquet``,
-``<run>.roofs.parquet``, ``<run>.copies.parquet``, ``<run>.profile.parquet``, ``<run>.errors.parquet``,
-``<run>.training.parquet``.
+their own; sweeps over several Tritons are one whose rows are those of a sweep. They lie beside the results and are told
+from them by their names: ``roofs.parquet``, ``<run>.roofs.parquet``, ``<run>.copies.parquet``,
+``<run>.profile.parquet``, ``<run>.errors.parquet``, ``<run>.training.parquet``, ``<run>.triton.parquet``.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TypeAlias
 
-from .schema import RECORD_COLUMNS, ErrorsRow, ProfileRow, Record, RoofRow, TrainingRow
+from .schema import RECORD_COLUMNS, ErrorsRow, ProfileRow, Record, RoofRow, TrainingRow, TritonRow
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -44,6 +44,9 @@ COMPLETE, PLANNED = "lrbench.complete", "lrbench.planned"
 
 SWEEP_PREFIX, BARS_PREFIX, LIVE_PREFIX = "sweep-", "bars-", "live-"
 """What the names of runs begin with."""
+
+TRITON_SUFFIX = ".triton"
+"""What the names of runs over several Tritons end with."""
 
 Where: TypeAlias = Sequence[Sequence[tuple[str, str, Any]]]
 """Which rows are wanted: those for which at least one condition (column, operator, value) of each part holds. Operators
@@ -62,6 +65,7 @@ NAMING = ("run_id", "case_id", "measured_at", "kernel", "op", "impl", "provider"
 OTHER_ROW_SETS = {
     "roofs": (RoofRow, "calibration"), "copies": (RoofRow, "copies"), "profile": (ProfileRow, "profiles"),
     "errors": (ErrorsRow, "errors"), "training": (TrainingRow, "trainings"),
+    "triton": (TritonRow, "Triton versions"),
 }  # fmt: skip
 
 ROW_NAMES = {
@@ -70,6 +74,7 @@ ROW_NAMES = {
     ProfileRow: "profile",
     ErrorsRow: "error table",
     TrainingRow: "training",
+    TritonRow: "result",
 }
 """What messages call a row set."""
 

@@ -149,9 +149,13 @@ def compare(
         raise ValueError(f"margin must be a positive number such as 0.02, got {margin}")
     if not a or not b:
         raise ValueError(f"both sides must have rows, got {len(a)} and {len(b)}")
+    versions = [{row["triton_version"] for row in side} for side in (a, b)]
+    several = versions[0].isdisjoint(versions[1])
+    if several:
+        a, b = of_one_run(a, b)
     a, b = with_slowness(a, b)
-    columns = _key_columns(a, b, ignore)
-    sides = (_by_key(a, columns), _by_key(b, columns))
+    columns = key_columns((a, b), ignore)
+    sides = (by_key(a, columns), by_key(b, columns))
     pairs, unmatched = [], []
     for first, second in ((first, sides[1][key]) for key, first in sides[0].items() if key in sides[1]):
         if is_measured(first) and is_measured(second):
@@ -167,23 +171,32 @@ def compare(
         reasons = Counter(each.reason for each in unmatched)
         text = "; ".join(reason for reason, _ in reasons.most_common(3))
         raise ValueError(f"no case of A matches one of B ({text}); --ignore COLUMN leaves a column out")
+    environment = environment_differences([(pair.a, pair.b) for pair in pairs])
+    if several and (apart := sum(pair.a["run_id"] != pair.b["run_id"] for pair in pairs)):
+        environment.append(f"run: the sides of {apart} of {len(pairs)} cases are of different runs")
     return Comparison(
         pairs=tuple(pairs),
         unmatched=tuple(unmatched),
         groups=tuple(_groups(pairs, by)),
-        environment=tuple(environment_differences([(pair.a, pair.b) for pair in pairs])),
+        environment=tuple(environment),
         margin=margin,
     )
 
 
-def _key_columns(a: Sequence[Row], b: Sequence[Row], ignore: Sequence[str]) -> tuple[str, ...]:
+def of_one_run(*sides: Sequence[Row]) -> list[list[Row]]:
+    """Leave out the rows of runs that a side was not part of; where no run has all sides, return all rows."""
+    shared = set.intersection(*({row["run_id"] for row in side} for side in sides))
+    return [[row for row in side if not shared or row["run_id"] in shared] for side in sides]
+
+
+def key_columns(sides: Sequence[Sequence[Row]], ignore: Sequence[str]) -> tuple[str, ...]:
     """Return the columns that cases match by: the device and the implementation only where the sides share some."""
-    apart = (n for n in ("impl", "device_accelerator") if {row[n] for row in a}.isdisjoint(row[n] for row in b))
+    apart = (n for n in ("impl", "device_accelerator") if not set.intersection(*({row[n] for row in s} for s in sides)))
     dropped = {*ignore, *apart}
     return tuple(name for name in (*CASE_COLUMNS, "device_accelerator") if name not in dropped)
 
 
-def _by_key(rows: Sequence[Row], columns: Sequence[str]) -> dict[tuple[Any, ...], Row]:
+def by_key(rows: Sequence[Row], columns: Sequence[str]) -> dict[tuple[Any, ...], Row]:
     """Return one row per key: newest of every case on a device, then the fastest that was measured."""
     latest = [row for group in grouped(rows, device_of).values() for row in newest(group).values()]
     by_key = grouped(latest, lambda row: case_key(row, columns))
@@ -316,7 +329,7 @@ def unmatched_causes(found: Comparison) -> list[dict[str, Any]]:
 def _times(pair: Pair) -> dict[str, Any]:
     times = {"a_ms": pair.a["time_ms"], "b_ms": pair.b["time_ms"]}
     hosts = dict(zip(HOST_COLUMNS, (pair.a["host_ms"], pair.b["host_ms"]), strict=True))
-    return {**times, "ratio": pair.ratio, **_ends(pair.interval), "verdict": pair.verdict, **hosts}
+    return {**times, "ratio": pair.ratio, **ends(pair.interval), "verdict": pair.verdict, **hosts}
 
 
 def group_rows(found: Comparison) -> list[dict[str, Any]]:
@@ -328,7 +341,7 @@ def group_rows(found: Comparison) -> list[dict[str, Any]]:
 
 
 def _mean(group: Group) -> dict[str, Any]:
-    return {"cases": group.cases, "ratio": group.ratio, **_ends(group.interval), **group.verdicts}
+    return {"cases": group.cases, "ratio": group.ratio, **ends(group.interval), **group.verdicts}
 
 
 def unmatched_rows(found: Comparison) -> list[dict[str, Any]]:
@@ -363,7 +376,7 @@ def _identity(row: Row) -> dict[str, Any]:
     return {name: row[name] for name in names if row[name] is not None}
 
 
-def _ends(interval: Interval) -> dict[str, float | None]:
+def ends(interval: Interval) -> dict[str, float | None]:
     """Return the ends as columns; an unknown interval has none."""
     known = math.isfinite(interval.high)
     return {"low": interval.low if known else None, "high": interval.high if known else None}

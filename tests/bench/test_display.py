@@ -63,7 +63,7 @@ def test_the_time_left_is_what_is_expected_corrected_by_what_was_seen(monkeypatc
     monkeypatch.setattr(display.time, "monotonic", lambda: now)
     items = [faults.planned("right", seq_len=seq_len) for seq_len in (64, 128, 256)]
     screen = io.StringIO()
-    progress = display.SweepProgress({item.case.case_id: s for item, s in zip(items, (10, 20, 90), strict=True)})
+    progress = display.SweepProgress({item.identity: s for item, s in zip(items, (10, 20, 90), strict=True)})
     progress._console = Console(file=screen, width=200)
     progress.begin(3, "measuring")
     for item, at in zip(items, (130.0, 160.0, 170.0), strict=True):

@@ -74,17 +74,17 @@ def test_several_workers_at_once() -> None:
     with LocalExecutor(workers_per_device=2) as executor:
         for session in executor._sessions:
             session.start()
-        pids = [session._worker._process.pid for session in executor._sessions]
+        pids = [session._workers[None]._process.pid for session in executor._sessions]
         outcomes = list(executor.run(cases, limits, lambda _: None))
         (again,) = executor.run(Queue([faults.planned("right")]), limits, lambda _: None)
-        assert [session._worker._process.pid for session in executor._sessions] == pids
+        assert [session._workers[None]._process.pid for session in executor._sessions] == pids
         stopped = executor.run(Queue([faults.planned("right"), faults.planned("hangs")]), limits, lambda _: None)
         item, _ = next(stopped)
         assert item.case.impl == "right"
         begin = time.monotonic()
         stopped.close()
         assert time.monotonic() - begin < 20
-    assert all(session._worker is None for session in executor._sessions)
+    assert not any(session._workers for session in executor._sessions)
     assert again[1]["status"] == "ok"
     assert sorted(item.case.seq_len or 0 for item, _ in outcomes) == [*range(32, 40)]
     assert {reply["status"] for _, reply in outcomes} == {"ok"}
@@ -103,7 +103,7 @@ def test_on_a_gpu_the_next_process_starts_before_the_first_case_of_each(monkeypa
     class Process:
         waited_s = 0.0
 
-        def __init__(self, environ: object) -> None:
+        def __init__(self, environ: object, folder: object) -> None:
             started.append(self)
 
         def ask(self, *_: object, stop: object) -> dict[str, object]:

@@ -352,7 +352,7 @@ def test_what_counts_as_finished(tmp_path: Path) -> None:
     columns = {name: getattr(RECORD, name) for name in ENVIRONMENT_COLUMNS}
     here = Environment(**columns, device_count=1, memory_bytes=0)
     write(tmp_path, RECORD, FAILED)
-    assert finished_cases(tmp_path, here) == {RECORD.case_id: RECORD}
+    assert finished_cases(tmp_path, here) == {(RECORD.case_id, None): RECORD}
     for name, other in (("device_name", "NVIDIA B200"), ("git_commit", "d" * 40), ("git_dirty", True)):
         assert finished_cases(tmp_path, dataclasses.replace(here, **{name: other})) == {}
     assert finished_cases(tmp_path / "absent", here) == {}

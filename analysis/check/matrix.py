@@ -1,0 +1,171 @@
+"""Several sets of results side by side, such as versions of Triton: a row for each case, a column for each side."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ...results.contents import markdown_table
+from ...results.select import Row, describe_sizes, device_of, grouped
+from .compare import MARGIN, by_key, ends, is_measured, is_noisy, judge, key_columns, time_interval
+from .statistics import UNKNOWN, Interval
+
+HEAD = """# Which Triton for which kernel
+
+Look your kernel up in the table of your GPU. `use` names the versions of Triton with which it is fastest: those that
+are not slower than the fastest one beyond the noise and 2 %. If the version that you have is among them, keep it; if
+another would gain you enough, install it (`pip install triton==VERSION`) and measure your model once more. A cell is
+the median time in ms and its ratio to the row's fastest; `?` marks a ratio that the noise does not settle. Where a cell
+has a word, the kernel did not run: the second table says why. FlashAttention-2 has no Triton in it, so its ratios show
+what is noise. All versions of a row were measured in one run, in turn.
+
+To ask it of your own GPU or of another version, put that version beside the installed one. Nothing is replaced:
+
+```bash
+pip install --no-deps --target tritons/3.9.0 triton==3.9.0
+lrbench sweep --sweeps triton --triton here --triton 3.9.0=tritons/3.9.0
+lrbench results results/local --triton
+```
+
+`lrbench results --triton --format markdown` writes this page from the committed rows
+([how they are measured](results.md#versions-of-triton)).
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """A side's row of a case; of a measured one its time over the fastest side's, and what that means."""
+
+    row: Row
+    ratio: float | None = None
+    interval: Interval = UNKNOWN
+    verdict: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """A case: side -> cell, of the sides that have a row of it."""
+
+    cells: Mapping[str, Cell]
+
+    @property
+    def row(self) -> Row:
+        """Any of its rows."""
+        return next(iter(self.cells.values())).row
+
+    @property
+    def use(self) -> list[str]:
+        """The sides that are not slower than the fastest."""
+        return [side for side, cell in self.cells.items() if cell.verdict not in (None, "slower")]
+
+
+def triton_sides(rows: Iterable[Row]) -> dict[str, list[Row]]:
+    """Return version of Triton -> rows, oldest version first; of a case on a device only the rows of its newest run."""
+    from packaging.version import Version
+
+    kept: list[Row] = []
+    for group in grouped(rows, lambda row: (row["case_id"], device_of(row))).values():
+        last = max(group, key=lambda row: str(row["measured_at"]))["run_id"]
+        kept += [row for row in group if row["run_id"] == last]
+    versions = grouped((row for row in kept if row["triton_version"]), lambda row: str(row["triton_version"]))
+    return {version: versions[version] for version in sorted(versions, key=Version)}
+
+
+def matrix(
+    sides: Mapping[str, Sequence[Row]], *, ignore: Sequence[str] = (), margin: float = MARGIN
+) -> tuple[Line, ...]:
+    """Return a line for each case that a side has; sides are matched and judged as :func:`.compare.compare` does."""
+    columns = key_columns([*sides.values()], ignore)
+    keyed = {side: by_key(own, columns) for side, own in sides.items()}
+    keys = dict.fromkeys(key for own in keyed.values() for key in own)
+    return tuple(_line({side: own[key] for side, own in keyed.items() if key in own}, margin) for key in keys)
+
+
+def _line(rows: Mapping[str, Row], margin: float) -> Line:
+    timed = [row for row in rows.values() if is_measured(row)]
+    fastest = min(timed, key=lambda row: float(row["time_ms"]), default=None)
+
+    def cell(row: Row) -> Cell:
+        if fastest is None or not is_measured(row):
+            return Cell(row=row)
+        interval = Interval(low=1.0, high=1.0) if row is fastest else time_interval(row, fastest)
+        verdict = judge(interval, margin, noisy=is_noisy(row, fastest))
+        return Cell(row=row, ratio=row["time_ms"] / fastest["time_ms"], interval=interval, verdict=verdict)
+
+    return Line(cells={side: cell(row) for side, row in rows.items()})
+
+
+def long_rows(lines: Sequence[Line]) -> list[dict[str, Any]]:
+    """Return a row for each cell, with numbers, for programs."""
+    return [
+        {
+            **_names(line.row),
+            "device": device_of(cell.row),
+            "side": side,
+            "status": cell.row["status"],
+            "time_ms": cell.row["time_ms"],
+            "ratio": cell.ratio,
+            **ends(cell.interval),
+            "verdict": cell.verdict,
+            "reason": cell.row["reason"],
+            "run_id": cell.row["run_id"],
+        }
+        for line in lines
+        for side, cell in line.cells.items()
+    ]
+
+
+def wide_rows(lines: Sequence[Line], sides: Iterable[str]) -> list[dict[str, Any]]:
+    """Return a row for each case, with a text for each side, for people."""
+    shown = []
+    several = len({device_of(line.row) for line in lines}) > 1
+    for line in lines:
+        texts = {side: _text(line.cells[side]) if side in line.cells else "" for side in sides}
+        every = len(line.use) == len(line.cells)
+        device = {"device": device_of(line.row)} if several else {}
+        shown.append({**device, **_names(line.row), **texts, "use": "all" if every else ", ".join(line.use) or "none"})
+    return shown
+
+
+def why_not(lines: Sequence[Line]) -> list[dict[str, Any]]:
+    """Return why cells have no time, equal reasons together."""
+    found = [(side, cell.row) for line in lines for side, cell in line.cells.items() if cell.ratio is None]
+    causes = grouped(found, lambda each: (*(each[1][name] for name in ("op", "impl", "status", "reason")), each[0]))
+    return [
+        {"op": op, "impl": impl, "with": side, "cases": len(alike), "reason": f"{status}: {reason}"}
+        for (op, impl, status, reason, side), alike in causes.items()
+    ]
+
+
+def runs_differ(lines: Sequence[Line]) -> int:
+    """Return how many cases have measured rows of several runs."""
+    return sum(
+        len({cell.row["run_id"] for cell in line.cells.values() if cell.ratio is not None}) > 1 for line in lines
+    )
+
+
+def as_page(rows: Sequence[Row]) -> str:
+    """Return the page of the rows of sweeps over several Tritons: how to read it, then the tables of every device."""
+    parts = [HEAD]
+    for device, here in sorted(grouped(rows, device_of).items()):
+        sides = triton_sides(here)
+        lines = matrix(sides)
+        first = max(here, key=lambda row: str(row["measured_at"]))
+        parts.append(f"## {device}\n\n{first['device_name']}, torch {first['torch_version']}.\n")
+        for table in (wide_rows(lines, sides), why_not(lines)):
+            parts += markdown_table(table) if table else []
+    if not rows:
+        parts.append("No rows are committed yet.\n")
+    return "\n".join(parts)
+
+
+def _names(row: Row) -> dict[str, Any]:
+    return {**{name: row[name] for name in ("op", "impl", "mode")}, "case": describe_sizes(row)}
+
+
+def _text(cell: Cell) -> str:
+    if cell.ratio is None:
+        return str(cell.row["status"])
+    mark = "?" if str(cell.verdict).startswith("unclear") else ""
+    return f"{cell.row['time_ms']:.4g} ({cell.ratio:.2f}{mark})"
