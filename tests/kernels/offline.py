@@ -24,6 +24,7 @@ from triton.compiler import ASTSource
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from lrbench.kernels.common.arguments import CASE_DTYPES
+from lrbench.kernels.common.remember import RememberedKernel
 
 _TYPES = {**CASE_DTYPES, torch.int32: "i32", torch.int64: "i64", torch.int8: "i8", torch.bool: "i1"}
 _OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg")
@@ -61,7 +62,7 @@ class Launch:
 
 
 class Recorder:
-    """Stands in for a jit function and records what it would have launched."""
+    """Stands in for a kernel and records what it would have launched."""
 
     def __init__(self, kernel: Any, launches: list[Launch]) -> None:
         self.kernel = kernel
@@ -78,13 +79,13 @@ class Recorder:
 
 @contextmanager
 def record_launches(*modules: Any) -> Iterator[list[Launch]]:
-    """Replace every jit function of ``modules`` by a recorder; yield the list to which they append launches."""
+    """Replace every kernel of ``modules`` by a recorder; yield the list to which they append launches."""
     launches: list[Launch] = []
     with pytest.MonkeyPatch.context() as patch:
         for module in modules:
             for name, value in [*vars(module).items()]:
-                if isinstance(value, triton.JITFunction):
-                    patch.setattr(module, name, Recorder(value, launches))
+                if isinstance(value, RememberedKernel):
+                    patch.setattr(module, name, Recorder(value.kernel, launches))
         yield launches
 
 
