@@ -63,7 +63,7 @@ class Differentiable:
         shapes: Callable[..., tuple[Tensors, Tensors]],
     ) -> None:
         self.forward = lambda request, *tensors: forward(request, *aligned(tensors))
-        self.backward = backward and (lambda request, needs, *given: backward(request, needs, *map(aligned, given)))
+        self.backward = backward and partial(_on_aligned, backward)
         self.shapes = shapes
         self.name, self.request, self.tensors, self.outputs = name, request, tensors, outputs
         self.constant = [index for index, output in enumerate(outputs) if output in constant]
@@ -205,6 +205,7 @@ class _Call:
         # Hooks on saved tensors may return them in another dtype or on another device.
         key = needs, first.get_device(), *[None if x is None else x.dtype for x in (*saved, *gradients)]
         given = self.request, needs, saved[:count], saved[count:], gradients
+        assert self.what.backward is not None
         return run_pass(self.launches, key, partial(without_autocast, self.what.backward, first, *given))
 
 
@@ -234,6 +235,10 @@ class _Eager(torch.autograd.Function):
 def aligned(tensors: Sequence[Tensor | None]) -> Tensors:
     """Return tensors, or copies of those that do not begin at a multiple of ALIGNMENT bytes."""
     return tuple([x if x is None or x.data_ptr() % ALIGNMENT == 0 else x.clone() for x in tensors])
+
+
+def _on_aligned(backward: Callable[..., Tensors], request: Any, needs: Any, *given: Tensors) -> Tensors:
+    return backward(request, needs, *map(aligned, given))
 
 
 def _packed(results: Sequence[Tensor | None], like: Tensor) -> Any:

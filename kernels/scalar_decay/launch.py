@@ -431,8 +431,9 @@ def choose_walk(
             flags = {"FIRST": block == 0, "LAST": block == blocks - 1}
             options = {"num_warps": config.num_warps, "num_stages": config.num_stages}
             keywords = {"SHAPE": shape, "ROLE": role, **flags, "TILE": config, **options}
-            numbers = problem.scale, T, problem.chunk, N, B * H, every, block
-            launches.append(((tiles_z * N * B * H,), numbers, keywords))
+            launches.append(
+                ((tiles_z * N * B * H,), (problem.scale, T, problem.chunk, N, B * H, every, block), keywords)
+            )
     return Walk(
         out=(B, T, H, DZ),
         row_sums=(num_sums, B, H, T),
