@@ -62,7 +62,7 @@ class Launch:
 
 
 class Recorder:
-    """Stands in for a kernel and records what it would have launched."""
+    """Stands in for a jit function and records what it would have launched."""
 
     def __init__(self, kernel: Any, launches: list[Launch]) -> None:
         self.kernel = kernel
@@ -79,13 +79,14 @@ class Recorder:
 
 @contextmanager
 def record_launches(*modules: Any) -> Iterator[list[Launch]]:
-    """Replace every kernel of ``modules`` by a recorder; yield the list to which they append launches."""
+    """Replace every jit function of ``modules`` by a recorder; yield the list to which they append launches."""
     launches: list[Launch] = []
     with pytest.MonkeyPatch.context() as patch:
         for module in modules:
             for name, value in [*vars(module).items()]:
-                if isinstance(value, RememberedKernel):
-                    patch.setattr(module, name, Recorder(value.kernel, launches))
+                kernel = value.kernel if isinstance(value, RememberedKernel) else value
+                if isinstance(kernel, triton.JITFunction):
+                    patch.setattr(module, name, Recorder(kernel, launches))
         yield launches
 
 
