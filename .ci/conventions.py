@@ -61,7 +61,7 @@ def violations(path: str, text: str) -> Iterator[Violation]:
             yield from _device_literals(tree)
         if folder == "kernels":
             yield from _unguarded_launches(tree)
-            yield from _unrecorded_launches(tree)
+            yield from _examined_launches(tree)
 
 
 def _block_pointers(tree: ast.Module) -> Iterator[Violation]:
@@ -171,11 +171,11 @@ def _unguarded_launches(tree: ast.AST) -> Iterator[Violation]:
         yield from _unguarded_launches(node)
 
 
-def _unrecorded_launches(tree: ast.Module) -> Iterator[Violation]:
+def _examined_launches(tree: ast.Module) -> Iterator[Violation]:
     for node in ast.walk(tree):
         kernel = isinstance(node, ast.FunctionDef) and node.name.endswith("_kernel")
         if kernel and "remember_launches" not in map(ast.unparse, node.decorator_list):
-            yield node.lineno, f"repeated calls would leave out {node.name}: decorate it, @remember_launches"
+            yield node.lineno, f"Triton examines every launch of {node.name}: decorate it, @remember_launches"
 
 
 def _sets_device(decorator: ast.expr) -> bool:

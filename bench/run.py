@@ -247,9 +247,9 @@ def refuse(item: PlannedCase, environment: Environment) -> Reply | None:
             versions = {**versions, "triton": item.triton.version}
         reason = baselines.known_bad_here(target, case, versions, environment.capability)
     else:
-        versions = {name: version_of(name) for name in target.requires} | {"triton": environment.triton_version}
-        reason = target.why_not_with(versions)
-        if reason and None in map(versions.get, target.requires):
+        installed = {name: version_of(name) for name in target.requires} | {"triton": environment.triton_version}
+        reason = target.why_not_with(installed)
+        if reason and None in map(installed.get, target.requires):
             return not_measured("unavailable", reason)
         reason = target.why_not_on(environment.capability) or reason
     reason = reason or target.why_unsupported(case.mode, case.dtype, case.state_dtype, case.sizes)

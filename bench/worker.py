@@ -328,8 +328,7 @@ def _noted(kernels: dict[str, str]) -> Iterator[None]:
     except ImportError:
         yield
         return
-    # Patched because Triton calls it before every launch. JITFunction.run would not do: remember_launches has bound the
-    # original for our kernels.
+    # Patched because Triton calls it before every launch, also one that repeats an earlier one (kernels' remember.py).
     describe = CompiledKernel.launch_metadata
 
     def note_and_describe(self: Any, *args: Any) -> Any:

@@ -42,7 +42,7 @@ def sum_kernel(x_ptr):
             "25 parameters, more than 24",
         ),
         ("kernels/a/b.py", KERNEL.replace("triton", "gluon").replace("Grid", "Shape"), "does not name its grid"),
-        ("kernels/a/b.py", KERNEL.replace("@remember_launches", ""), "repeated calls would leave out sum_kernel"),
+        ("kernels/a/b.py", KERNEL.replace("@remember_launches", ""), "Triton examines every launch of sum_kernel"),
         ("kernels/a/b.py", "from ...bench import case", "kernels must not import bench"),
         ("kernels/a/b.py", "from ... import analysis", "kernels must not import analysis"),
         ("kernels/a/b.py", "from .... import x", "what lies outside the package"),

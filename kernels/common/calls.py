@@ -1,4 +1,4 @@
-"""The decorator of functions that repeat earlier calls; declarations use it, so it imports neither torch nor triton."""
+"""The decorator of functions that remember their calls; declarations use it, so it imports neither torch nor triton."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ R = TypeVar("R")
 
 
 def remember_calls(function: Callable[P, R]) -> Callable[P, R]:
-    """Make a public function repeat the launches of earlier calls (remember.py); torch.compile traces it as it is."""
+    """Make a public function's later calls take the host less time (remember.py); torch.compile traces it as it is."""
 
     @wraps(function)
     def call(*args: P.args, **keywords: P.kwargs) -> R:

@@ -4,19 +4,22 @@ A family declares what it computes once, as a :class:`Differentiable`: plain fun
 the backward pass. An eager call runs them in an autograd function, which costs the host least. In a compiled call each
 is an operator registered with torch, which the compiler does not trace; ``shapes`` tells it the results' shapes.
 
-A pass copies tensors that do not begin at a multiple of 16 bytes, as descriptors must: then no plan fits (remember.py).
+A pass copies tensors that do not begin at a multiple of 16 bytes, as descriptors and repeated launches (remember.py)
+must.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
+from functools import partial
 from typing import Any, get_type_hints
 
 import torch
 from torch import Tensor
 
 from .arguments import without_autocast
-from .remember import ALIGNMENT, Passed, Plan, describe, is_watched, on_current_device, record_call, run_planned
+from .exchange import keeping_nothing
+from .remember import ALIGNMENT, record_call, run_pass
 from .second_derivatives import gradients_once
 
 Tensors = tuple[Any, ...]
@@ -59,7 +62,9 @@ class Differentiable:
         backward: Callable[..., Tensors] | None,
         shapes: Callable[..., tuple[Tensors, Tensors]],
     ) -> None:
-        self.forward, self.backward, self.shapes = _on_aligned(forward), backward and _on_aligned(backward), shapes
+        self.forward = lambda request, *tensors: forward(request, *aligned(tensors))
+        self.backward = backward and partial(_on_aligned, backward)
+        self.shapes = shapes
         self.name, self.request, self.tensors, self.outputs = name, request, tensors, outputs
         self.constant = [index for index, output in enumerate(outputs) if output in constant]
         self.num_tensors, self.num_outputs = len(tensors), len(outputs)
@@ -103,6 +108,7 @@ class Differentiable:
         given = [f"Tensor? {x[:-1]}" if x.endswith("?") else f"Tensor {x}" for x in self.tensors]
         results = ", ".join(["Tensor"] * (self.num_outputs + num_saved))
 
+        @keeping_nothing
         def forward(*arguments: Any) -> Any:
             request, inputs = self._run(*arguments)
             outputs, saved = without_autocast(self.forward, inputs[0], request, *inputs)
@@ -123,6 +129,7 @@ class Differentiable:
             return
         backward_of = self.backward
 
+        @keeping_nothing
         def gradients(
             grads: list[Any], inputs: list[Any], saved: list[Tensor], needs: list[bool], *values: Any
         ) -> list[Tensor]:
@@ -169,81 +176,47 @@ class Differentiable:
 
 
 class _Call:
-    """A request to a :class:`Differentiable` outside of torch.compile.
-
-    Attributes:
-        plans: key -> plan of a pass (the forward pass has the key None); None for a call that follows no plans.
-        differentiated: whether there may be a backward pass.
-    """
+    """A request to a :class:`Differentiable` outside of torch.compile; ``launches``: of its passes, see run_pass."""
 
     def __init__(self, what: Differentiable, request: Any) -> None:
         self.what, self.request = what, request
-        self.plans: dict[Hashable, Plan | None] | None = None
-        self.differentiated = what.backward is not None
-
-    def planned(self, *, differentiated: bool) -> _Call:
-        """Return a copy that follows plans."""
-        call = _Call(self.what, self.request)
-        call.plans, call.differentiated = {}, differentiated
-        return call
+        self.launches: dict[Hashable, Sequence[Any]] = {}
 
     def __call__(self, *tensors: Any) -> Tensors:
-        if not self.differentiated:
+        if self.what.backward is not None:
+            return _Eager.apply(self, *tensors)
+        with torch.no_grad():
             return self.forward(tensors)[0]
-        # _apply is Function.apply without its work for torch.func: inside its transforms no call is remembered.
-        return (_Eager.apply if self.plans is None else _apply)(self, *tensors)
 
-    def forward(self, tensors: Tensors) -> tuple[Tensors, Sequence[Any], Plan | None]:
-        """Run the forward pass; see :func:`.run_planned`."""
+    def forward(self, tensors: Tensors) -> tuple[Tensors, Tensors]:
+        """Return the outputs, and what is kept for the backward pass."""
+        run = partial(without_autocast, self.what.forward, tensors[0], self.request, *tensors)
+        return run_pass(self.launches, None, run)
 
-        def run() -> Passed:
-            with torch.no_grad():
-                return without_autocast(self.what.forward, tensors[0], self.request, *tensors)
-
-        if self.plans is None:
-            return *run(), None
-        return run_planned(self.plans, None, tensors, run, keep=self.differentiated)
-
-    def gradients(self, plan: Plan | None, both: Tensors, needs: tuple[bool, ...], gradients: Tensors) -> Tensors:
+    def gradients(self, saved: Tensors, needs: tuple[bool, ...], gradients: Tensors) -> Tensors:
         """Return the gradients of the tensors.
 
         Args:
-            plan: the plan that the forward pass followed, or None.
-            both: the tensors, and what was kept.
+            saved: the tensors, and what was kept.
             needs: which gradients are asked for.
             gradients: of the outputs.
         """
-
-        def run() -> Passed:
-            backward, count = self.what.backward, self.what.num_tensors
-            assert backward is not None
-            kept = both[count:] if plan is None else plan.unpack(both[count:])
-            return without_autocast(backward, both[0], self.request, needs, both[:count], kept, gradients), ()
-
-        # If the forward pass followed a plan, ``both`` is always of the same kinds, so the gradients' kinds suffice.
-        kinds: list[Any] = [plan is None, needs]
-        given = (*both, *gradients)
-        if (
-            self.plans is None
-            or is_watched()
-            or not describe(gradients if plan else given, kinds, [])
-            or not on_current_device(both)
-        ):
-            return run()[0]
-        return run_planned(self.plans, tuple(kinds), given, run, keep=False)[0]
+        first, count = saved[0], self.what.num_tensors
+        # Hooks on saved tensors may return them in another dtype or on another device.
+        key = needs, first.get_device(), *[None if x is None else x.dtype for x in (*saved, *gradients)]
+        given = self.request, needs, saved[:count], saved[count:], gradients
+        assert self.what.backward is not None
+        return run_pass(self.launches, key, partial(without_autocast, self.what.backward, first, *given))
 
 
 class _Eager(torch.autograd.Function):
-    """A :class:`_Call` as an autograd function, for calls that may have a backward pass."""
+    """A :class:`_Call` as an autograd function."""
 
     @staticmethod
     def forward(ctx: Any, call: _Call, *tensors: Any) -> Any:
-        outputs, kept, plan = call.forward(tensors)
-        # Hooks on saved tensors must see the same tensors in every call, and not a plan's block.
-        if plan is not None and torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
-            kept, plan = plan.unpack(kept), None
+        outputs, kept = call.forward(tensors)
         ctx.save_for_backward(*tensors, *kept)
-        ctx.call, ctx.plan = call, plan
+        ctx.call = call
         ctx.set_materialize_grads(False)
         if constant := [outputs[index] for index in call.what.constant if outputs[index] is not None]:
             ctx.mark_non_differentiable(*constant)
@@ -251,31 +224,21 @@ class _Eager(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> Any:
-        if not torch.is_grad_enabled():
-            return _gradients(ctx, gradients, ctx.saved_tensors)
+        call, needs = ctx.call, ctx.needs_input_grad[1:]
 
         def compute(*given: Any) -> Tensors:
-            return _gradients(ctx, given[: len(gradients)], given[len(gradients) :])
+            return None, *call.gradients(given[len(gradients) :], needs, given[: len(gradients)])
 
-        return gradients_once(ctx.call.what.no_second_derivative, compute, *gradients, *ctx.saved_tensors)
-
-
-def _gradients(ctx: Any, gradients: Tensors, saved: Tensors) -> Tensors:
-    return None, *ctx.call.gradients(ctx.plan, saved, ctx.needs_input_grad[1:], gradients)
+        return gradients_once(call.what.no_second_derivative, compute, *gradients, *ctx.saved_tensors)
 
 
-_apply = super(torch.autograd.Function, _Eager).apply
+def aligned(tensors: Sequence[Tensor | None]) -> Tensors:
+    """Return tensors, or copies of those that do not begin at a multiple of ALIGNMENT bytes."""
+    return tuple([x if x is None or x.data_ptr() % ALIGNMENT == 0 else x.clone() for x in tensors])
 
 
-def aligned(value: Any) -> Any:
-    """Return a tensor, or a copy if it does not begin at a multiple of ALIGNMENT bytes; of a tuple or list, of each."""
-    if isinstance(value, Tensor):
-        return value.clone() if value.data_ptr() % ALIGNMENT else value
-    return tuple(map(aligned, value)) if type(value) in (tuple, list) else value
-
-
-def _on_aligned(function: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda *values: function(*map(aligned, values))
+def _on_aligned(backward: Callable[..., Tensors], request: Any, needs: Any, *given: Tensors) -> Tensors:
+    return backward(request, needs, *map(aligned, given))
 
 
 def _packed(results: Sequence[Tensor | None], like: Tensor) -> Any:

@@ -18,13 +18,14 @@ causality order only through release and acquire, which would cost a fence at ev
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import wraps
+from typing import ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
 from triton.runtime import driver
-
-from .remember import different_each_call
 
 MAX_KEPT_BYTES = 64 * 2**20
 """Largest buffer that is kept for later calls. Larger ones are allocated and zeroed in every call, which takes 1.6 %
@@ -49,17 +50,20 @@ class PassCode:
 NO_CODE = PassCode("", "", 1)
 """For the interpreter, which cannot run PTX."""
 
+P = ParamSpec("P")
+R = TypeVar("R")
+
 _kept: dict[tuple[torch.device, int, int], tuple[Tensor, int]] = {}
 _lock = threading.Lock()
+_local = threading.local()
 
 
-@different_each_call
 def exchange_words(x: Tensor, count: int, width: int = 1) -> tuple[Tensor, int]:
     """Return at least ``count`` words on x's device, and a number that no earlier call wrote into this memory.
 
     Calls on one stream run one after the other, so they share words. Words of different widths are kept apart, because
     a value of one width could be read as a number of the other. New, zeroed words are returned if there are too many
-    to keep, and while a CUDA graph is captured, since each replay of the graph zeroes them again.
+    to keep, in calls that keep nothing, and while a CUDA graph is captured, since each replay zeroes them again.
 
     Args:
         x: a tensor of the call.
@@ -72,10 +76,26 @@ def exchange_words(x: Tensor, count: int, width: int = 1) -> tuple[Tensor, int]:
     return _next_call((*stream, width), count * width)
 
 
+def keeping_nothing(function: Callable[P, R]) -> Callable[P, R]:
+    """Return a function whose calls keep no memory: torch.compile's, which may allocate all of it for a CUDA graph."""
+
+    @wraps(function)
+    def call(*args: P.args, **keywords: P.kwargs) -> R:
+        _local.keeps_nothing = True
+        try:
+            return function(*args, **keywords)
+        finally:
+            _local.keeps_nothing = False
+
+    return call
+
+
 def stream_of(x: Tensor) -> tuple[torch.device, int] | None:
     """Return x's device and the handle of its current stream (0 on the CPU), by which memory is kept for later calls;
-    None while a CUDA graph is captured, whose memory no other call may use."""
+    None in calls that keep nothing, and while a CUDA graph is captured, whose memory no other call may use."""
     device = x.device
+    if getattr(_local, "keeps_nothing", False):
+        return None
     if device.type != "cuda":
         return device, 0
     if torch.cuda.is_current_stream_capturing():

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 import triton
 
 from ..spec import matches_version
-from .device import capability
 
 ALL_REGISTERS = {"ptx_options": "--regAllocOptLevel=4"}
 
@@ -16,13 +14,13 @@ NEW_ASSEMBLER = not (matches_version(triton.__version__, "<3.9") or triton.knobs
 """Whether Triton assembles for Hopper with ptxas 13, as before for Blackwell alone."""
 
 
-def register_options(device: torch.device) -> dict[str, str]:
+def register_options(capability: tuple[int, int]) -> dict[str, str]:
     """Return options of a launch for a kernel that needs nearly all registers of a thread.
 
     Because of a bug in ptxas 13, Triton has it allocate registers at level 2, and not at 4, its own. At level 2
     whole_state keeps twice as much in local memory, and takes up to 1.3 times as long.
     """
-    return ALL_REGISTERS if NEW_ASSEMBLER and capability(device) == (9, 0) else {}
+    return ALL_REGISTERS if NEW_ASSEMBLER and capability == (9, 0) else {}
 
 
 def gluon_names() -> tuple[Any, Any, Any]:

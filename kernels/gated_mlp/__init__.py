@@ -8,6 +8,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
+from ..common.calls import remember_calls
 from ..spec import Operation, portable_form, triton_form
 
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ PROJECTIONS = _operation(
 OPERATIONS = {operation.name: operation for operation in (GATED_MLP, PROJECTIONS)}
 
 
-# No @remember_calls: the host makes the kernels' descriptors anew in each call, which no plan (remember.py) can do.
+@remember_calls
 def gated_mlp(
     x: Tensor,
     w_up: Tensor,

@@ -11,7 +11,8 @@ computes them again. The matrix products of the backward pass are torch's. Sourc
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 import torch
 import triton.language as tl
@@ -21,7 +22,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from ...results.arguments import one_of
 from ..common.device import capability, multiprocessors, on_device_of
 from ..common.differentiable import Differentiable, Tensors, aligned
-from ..common.sizes import cdiv
+from ..common.sizes import REMEMBERED, cdiv
 from .config import ACTIVATIONS, DIM_MULTIPLE, GatedMlpConfig, TileConfig, invalid_reason, select_tile
 from .project import gate_gradient_kernel, project_kernel
 from .validate import check_kernel_support, check_layout, check_projections, is_k_major
@@ -157,26 +158,16 @@ def project(
 ) -> None:
     """Launch project_kernel, which writes y and pre where given: with dy, the pre-activations' gradients into pre."""
     end = "gradient" if dy is not None else "products" if y is None else "gate" if pre is None else "save"
-    rows, columns, k_major = x.shape[0], weights.up.shape[1], is_k_major(weights.up)
+    (rows, inner), columns, k_major = x.shape, weights.up.shape[1], is_k_major(weights.up)
     gap = weights.gap if k_major else 0
     # In units of DIM_MULTIPLE, if it can be, so that the compiler knows that rows of both weights are aligned.
     unit = 1 if gap % DIM_MULTIPLE else DIM_MULTIPLE
     reason = no_descriptor(weights) if k_major else None
-    if problem.config is not None:
-        which = "gradient" if end == "gradient" else "forward"
-        config = getattr(problem.config, which)
-        if config.use_tma and reason:
-            raise ValueError(f"{reason}; config.{which} has use_tma")
-    else:
-        config = select_tile(
-            end=end,
-            k_major=k_major,
-            tokens=rows,
-            work=rows * x.shape[1] * columns,
-            capability=capability(x.device),
-            item_bytes=x.element_size(),
-            described=reason is None,
-        )
+    which = "gradient" if end == "gradient" else "forward"
+    if problem.config is not None and (config := getattr(problem.config, which)).use_tma and reason:
+        raise ValueError(f"{reason}; config.{which} has use_tma")
+    sizes = rows, inner, columns
+    config, grid, flags = _choose(problem, end, k_major, sizes, x.dtype, x.device, capability(x.device), reason is None)
 
     def argument(tensor: Tensor | None, *block: int) -> Tensor | TensorDescriptor | None:
         if tensor is None or not config.use_tma:
@@ -189,35 +180,41 @@ def project(
     else:
         w, w_gate = (argument(weight, config.block_k, config.block_f) for weight in weights)
     out = (config.block_m, config.block_f // config.subtiles)
+    project_kernel[grid](
+        argument(x, config.block_m, config.block_k), w, w_gate, argument(y, *out),
+        *(argument(tensor, *out) for tensor in pre or (None, None)), argument(dy, *out), rows, inner // DIM_MULTIPLE,
+        columns // DIM_MULTIPLE, gap // unit, UNIT=unit, **flags,
+    )  # fmt: skip
+
+
+@lru_cache(REMEMBERED)
+def _choose(
+    problem: Problem,
+    end: str,
+    k_major: bool,
+    sizes: tuple[int, int, int],
+    dtype: torch.dtype,
+    device: torch.device,
+    capability: tuple[int, int],
+    described: bool,
+) -> tuple[TileConfig, tuple[int], dict[str, Any]]:
+    """Return a launch's tiles, grid and keywords for ``sizes`` M, D, F; ``described``: see :func:`.select_tile`."""
+    rows, inner, columns = sizes
+    if problem.config is not None:
+        config = problem.config.gradient if end == "gradient" else problem.config.forward
+    else:
+        config = select_tile(
+            end=end, k_major=k_major, tokens=rows, work=rows * inner * columns, capability=capability,
+            item_bytes=dtype.itemsize, described=described,
+        )  # fmt: skip
     tiles = cdiv(rows, config.block_m) * cdiv(columns, config.block_f)
-    programs = min(tiles, multiprocessors(x.device)) if config.persistent else tiles
-    project_kernel[(programs,)](
-        argument(x, config.block_m, config.block_k),
-        w,
-        w_gate,
-        argument(y, *out),
-        *(argument(tensor, *out) for tensor in pre or (None, None)),
-        argument(dy, *out),
-        rows,
-        x.shape[1] // DIM_MULTIPLE,
-        columns // DIM_MULTIPLE,
-        gap // unit,
-        UNIT=unit,
-        ACTIVATION=problem.activation,
-        END=end,
-        K_MAJOR=k_major,
-        DTYPE=DTYPES[x.dtype],
-        USE_TMA=config.use_tma,
-        PERSISTENT=config.persistent,
-        BLOCK_M=config.block_m,
-        BLOCK_F=config.block_f,
-        BLOCK_K=config.block_k,
-        GROUP_M=config.group_m,
-        SUBTILES=config.subtiles,
-        FLATTEN=config.flatten,
-        num_warps=config.num_warps,
-        num_stages=config.num_stages,
-    )
+    flags = {
+        "ACTIVATION": problem.activation, "END": end, "K_MAJOR": k_major, "DTYPE": DTYPES[dtype],
+        "USE_TMA": config.use_tma, "PERSISTENT": config.persistent, "BLOCK_M": config.block_m,
+        "BLOCK_F": config.block_f, "BLOCK_K": config.block_k, "GROUP_M": config.group_m, "SUBTILES": config.subtiles,
+        "FLATTEN": config.flatten, "num_warps": config.num_warps, "num_stages": config.num_stages,
+    }  # fmt: skip
+    return config, (min(tiles, multiprocessors(device)) if config.persistent else tiles,), flags
 
 
 def _both(weights: Pair, config: TileConfig) -> TensorDescriptor:

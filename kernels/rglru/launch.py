@@ -125,7 +125,7 @@ def _backward(
     di, dc = (torch.empty_like(x), _float32(x, parts, B, C)) if request.op == "rglru" else (None, None)
     dfirst = _float32(x, B, C) if needs[4] else None
     sizes = (B, T, C // CHANNEL_MULTIPLE, states.shape[1])
-    flags = {"OP": request.op, **tile.options, **register_options(x.device)}
+    flags = {"OP": request.op, **tile.options, **register_options(capability(x.device))}
     if one_pass:
         words, call = exchange_words(x, parts * B * C)
         look_back_gradient_kernel[tile.grid(B, T, C, tile.steps)](

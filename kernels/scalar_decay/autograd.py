@@ -20,10 +20,9 @@ from ..common.device import capability
 from ..common.differentiable import Differentiable, Tensors
 from ..common.sizes import REMEMBERED
 from . import choice
-from .config import KEPT_STATES, fit_chunk, select_config, takes_tiles_in_order
+from .config import KEPT_STATES, EngineConfig, fit_chunk, select_config, takes_tiles_in_order
 from .launch import (
     Problem,
-    choose_config,
     empty_gates,
     empty_state,
     run_chunk_states,
@@ -47,7 +46,11 @@ def backward_problem(problem: Problem, chunk_size: int | None, q: Tensor, v: Ten
         chunk_size: the call's own, or None. If it is given, the backward pass takes no longer chunks than the forward.
         kept: whether the forward pass has kept its states.
     """
-    shape = choice.shape_of_tensors(q, v, normalised=problem.stabilised)
+    return _backward_problem(problem, chunk_size, choice.shape_of_tensors(q, v, normalised=problem.stabilised), kept)
+
+
+@lru_cache(REMEMBERED)
+def _backward_problem(problem: Problem, chunk_size: int | None, shape: choice.Shape, kept: bool) -> Problem:
     chunk = choice.backward_chunk(shape, problem.scheme, problem.chunk if kept else 0)
     chunk = chunk if chunk_size is None else min(problem.chunk, chunk)
     return replace(problem, chunk=chunk, whole_heads=shape.whole_heads(problem.scheme, chunk, backward=True))
@@ -77,20 +80,28 @@ class Request(NamedTuple):
     want_last: bool
 
 
-def make_problem(request: Request, q: Tensor, v: Tensor) -> Problem:
-    """Return the problem that a request is for q [B, T, G, K] and v [B, T, H, V]."""
+class Choice(NamedTuple):
+    """The problem that a request is for tensors of some sizes, its launches, and the positions of a gate's stretch."""
+
+    problem: Problem
+    config: EngineConfig
+    stretch: int
+
+
+def choose(request: Request, q: Tensor, v: Tensor) -> Choice:
+    """Return what a request takes for q [B, T, G, K] and v [B, T, H, V] on their device."""
     shape = choice.shape_of_tensors(q, v, normalised=request.gate == "exp")
-    return _make_problem(request, shape, v.dtype)
+    return _choose(request, shape, v.dtype, capability(v.device))
 
 
 @lru_cache(REMEMBERED)
-def _make_problem(request: Request, shape: choice.Shape, dtype: torch.dtype) -> Problem:
+def _choose(request: Request, shape: choice.Shape, dtype: torch.dtype, capability: tuple[int, int]) -> Choice:
     fused = takes_tiles_in_order(request.scheme, dtype.itemsize)
     # Denominators grow with the scale, and gradients are divided by them, so mLSTMexp's need no headroom.
     headroom = 1.0 if request.gate == "exp" else score_headroom(request.scale, shape.head_dim_qk, dtype)
     scheme = request.scheme if fused else "sweep"
     chunk = fit_chunk(request.chunk_size or choice.forward_chunk(shape, scheme), shape.seq_len)
-    return Problem(
+    problem = Problem(
         gate=request.gate,
         scale=request.scale / headroom,
         chunk=chunk,
@@ -100,6 +111,11 @@ def _make_problem(request: Request, shape: choice.Shape, dtype: torch.dtype) -> 
         scheme=request.scheme,
         headroom=headroom,
     )
+    config = select_config(
+        scheme=request.scheme, capability=capability, item_bytes=dtype.itemsize, head_dim_qk=shape.head_dim_qk,
+        head_dim_v=shape.head_dim_v, chunk=chunk, batch_heads=shape.batch_heads,
+    )  # fmt: skip
+    return Choice(problem, config, config.gate_stretch(chunk))
 
 
 def _forward(
@@ -115,10 +131,8 @@ def _forward(
     m_initial: Tensor | None,
 ) -> tuple[Tensors, Tensors]:
     """Return h and the last C, n and m; and, to keep, the gate vectors and the states or None (:func:`keep_states`)."""
-    problem, want_last = make_problem(request, q, v), request.want_last
-    config = choose_config(problem, q, v)
+    (problem, config, stretch), want_last = choose(request, q, v), request.want_last
     fused, exp = config.takes_tiles_in_order, problem.stabilised
-    stretch = config.gate_stretch(problem.chunk)
     gates, m_last = run_gates(
         problem, stretch, v, decay, input_gate, head, m_initial, dtype=torch.float32 if fused else torch.float64
     )
@@ -175,14 +189,13 @@ def _backward(
     number = len(GateVectors._fields)
     # A compiled call's operator does not save the states.
     gates, states = GateVectors(*saved[:number]), saved[number] if len(saved) > number else None
-    problem = make_problem(request, q, v)
-    config = choose_config(problem, q, v)
-    fused, stretch = config.takes_tiles_in_order, config.gate_stretch(problem.chunk)
+    problem, config, stretch = choose(request, q, v)
+    fused = config.takes_tiles_in_order
     if fused:
         problem = backward_problem(problem, request.chunk_size, q, v, kept=states is not None)
     dh = torch.zeros_like(v) if dh is None else dh.contiguous()
     if d_last is not None:
-        # Between the kernels dC is divided by the headroom. Multiplying by 1 would cost the pass its plan.
+        # Between the kernels dC is divided by the headroom.
         d_last = d_last.float().contiguous()
         d_last = d_last if problem.headroom == 1 else d_last / problem.headroom
     want_gates = any(needs[3:6])
@@ -251,7 +264,7 @@ SCALAR_DECAY = Differentiable(
 
 def _step(request: Request, q: Tensor, k: Tensor, v: Tensor, *others: Any) -> tuple[Tensors, Tensors]:
     """Return h and C, n and m after one token."""
-    return run_step(make_problem(request, q, v), q, k, v, *others), ()
+    return run_step(choose(request, q, v).problem, q, k, v, *others), ()
 
 
 def _step_shapes(request: Request, q: Tensor, k: Tensor, v: Tensor, *others: Any) -> tuple[Tensors, Tensors]:

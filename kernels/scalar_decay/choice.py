@@ -29,6 +29,7 @@ from ..common.sizes import MIN_PROGRAMS, REMEMBERED, next_power_of_two
 from .config import KEPT_STATES, WHOLE_STATE_BLOCK_T, WholeStateConfig, fit_whole_state, why_no_whole_state
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
 MULTIPROCESSORS = 132
@@ -275,18 +276,23 @@ def preferred_chunk(sizes: Mapping[str, int], scheme: str, *, impl: str = "") ->
 
 def shape_of_tensors(q: Tensor, v: Tensor, *, normalised: bool = False) -> Shape:
     """Return the shape of a call's q [B, T, G, K] and v [B, T, H, V], on their device (a CPU counts as an H200)."""
-    batch, seq_len, heads, head_dim_v = v.shape
+    return _shape_of_sizes(q.shape, v.shape, v.device, normalised)
+
+
+@functools.lru_cache(REMEMBERED)
+def _shape_of_sizes(q: torch.Size, v: torch.Size, device: torch.device, normalised: bool) -> Shape:
+    batch, seq_len, heads, head_dim_v = v
     # Imported here because it imports torch, which declarations must do without.
     from ..common.device import memory_rate, multiprocessors
 
     return Shape(
         seq_len=seq_len,
         batch_heads=batch * heads,
-        head_dim_qk=q.shape[3],
+        head_dim_qk=q[3],
         head_dim_v=head_dim_v,
         normalised=normalised,
-        multiprocessors=multiprocessors(v.device) if v.is_cuda else MULTIPROCESSORS,
-        memory_rate=memory_rate(v.device) or MEMORY_RATE,
+        multiprocessors=multiprocessors(device) if device.type == "cuda" else MULTIPROCESSORS,
+        memory_rate=memory_rate(device) or MEMORY_RATE,
     )
 
 

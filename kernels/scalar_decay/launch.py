@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from functools import lru_cache, partial
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from ..common.arguments import is_interpreted
 from ..common.device import capability, on_device_of, scratch
-from ..common.sizes import cdiv, next_power_of_two, padded
+from ..common.sizes import REMEMBERED, cdiv, next_power_of_two, padded
 from ..common.versions import register_options
 from .chunk_o import chunk_o_kernel
 from .chunk_states import chunk_states_kernel, merge_chunk_states_kernel
@@ -23,13 +24,11 @@ from .config import (
     SCAN_BLOCK_N,
     SUM_BLOCK,
     ChunkOutputsConfig,
-    EngineConfig,
     FusedChunkConfig,
     NormaliserConfig,
     StatesConfig,
     WholeStateConfig,
     anchor_every,
-    select_config,
 )
 from .declare import WHOLE_STATE_FORM
 from .fused_chunk import fused_chunk_kernel
@@ -51,6 +50,7 @@ if HAS_WHOLE_STATE:
     from .whole_state import whole_state_kernel
 
 STEP_BLOCK_K, STEP_BLOCK_V = 32, 64
+NO_DENOMINATORS = Denominators()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,19 +77,6 @@ class Problem:
         return anchor_every(self.scheme, self.chunk, sums_decay=self.gate == "ssd")
 
 
-def choose_config(problem: Problem, q: Tensor, v: Tensor) -> EngineConfig:
-    """Return the launches for a problem on the device of its tensors."""
-    return select_config(
-        scheme=problem.scheme,
-        capability=capability(v.device),
-        item_bytes=v.element_size(),
-        head_dim_qk=q.shape[3],
-        head_dim_v=v.shape[3],
-        chunk=problem.chunk,
-        batch_heads=v.shape[0] * v.shape[2],
-    )
-
-
 def _empty(*shape: int, like: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
     return torch.empty(shape, device=like.device, dtype=dtype)
 
@@ -98,14 +85,16 @@ def _precision(x: Tensor) -> str:
     return "ieee" if x.dtype == torch.float32 else "tf32"
 
 
-def _shape(problem: Problem, x: Tensor, z: Tensor, heads: int) -> Shape:
-    (heads_x, dim_x), (heads_z, dim_z) = x.shape[2:], z.shape[2:]
+@lru_cache(REMEMBERED)
+def _shape(size_x: torch.Size, size_z: torch.Size, heads: int, headroom: float) -> Shape:
+    (heads_x, dim_x), (heads_z, dim_z) = size_x[2:], size_z[2:]
     return Shape(
         heads, dim_x, dim_z, group_x=heads // heads_x, group_z=heads // heads_z,
-        row_x=heads_x * dim_x, row_z=heads_z * dim_z, row_out=heads * dim_z, headroom=problem.headroom,
+        row_x=heads_x * dim_x, row_z=heads_z * dim_z, row_out=heads * dim_z, headroom=headroom,
     )  # fmt: skip
 
 
+@lru_cache(REMEMBERED)
 def _gates_tile(heads: int, stretch: int) -> dict[str, Any]:
     """Return a gate kernel's tile and warps. The float32 gates of eight heads fill a sector of memory, 32 bytes."""
     block_t = min(GATES_BLOCK_T, padded(stretch))
@@ -119,18 +108,16 @@ def empty_gates(gate: str, v: Tensor, stretch: int, dtype: torch.dtype) -> GateV
     B, T, H, _ = v.shape
     N = cdiv(T, stretch)
 
-    def vector(*shape: int, dtype: torch.dtype = dtype) -> Tensor:
-        return v.new_empty((B, H, *shape), dtype=dtype)
-
-    exp = gate == "exp"
+    positions, exp = (B, H, T), gate == "exp"
+    empty = partial(v.new_empty, dtype=dtype)
     return GateVectors(
-        b=vector(T),
-        u=vector(T) if gate in ("sig", "exp", "ssd") else None,
-        w=vector(T),
-        g=vector(N),
-        edge=vector(N + 1) if exp else None,
-        m=vector(T, dtype=torch.float32) if exp else None,
-        log_denom=vector(T) if exp else None,
+        b=empty(positions),
+        u=empty(positions) if gate in ("sig", "exp", "ssd") else None,
+        w=empty(positions),
+        g=empty((B, H, N)),
+        edge=empty((B, H, N + 1)) if exp else None,
+        m=v.new_empty(positions, dtype=torch.float32) if exp else None,
+        log_denom=empty(positions) if exp else None,
     )
 
 
@@ -222,7 +209,7 @@ def run_chunk_states(
     if want_n:
         result.n_states = _empty(heads, N, DX, like=z)
     ends = (initial, n_initial, result.states, result.n_states, last, n_last)
-    shape = _shape(problem, y, z, H)
+    shape = _shape(y.shape, z.shape, H, problem.headroom)
     tiles = cdiv(DX, config.block_x) * cdiv(DZ, config.block_z)
     local = config.parallel and N > 1 and forward_states is None
     # The pass's last chunk is not computed unless the last state is wanted: no chunk follows it.
@@ -325,8 +312,9 @@ def run_tiles_in_parallel(
     chunk_o_kernel[(tiles_z * cdiv(problem.chunk, config.block_t) * N * B * H,)](
         x, y, z, states, result.out, gates, n_states, pair, result.row_sums,
         problem.scale, T, problem.chunk, N, B * H,
-        SHAPE=_shape(problem, x, z, H), ROLE=role, NORMALISE=problem.stabilised and role == OUTPUT, TILE=config,
-        PRECISION=_precision(z), num_warps=config.num_warps, num_stages=config.num_stages,
+        SHAPE=_shape(x.shape, z.shape, H, problem.headroom), ROLE=role,
+        NORMALISE=problem.stabilised and role == OUTPUT, TILE=config, PRECISION=_precision(z),
+        num_warps=config.num_warps, num_stages=config.num_stages,
     )  # fmt: skip
     return result
 
@@ -359,64 +347,106 @@ def run_tiles_in_order(
         last: to which the state after the last step of the whole heads is written [B, H, ...].
         denominators: what mLSTMexp's denominators start from, if the kernel makes them itself.
     """
-    B, T, _, DZ = z.shape
-    DX = x.shape[3]
-    H = gates.b.shape[1]
+    walk = choose_walk(problem, config, role, x.shape, z.shape, gates.b.shape[1], z.dtype, capability(z.device))
+    result = Product(out=_empty(*walk.out, like=z, dtype=z.dtype), anchor_states=anchor_states)
+    if pair is not None:
+        result.row_sums = _empty(*walk.row_sums, like=z)
+        if role.future:
+            result.anchors = _empty(*walk.anchors, like=z)
+        else:
+            result.anchor_states = _empty(*walk.anchor_states, like=z, dtype=z.dtype)
+    blocks = len(walk.launches)
+    unfinished = _empty(*walk.out, like=z, dtype=walk.partial_dtype) if blocks > 1 else None
+    if denominators is not None:
+        gates = gates._replace(log_denom=None)
+    triton.set_allocator(scratch)
+    for block, (grid, numbers, keywords) in enumerate(walk.launches):
+        parts = (result.anchor_states, result.anchors)
+        anchors = Anchors(*parts if blocks == 1 else [None if x is None else x.chunk(blocks)[block] for x in parts])
+        if isinstance(config, WholeStateConfig):
+            out, *sums = (result.out, pair, result.row_sums) if block == blocks - 1 else (unfinished, None, None)
+            whole_state_kernel[grid](
+                x, y, z, states, initial, unfinished if block else None, out, gates, *sums, last, anchors,
+                denominators or NO_DENOMINATORS, *numbers, **keywords,
+            )  # fmt: skip
+        else:
+            fused_chunk_kernel[grid](
+                x, y, z, states if walk.several_chunks else initial, unfinished, result.out, gates, pair,
+                result.row_sums, last, anchors, *numbers, **keywords,
+            )  # fmt: skip
+    return result
+
+
+class Walk(NamedTuple):
+    """What follows from sizes in :func:`run_tiles_in_order`: sizes of results, and each launch's grid and numbers."""
+
+    out: tuple[int, ...]
+    row_sums: tuple[int, ...]
+    anchors: tuple[int, ...]
+    anchor_states: tuple[int, ...]
+    partial_dtype: torch.dtype
+    several_chunks: bool
+    launches: list[tuple[tuple[int], tuple[Any, ...], dict[str, Any]]]
+
+
+@lru_cache(REMEMBERED)
+def choose_walk(
+    problem: Problem,
+    config: FusedChunkConfig | WholeStateConfig,
+    role: Role,
+    size_x: torch.Size,
+    size_z: torch.Size,
+    H: int,
+    dtype: torch.dtype,
+    capability: tuple[int, int],
+) -> Walk:
+    """Return what follows from the sizes of x and z; H: heads of the output."""
+    (B, T, _, DZ), DX = size_z, size_x[3]
     N = cdiv(T, problem.chunk)
     every = problem.anchor_every
     num_anchors = cdiv(T, every)
     blocks = cdiv(DX, config.block_x)
     tiles_z = cdiv(DZ, config.block_z)
+    shape = _shape(size_x, size_z, H, problem.headroom)
+    launches: list[Any] = []
     if isinstance(config, WholeStateConfig):
         # Each walker writes its own anchors, and each of its four warps its own row sums.
         shares = cdiv(DZ, config.block_z // config.walkers)
-        num_sums, columns, partial_dtype = 4 * shares, tiles_z * config.block_z, z.dtype
+        num_sums, columns, partial_dtype = 4 * shares, tiles_z * config.block_z, dtype
+        heads, scale = problem.whole_heads + N * (B * H - problem.whole_heads), math.log2(problem.scale)
+        for column, tile in config.launches(DX):
+            numbers = scale, T, problem.chunk, N, B * H, problem.whole_heads, every, column
+            registers = 128 if tile.resident == 2 else None
+            keywords = {"SHAPE": shape, "ROLE": role, "TILE": tile, "num_warps": 4, "maxnreg": registers}
+            keywords |= register_options(capability)
+            launches.append(((cdiv(DZ, tile.block_z) * heads,), numbers, keywords))
     else:
         # Each program writes its own anchors and row sums.
         shares = num_sums = tiles_z
         columns = DZ
         # A partial result in bfloat16 saves memory traffic. With two blocks it is rounded once, which costs little
         # accuracy; with more blocks the rounding errors would add up.
-        partial_dtype = z.dtype if z.dtype == torch.bfloat16 and blocks == 2 else torch.float32
+        partial_dtype = dtype if dtype == torch.bfloat16 and blocks == 2 else torch.float32
         if B * H * num_anchors * config.block_x >= 2**31:
             expected = f"below 2^31 / {config.block_x} at anchors every {every} positions"
             raise ValueError(f"batch * num_heads * seq_len / {every} must be {expected}, got {B * H * num_anchors}")
-    result = Product(out=_empty(B, T, H, DZ, like=z, dtype=z.dtype), anchor_states=anchor_states)
-    if pair is not None:
-        result.row_sums = _empty(num_sums, B, H, T, like=z)
-        if role.future:
-            result.anchors = _empty(blocks, shares, B, H, num_anchors, like=z)
-        else:
-            result.anchor_states = _empty(blocks, B, H, num_anchors, config.block_x, columns, like=z, dtype=z.dtype)
-    partial = _empty(B, T, H, DZ, like=z, dtype=partial_dtype) if blocks > 1 else None
-    if denominators is not None:
-        gates = gates._replace(log_denom=None)
-    triton.set_allocator(scratch)
-    shape = _shape(problem, x, z, H)
-    launches: Any = config.launches(DX) if isinstance(config, WholeStateConfig) else [(0, config)] * blocks
-    for block, (column, tile) in enumerate(launches):
-        last_block = block == blocks - 1
-        anchors = Anchors(*(None if x is None else x[block] for x in (result.anchor_states, result.anchors)))
-        if isinstance(config, WholeStateConfig):
-            columns_z = cdiv(DZ, tile.block_z)
-            whole_state_kernel[(columns_z * (problem.whole_heads + N * (B * H - problem.whole_heads)),)](
-                x, y, z, states, initial, partial if block else None, result.out if last_block else partial, gates,
-                pair if last_block else None, result.row_sums if last_block else None, last, anchors,
-                denominators or Denominators(), math.log2(problem.scale), T, problem.chunk, N, B * H,
-                problem.whole_heads, every, column,
-                SHAPE=shape, ROLE=role, TILE=tile, num_warps=4, maxnreg=128 if tile.resident == 2 else None,
-                **register_options(x.device),
-            )  # fmt: skip
-        else:
-            fused_chunk_kernel[(tiles_z * N * B * H,)](
-                x, y, z, states if N > 1 else initial, partial, result.out, gates, pair, result.row_sums, last,
-                anchors, problem.scale, T, problem.chunk, N, B * H, every, block,
-                SHAPE=shape, ROLE=role, FIRST=block == 0, LAST=last_block, TILE=config,
-                num_warps=config.num_warps, num_stages=config.num_stages, **register_options(x.device),
-            )  # fmt: skip
-    if result.anchors is not None:
-        result.anchors = result.anchors.flatten(0, 1)
-    return result
+        for block in range(blocks):
+            flags = {"FIRST": block == 0, "LAST": block == blocks - 1}
+            options = {"num_warps": config.num_warps, "num_stages": config.num_stages}
+            options |= register_options(capability)
+            keywords = {"SHAPE": shape, "ROLE": role, **flags, "TILE": config, **options}
+            launches.append(
+                ((tiles_z * N * B * H,), (problem.scale, T, problem.chunk, N, B * H, every, block), keywords)
+            )
+    return Walk(
+        out=(B, T, H, DZ),
+        row_sums=(num_sums, B, H, T),
+        anchors=(blocks * shares, B, H, num_anchors),
+        anchor_states=(blocks, B, H, num_anchors, config.block_x, columns),
+        partial_dtype=partial_dtype,
+        several_chunks=N > 1,
+        launches=launches,
+    )
 
 
 @on_device_of("q_dq")
@@ -454,10 +484,7 @@ def run_gates_backward(
 
 @on_device_of("x")
 def run_sum(x: Tensor, like: Tensor) -> Tensor:
-    """Launch sum_kernel to sum x to the shape of ``like``: [B, N, H] to [H], or [B, T, H, D] to [B, T, G, D].
-
-    torch's own sum will not do, because a pass in which torch computes gets no plan (remember.py).
-    """
+    """Launch sum_kernel to sum x to the shape of ``like``: [B, N, H] to [H], or [B, T, H, D] to [B, T, G, D]."""
     result = torch.empty_like(like)
     inner, count = x.shape[-1], like.numel()
     columns = next_power_of_two(inner)

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from ..common.exchange import MAX_KEPT, PassCode, stream_of
-from ..common.remember import different_each_call
 from ..common.sizes import cdiv
 from .elements import LEAST_STATE, LOG2E, MAX_RATIO, RENEWAL, SLOW_RATE
 
@@ -26,7 +25,6 @@ MAX_KEPT_BYTES = 16 * 2**20
 _kept: dict[tuple[Hashable, ...], tuple[Tensor, Tensor]] = {}
 
 
-@different_each_call
 def exchange_sums(k: Tensor, tiles: int, look: int) -> tuple[Tensor, Tensor, Callable[[], None]]:
     """Return zeroed words for one launch, spare words for the launch to zero, and a function to call after the launch.
 

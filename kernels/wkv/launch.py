@@ -150,7 +150,7 @@ WKV = Differentiable(
 
 @on_device_of("k")
 def _step(request: Request, k: Tensor, *others: Any) -> tuple[Tensors, Tensors]:
-    """Return y [B, 1, C] and num, den, max after one token: views of one tensor, so no plan (remember.py) fits."""
+    """Return y [B, 1, C] and num, den, max after one token: views of one tensor."""
     B, _, C = k.shape
     y, last = torch.empty_like(k), _states(k)
     step_kernel[(B, cdiv(C, STEP_BLOCK))](k, *others, y, last, B, C=C, BLOCK_C=STEP_BLOCK, num_warps=4)

@@ -30,8 +30,6 @@ ENGINE = tuple(impl for impl in SCHEMES if impl != WHOLE_STATE)
 """The engine's implementations in Triton; whole_state, in Gluon, has no interpreter."""
 LIGHTNING = ("lightning1", "lightning2")
 """The implementations of Lightning's authors' algorithms."""
-UNPLANNED = ("lightning1", "lightning2", "gated_mlp")
-"""Implementations and operations whose launches no plan holds: they take descriptors, which the host makes anew."""
 HEADS = [op for op in OPERATIONS if "num_heads" in get_operation(op).sizes]
 CHANNELS = [op for op in OPERATIONS if get_operation(op).channelwise]
 

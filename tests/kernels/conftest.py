@@ -1,4 +1,4 @@
-"""For tests of kernels: memory that torch leaves uninitialised is NaN, and the plans that calls follow are recorded."""
+"""For tests of kernels: memory that torch leaves uninitialised is NaN, and repeated launches are recorded."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
-
-from lrbench.kernels.common import remember
+from triton.compiler import CompiledKernel
 
 
 def poisoned(allocate: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -39,14 +38,14 @@ def poison_allocations(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def plans(monkeypatch: pytest.MonkeyPatch) -> list[remember.Plan]:
-    """The plans that were followed, in order."""
-    followed: list[remember.Plan] = []
-    follow = remember.Plan.__call__
+def repeated(monkeypatch: pytest.MonkeyPatch) -> list[CompiledKernel]:
+    """The compiled kernels that passes have launched once more, in order: Triton itself does not ask for this item."""
+    launched: list[CompiledKernel] = []
+    launch = CompiledKernel.__getitem__
 
-    def call(self: remember.Plan, tensors: Any) -> Any:
-        followed.append(self)
-        return follow(self, tensors)
+    def note(self: CompiledKernel, grid: Any) -> Any:
+        launched.append(self)
+        return launch(self, grid)
 
-    monkeypatch.setattr(remember.Plan, "__call__", call)
-    return followed
+    monkeypatch.setattr(CompiledKernel, "__getitem__", note)
+    return launched

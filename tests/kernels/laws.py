@@ -719,8 +719,8 @@ def check_leaves_inputs_alone(case: Case) -> None:
 def check_unaligned(case: Case) -> None:
     """Tensors, gradients among them, that do not begin at a multiple of 16 bytes give the bits of those that do.
 
-    On a GPU calls of each kind take turns, and those that have a plan come to follow it. The RG-LRU layer's products
-    are torch's, which has other kernels for such tensors.
+    On a GPU calls of each kind take turns, and come to repeat launches. The RG-LRU layer's products are torch's, which
+    has other kernels for such tensors.
     """
     problem, fn = case.draw(), case.function
     gradients = case.impl != "step" and "fwbw" in case.operation.implementation(case.impl).modes

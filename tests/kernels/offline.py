@@ -25,6 +25,7 @@ from triton.compiler import ASTSource
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from lrbench.kernels.common.arguments import CASE_DTYPES
+from lrbench.kernels.common.remember import RememberedKernel
 
 _TYPES = {**CASE_DTYPES, torch.int32: "i32", torch.int64: "i64", torch.int8: "i8", torch.bool: "i1"}
 _OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg", "ptx_options")
@@ -84,8 +85,9 @@ def record_launches(*modules: Any) -> Iterator[list[Launch]]:
     with pytest.MonkeyPatch.context() as patch:
         for module in modules:
             for name, value in [*vars(module).items()]:
-                if isinstance(value, triton.JITFunction):
-                    patch.setattr(module, name, Recorder(value, launches))
+                kernel = value.kernel if isinstance(value, RememberedKernel) else value
+                if isinstance(kernel, triton.JITFunction):
+                    patch.setattr(module, name, Recorder(kernel, launches))
         yield launches
 
 

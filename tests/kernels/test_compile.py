@@ -335,7 +335,7 @@ def test_mlp_projects_again_or_saves() -> None:
         ("fused_save", True, ["save"]),
     ):
         launches = record(mlp(impl, "columns"), training=training)
-        assert [x.arguments["END"] for x in launches if x.kernel is project.project_kernel] == ends
+        assert [x.arguments["END"] for x in launches if x.kernel is project.project_kernel.kernel] == ends
 
 
 def test_mlp_launches_of_large_products() -> None:
@@ -379,7 +379,7 @@ def test_products_that_wait_for_each_other_are_found() -> None:
 
 def test_mlp_tokens_compile_nothing_anew() -> None:
     """Triton else compiles for one token, for multiples of 16 and for other numbers."""
-    for kernel, name in ((project.project_kernel, "M"), (project.gate_gradient_kernel, "multiples")):
+    for kernel, name in ((project.project_kernel.kernel, "M"), (project.gate_gradient_kernel.kernel, "multiples")):
         (tokens,) = (parameter for parameter in kernel.params if parameter.name == name)
         assert tokens.do_not_specialize
 

@@ -21,17 +21,13 @@ from lrbench.bench.plan import PlannedCase
 from lrbench.bench.worker import prepare
 from lrbench.kernels import Implementation, Operation
 from lrbench.kernels.common.device import memory_rate, on_device_of
+from lrbench.kernels.common.remember import RememberedKernel
 from lrbench.results.schema import Case
 from lrbench.tests.kernels import laws
 from lrbench.tests.kernels.compiling import IMPLEMENTATIONS, MODULES, pretend, record
 from lrbench.tests.kernels.offline import Recorder, record_launches
 
-KERNELS = {
-    value
-    for module in MODULES
-    for name, value in vars(module).items()
-    if isinstance(value, triton.JITFunction) and name.endswith("_kernel")
-}
+KERNELS = {value.kernel for module in MODULES for value in vars(module).values() if isinstance(value, RememberedKernel)}
 each_implementation = pytest.mark.parametrize(
     ("operation", "implementation"), IMPLEMENTATIONS, ids=lambda value: value.name
 )

@@ -78,6 +78,15 @@ def test_words_on_a_cpu_are_zero() -> None:
         words.fill_(-1)
 
 
+def test_compiled_calls_keep_nothing() -> None:
+    """Their memory may be a CUDA graph's. Other calls keep some all the same, also after one of them has failed."""
+    x = torch.empty(1)
+    assert exchange.keeping_nothing(exchange.stream_of)(x) is None
+    with pytest.raises(AttributeError):
+        exchange.keeping_nothing(exchange.stream_of)(None)  # type: ignore[arg-type]
+    assert exchange.stream_of(x) == (x.device, 0)
+
+
 @pytest.mark.gpu
 def test_streams_large_requests_and_graphs_have_words_of_their_own_on_gpu() -> None:
     """One stream's calls share words; another stream, many words and a captured graph get others."""

@@ -14,12 +14,13 @@ import torch
 import torch._dynamo.testing
 import torch.distributed
 from torch import Tensor
+from torch._dynamo.utils import counters
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.checkpoint import checkpoint
 
-from lrbench.kernels.common import differentiable, remember
+from lrbench.kernels.common import differentiable
 from lrbench.kernels.scalar_decay.declare import FUSED_CHUNK, WHOLE_STATE
 from lrbench.tests.kernels import laws
 from lrbench.tests.kernels.cases import (
@@ -30,7 +31,6 @@ from lrbench.tests.kernels.cases import (
     HEADS,
     KERNELS,
     PORTABLE,
-    UNPLANNED,
     channels,
     each_mlp,
     heads,
@@ -301,9 +301,9 @@ def test_two_streams(case: Case) -> None:
 
 
 @on_each(*ON_GPU)
-def test_repeated_calls(case: Case, plans: list[remember.Plan], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Calls that follow plans, with other values, on other streams, with other gradients asked for, have the bits of a
-    call that follows none."""
+def test_repeated_calls(case: Case, repeated: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls that repeat launches, with other values, on other streams, with other gradients asked for, have the bits of
+    a call whose launches are all Triton's."""
 
     def evaluate(seed: int, names: Sequence[str], carry: bool) -> dict[str, Tensor]:
         problem = replace(case, seed=seed).draw()
@@ -321,19 +321,52 @@ def test_repeated_calls(case: Case, plans: list[remember.Plan], monkeypatch: pyt
     streams = [torch.cuda.current_stream(), torch.cuda.Stream()]
     differentiable_inputs = case.operation.differentiable
     for carry in (False, True) if case.draw().has_state else (False,):
-        plans.clear()
         for turn in range(15):
             names = [differentiable_inputs, differentiable_inputs[:1], ()][turn % 3]
             with monkeypatch.context() as patch:
-                for module in (remember, differentiable):
-                    patch.setattr(module, "is_watched", lambda: True)
+                patch.setattr(differentiable, "run_pass", lambda memory, key, run: run())
+                repeated.clear()
                 expected = evaluate(turn, names, carry)
+                assert not repeated
             with torch.cuda.stream(streams[turn % 2]):
                 torch.cuda.synchronize()
                 results = evaluate(turn, names, carry)
                 torch.cuda.synchronize()
             assert_same(results, expected)
-        assert bool(plans) == (not {case.op, case.impl} & {*UNPLANNED})
+        assert repeated
+
+
+def results_of(function: Callable[..., Tensor], case: Case, seed: int) -> list[Tensor]:
+    """Return copies of the output and the gradients, of inputs and an output's gradient that the seed draws."""
+    inputs = replace(case, seed=seed).draw().inputs
+    leaves = [x.requires_grad_() for name, x in inputs.items() if name in case.operation.differentiable]
+    y = function(*inputs.values())
+    torch.manual_seed(seed)
+    return [x.detach().clone() for x in (y, *torch.autograd.grad(y, leaves, torch.randn_like(y)))]
+
+
+@on_each(*ON_GPU)
+def test_graphed_callables(case: Case) -> None:
+    """torch.cuda.make_graphed_callables captures both passes: replays with other inputs have an eager call's bits."""
+    inputs = case.draw().inputs
+    samples = tuple(x.requires_grad_(name in case.operation.differentiable) for name, x in inputs.items())
+    graphed = torch.cuda.make_graphed_callables(lambda *x: case.function(*x), samples)
+    for seed in (1, 2, 3, 1):
+        expected = results_of(case.function, case, seed)
+        assert all(map(torch.equal, results_of(graphed, case, seed), expected))
+
+
+@pytest.mark.usefixtures("_fresh_compiler")
+@on_each(*ON_GPU)
+def test_reduced_overhead(case: Case) -> None:
+    """torch.compile captures both passes: replays with other inputs give an eager call's numbers."""
+    compiled = torch.compile(lambda *x: case.function(*x), fullgraph=True, mode="reduce-overhead")
+    skipped = counters["inductor"]["cudagraph_skips"]
+    for seed in (1, 2, 3, 1, 2, 3):
+        torch.compiler.cudagraph_mark_step_begin()
+        for x, y in zip(results_of(compiled, case, seed), results_of(case.function, case, seed), strict=True):
+            assert float((x - y).abs().max()) <= 4 * torch.finfo(case.dtype).eps * float(y.abs().max())
+    assert counters["inductor"]["cudagraph_skips"] == skipped
 
 
 REPLAYS = 2000
