@@ -409,6 +409,7 @@ def choose_walk(
     tiles_z = cdiv(DZ, config.block_z)
     shape = _shape(size_x, size_z, H, problem.headroom)
     launches: list[Any] = []
+    options: dict[str, Any]
     if isinstance(config, WholeStateConfig):
         # Each walker writes its own anchors, and each of its four warps its own row sums.
         shares = cdiv(DZ, config.block_z // config.walkers)
@@ -416,9 +417,8 @@ def choose_walk(
         heads, scale = problem.whole_heads + N * (B * H - problem.whole_heads), math.log2(problem.scale)
         for column, tile in config.launches(DX):
             numbers = scale, T, problem.chunk, N, B * H, problem.whole_heads, every, column
-            registers = 128 if tile.resident == 2 else None
-            keywords = {"SHAPE": shape, "ROLE": role, "TILE": tile, "num_warps": 4, "maxnreg": registers}
-            keywords |= register_options(capability)
+            options = {"num_warps": 4, "maxnreg": 128 if tile.resident == 2 else None, **register_options(capability)}
+            keywords = {"SHAPE": shape, "ROLE": role, "TILE": tile, **options}
             launches.append(((cdiv(DZ, tile.block_z) * heads,), numbers, keywords))
     else:
         # Each program writes its own anchors and row sums.
@@ -432,8 +432,7 @@ def choose_walk(
             raise ValueError(f"batch * num_heads * seq_len / {every} must be {expected}, got {B * H * num_anchors}")
         for block in range(blocks):
             flags = {"FIRST": block == 0, "LAST": block == blocks - 1}
-            options = {"num_warps": config.num_warps, "num_stages": config.num_stages}
-            options |= register_options(capability)
+            options = {"num_warps": config.num_warps, "num_stages": config.num_stages, **register_options(capability)}
             keywords = {"SHAPE": shape, "ROLE": role, **flags, "TILE": config, **options}
             launches.append(
                 ((tiles_z * N * B * H,), (problem.scale, T, problem.chunk, N, B * H, every, block), keywords)
