@@ -17,7 +17,7 @@ Look your kernel up in the table of your GPU. `use` names the versions of Triton
 are not slower than the fastest one beyond the noise and 2 %. If the version that you have is among them, keep it; if
 another would gain you enough, install it (`pip install triton==VERSION`) and measure your model once more. A cell is
 the median time in ms and its ratio to the row's fastest; `?` marks a ratio that the noise does not settle. Where a cell
-has a word, the kernel did not run: the second table says why. FlashAttention-2 has no Triton in it, so its ratios show
+has a word, the kernel did not run: the second table says why. torch's attention has no Triton in it, so its ratios show
 what is noise. All versions of a row were measured in one run, in turn.
 
 To ask it of your own GPU or of another version, put that version beside the installed one. Nothing is replaced:
