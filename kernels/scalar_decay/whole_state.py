@@ -34,6 +34,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from ..common.remember import remember_launches
+from ..common.versions import NEW_ASSEMBLER
 from .whole_state_parts import columns_of, elements_of, enter, flat_elements, flatten, load_part, multiply, wait_for
 from .whole_state_tiles import (
     BZ,
@@ -96,7 +97,7 @@ def _pieces(tile, role, divided):
     if tile.state_registers <= 64:
         return 1
     if divided:
-        return 4
+        return 8 if NEW_ASSEMBLER else 4
     return 2 if role.future or role.transposed or len(tile.widths) == 1 else 1
 
 
