@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -116,13 +116,13 @@ def long_rows(lines: Sequence[Line]) -> list[dict[str, Any]]:
     ]
 
 
-def wide_rows(lines: Sequence[Line], sides: Iterable[str]) -> list[dict[str, Any]]:
+def wide_rows(lines: Sequence[Line], sides: Collection[str]) -> list[dict[str, Any]]:
     """Return a row for each case, with a text for each side, for people."""
     shown = []
     several = len({device_of(line.row) for line in lines}) > 1
     for line in lines:
         texts = {side: _text(line.cells[side]) if side in line.cells else "" for side in sides}
-        every = len(line.use) == len(line.cells)
+        every = len(line.use) == len(sides)
         device = {"device": device_of(line.row)} if several else {}
         shown.append({**device, **_names(line.row), **texts, "use": "all" if every else ", ".join(line.use) or "none"})
     return shown

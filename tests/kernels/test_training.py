@@ -333,7 +333,8 @@ def test_repeated_calls(case: Case, repeated: list[Any], monkeypatch: pytest.Mon
                 results = evaluate(turn, names, carry)
                 torch.cuda.synchronize()
             assert_same(results, expected)
-        assert repeated
+        # torch computes lightning1's states, outside of the request: such a call is not remembered.
+        assert bool(repeated) != (carry and case.impl == "lightning1")
 
 
 def results_of(function: Callable[..., Tensor], case: Case, seed: int) -> list[Tensor]:
