@@ -4,21 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
 from ...results.contents import markdown_table
 from ...results.select import Row, describe_sizes, device_of, grouped
-from .compare import MARGIN, by_key, ends, is_measured, is_noisy, judge, key_columns, time_interval
+from ...results.store import HERE
+from ...results.toml_tables import AMOUNT, read_toml
+from .compare import by_key, ends, is_measured, is_noisy, judge, key_columns, time_interval
 from .statistics import UNKNOWN, Interval
 
 HEAD = """# Which Triton for which kernel
 
-Look your kernel up in the table of your GPU. `use` names the versions of Triton with which it is fastest: those that
-are not slower than the fastest one beyond the noise and 2 %. If the version that you have is among them, keep it; if
-another would gain you enough, install it (`pip install triton==VERSION`) and measure your model once more. A cell is
-the median time in ms and its ratio to the row's fastest; `?` marks a ratio that the noise does not settle. Where a cell
-has a word, the kernel did not run: the second table says why. torch's attention has no Triton in it, so its ratios show
-what is noise. All versions of a row were measured in one run, in turn.
+Look your kernel up in the table of your GPU. If your version of Triton is in `use`, keep it; if another would gain you
+enough, install it (`pip install triton==VERSION`) and measure your model once more.
+
+- A cell is the median time in ms and, in brackets, its ratio to the row's fastest; `?` marks a ratio that the
+  samples leave open. Where a word stands instead, the kernel did not run: the second table says why. An empty cell was
+  not measured.
+- Ratios below 1.03 are noise: processes that run the same code differ by 2 to 3 %. torch's attention shows it, which
+  has no Triton in it. So `use` names all versions that are not slower than the fastest by more than 3 %.
+- Every problem has 65,536 tokens in bf16, and every kernel its own chunk length. `fw` is the forward call, `fwbw`
+  forward and backward together. An `impl` with a dot is another package's. All versions of a row were measured in one
+  run, in turn.
 
 To ask it of your own GPU or of another version, put that version beside the installed one. Nothing is replaced:
 
@@ -30,6 +38,21 @@ lrbench results results/local --triton
 
 `lrbench results --triton --format markdown` writes this page from the committed rows
 ([how they are measured](results.md#versions-of-triton)).
+"""
+
+PROCESSES = 0.03
+"""By how much the times of the same code differ from process to process."""
+
+UNSAID = ("batch", "seq_len", "chunk_size", "dtype")
+"""Columns of a case that the page says at its head."""
+
+GUESSED_WITH, SURPRISE = "3.8.0", 0.1
+"""Guesses are times over the time with this version; they are wrong if they are off by more than this factor."""
+
+GUESSES = f"""\
+Before we measured, we [wrote down what to expect](../results/triton_guesses.toml). These guesses were off by more than
+{100 * SURPRISE:.0f} %; `guessed` and `measured` are times over the time with Triton {GUESSED_WITH}. A word in place of
+a number says that the kernel was expected to run with that version and did not, or the other way round.
 """
 
 
@@ -73,7 +96,7 @@ def triton_sides(rows: Iterable[Row]) -> dict[str, list[Row]]:
 
 
 def matrix(
-    sides: Mapping[str, Sequence[Row]], *, ignore: Sequence[str] = (), margin: float = MARGIN
+    sides: Mapping[str, Sequence[Row]], *, ignore: Sequence[str] = (), margin: float = PROCESSES
 ) -> tuple[Line, ...]:
     """Return a line for each case that a side has; sides are matched and judged as :func:`.compare.compare` does."""
     columns = key_columns([*sides.values()], ignore)
@@ -96,6 +119,32 @@ def _line(rows: Mapping[str, Row], margin: float) -> Line:
     return Line(cells={side: cell(row) for side, row in rows.items()})
 
 
+def load_guesses() -> Mapping[str, Mapping[str, float]]:
+    """Return "op impl" -> version -> its expected time over that with 3.8.0, of the versions expected to run it."""
+    form = {"guesses": Mapping[str, Mapping[str, AMOUNT]]}
+    found: Mapping[str, Mapping[str, float]] = read_toml(HERE / "triton_guesses.toml", form, "guesses")["guesses"]
+    return found
+
+
+def surprises(lines: Sequence[Line], guesses: Mapping[str, Mapping[str, float]]) -> list[dict[str, Any]]:
+    """Return a row for each cell whose guess was wrong: by more than 10 %, or about whether the kernel runs."""
+    versions = {GUESSED_WITH}.union(*guesses.values())
+    found = []
+    for line in lines:
+        if (own := guesses.get(f"{line.row['op']} {line.row['impl']}")) is None:
+            continue
+        base = line.cells[GUESSED_WITH].ratio if GUESSED_WITH in line.cells else None
+        for side in [side for side in line.cells if side in versions]:
+            cell, guess = line.cells[side], {GUESSED_WITH: 1.0, **own}.get(side)
+            ratio = cell.ratio / base if cell.ratio and base else None
+            off = guess and ratio and abs(ratio / guess - 1) > SURPRISE
+            if off or (guess is None) != (cell.ratio is None):
+                measured = cell.row["status"] if cell.ratio is None else f"{ratio:.2f}" if ratio else "runs"
+                guessed = "does not run" if guess is None else f"{guess:.2f}"
+                found.append({**_names(line.row, UNSAID), "Triton": side, "guessed": guessed, "measured": measured})
+    return found
+
+
 def long_rows(lines: Sequence[Line]) -> list[dict[str, Any]]:
     """Return a row for each cell, with numbers, for programs."""
     return [
@@ -116,15 +165,15 @@ def long_rows(lines: Sequence[Line]) -> list[dict[str, Any]]:
     ]
 
 
-def wide_rows(lines: Sequence[Line], sides: Collection[str]) -> list[dict[str, Any]]:
-    """Return a row for each case, with a text for each side, for people."""
+def wide_rows(lines: Sequence[Line], sides: Collection[str], unsaid: Sequence[str] = ()) -> list[dict[str, Any]]:
+    """Return a row for each case, with a text for each side, for people; ``unsaid`` columns of a case are left out."""
     shown = []
     several = len({device_of(line.row) for line in lines}) > 1
     for line in lines:
         texts = {side: _text(line.cells[side]) if side in line.cells else "" for side in sides}
-        every = len(line.use) == len(sides)
+        use = "all" if len(line.use) == len(sides) else ", ".join(line.use) or "none"
         device = {"device": device_of(line.row)} if several else {}
-        shown.append({**device, **_names(line.row), **texts, "use": "all" if every else ", ".join(line.use) or "none"})
+        shown.append({**device, **_names(line.row, unsaid), **texts, "use": use})
     return shown
 
 
@@ -147,21 +196,26 @@ def runs_differ(lines: Sequence[Line]) -> int:
 
 def as_page(rows: Sequence[Row]) -> str:
     """Return the page of the rows of sweeps over several Tritons: how to read it, then the tables of every device."""
-    parts = [HEAD]
+    parts, guesses = [HEAD], load_guesses()
     for device, here in sorted(grouped(rows, device_of).items()):
         sides = triton_sides(here)
-        lines = matrix(sides)
+        lines = sorted(matrix(sides), key=lambda line: itemgetter("op", "impl", "mode")(line.row))
         first = max(here, key=lambda row: str(row["measured_at"]))
         parts.append(f"## {device}\n\n{first['device_name']}, torch {first['torch_version']}.\n")
-        for table in (wide_rows(lines, sides), why_not(lines)):
-            parts += markdown_table(table) if table else []
+        for head, table in (
+            ((), wide_rows(lines, sides, UNSAID)),
+            ((), why_not(lines)),
+            ((GUESSES,), surprises(lines, guesses)),
+        ):
+            parts += [*head, *markdown_table(table)] if table else []
     if not rows:
         parts.append("No rows are committed yet.\n")
     return "\n".join(parts)
 
 
-def _names(row: Row) -> dict[str, Any]:
-    return {**{name: row[name] for name in ("op", "impl", "mode")}, "case": describe_sizes(row)}
+def _names(row: Row, unsaid: Sequence[str] = ()) -> dict[str, Any]:
+    case = describe_sizes({**row, **dict.fromkeys(unsaid)})
+    return {**{name: row[name] for name in ("op", "impl", "mode")}, "case": case}
 
 
 def _text(cell: Cell) -> str:

@@ -9,6 +9,7 @@ import pytest
 
 from lrbench.analysis.check import matrix
 from lrbench.analysis.check.compare import compare
+from lrbench.bench.inventory import declared_implementations
 from lrbench.results.contents import triton_rows
 from lrbench.results.select import select
 from lrbench.results.store import committed_results
@@ -50,6 +51,40 @@ def test_a_line_has_the_ratio_to_the_fastest_and_what_it_means() -> None:
     assert "| op | impl | mode | case | 3.8.0 | 3.9.0 | 3.10.0 | use |" in page and "too \\| new" in page
 
 
+def test_a_wrong_guess_is_listed() -> None:
+    """Where it is off by more than a tenth, and where a kernel runs against expectation or does not."""
+    guesses = {
+        "mlstm_sig fused_chunk": {"3.9.0": 0.86, "3.10.0": 0.95},
+        "mlstm_exp fused_chunk": {"3.9.0": 1.05, "3.10.0": 1.0},
+        "mlstm_exp whole_state": {"3.10.0": 1.0},
+    }
+    rows = [
+        *ROWS,
+        of("3.7.1", 9.0),
+        *(of(version, 1.0, op="mlstm_exp", impl="whole_state") for version in ("3.8.0", "3.9.0", "3.10.0")),
+        failed("error", "none", triton_version="3.8.0", run_id="one"),
+    ]
+    sides = matrix.triton_sides(rows[:-1])
+    found = matrix.surprises(matrix.matrix(sides), guesses)
+    of_row = [tuple(row[name] for name in ("op", "impl", "Triton", "guessed", "measured")) for row in found]
+    assert of_row == [
+        ("mlstm_sig", "fused_chunk", "3.10.0", "0.95", "0.80"),
+        ("mlstm_exp", "fused_chunk", "3.10.0", "1.00", "unsupported"),
+        ("mlstm_exp", "whole_state", "3.9.0", "does not run", "1.00"),
+    ]
+    sides["3.8.0"] = [rows[-1]]
+    first = matrix.surprises(matrix.matrix(sides), guesses | {"mlstm_sig fused_chunk": {"3.10.0": 1.0}})
+    assert [(row["Triton"], row["guessed"], row["measured"]) for row in first[:2]] == [
+        ("3.8.0", "1.00", "error"),
+        ("3.9.0", "does not run", "runs"),
+    ]
+
+
+def test_guesses_are_of_what_is_declared() -> None:
+    declared = {f"{op} {impl}" for _, op, impl in declared_implementations()}
+    assert matrix.load_guesses().keys() <= declared
+
+
 def test_sides_of_one_run_come_first(tmp_path: Path, lrbench: Lrbench) -> None:
     """Also where a version has newer rows of another run, of another sweep or of this Triton alone."""
     at = {"measured_at": "2027-01-01T00:00:00+00:00"}
@@ -75,6 +110,8 @@ def test_sides_of_one_run_come_first(tmp_path: Path, lrbench: Lrbench) -> None:
 
 
 def test_the_page_is_as_it_is_written() -> None:
-    written = matrix.as_page(triton_rows(committed_results()))
+    rows = triton_rows(committed_results())
+    assert {(row["batch"] * row["seq_len"], row["dtype"]) for row in rows} <= {(65536, "bf16")}, "the head says so"
+    written = matrix.as_page(rows)
     page = (ROOT / "docs" / "triton.md").read_text(encoding="utf-8")
     assert written == page, "write it anew: lrbench results --triton --format markdown > docs/triton.md"
