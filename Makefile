@@ -1,7 +1,7 @@
 # make sweep   measure the TFLA kernels and their baselines (KERNEL=, GPU=, ARGS="--preset quick ...")
 # make results measure what the committed results of this GPU lack of this code, for 8 minutes; again until it is all
 # make test    set up with the development tools and run the tests
-# make lint    style, types and the project's own conventions
+# make lint    style, types and the project's own conventions and ceilings
 #
 # Everything runs in .venv (VENV=...), which is made when it is missing from python3 (PYTHON=...). pip's own settings,
 # an index or a folder of wheels, come from the environment.
@@ -89,6 +89,7 @@ lint: $(VENV)/.ready-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/python .ci/conventions.py
+	$(BIN)/python .ci/ceilings.py
 	@mkdir -p $(MYPY_ROOT) && ln -sfn "$(CURDIR)" $(MYPY_ROOT)/lrbench
 	MYPYPATH=$(MYPY_ROOT) $(BIN)/mypy --config-file pyproject.toml \
 	    -p lrbench.bench -p lrbench.kernels -p lrbench.analysis -p lrbench.results -m lrbench.cli

@@ -95,7 +95,7 @@ def _imports(path: str, tree: ast.Module) -> Iterator[Violation]:
     at_module_level = set(_module_level(tree))
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.level:
-            for module in _imported_modules(path, node):
+            for module in imported_modules(path, node):
                 if not _allowed(path, module):
                     yield node.lineno, f"{path.partition('/')[0]} must not import {module} (see CONTRIBUTING, layout)"
             continue
@@ -130,7 +130,7 @@ def _module_level(tree: ast.Module) -> Iterator[ast.stmt]:
             pending += node.body
 
 
-def _imported_modules(path: str, node: ast.ImportFrom) -> Iterator[str]:
+def imported_modules(path: str, node: ast.ImportFrom) -> Iterator[str]:
     """Yield what a relative import in ``path`` names, dotted from the package's root: bench, results.schema, ..."""
     package = path.split("/")[:-1]
     if node.level > len(package) + 1:
@@ -192,11 +192,11 @@ def _notebook(text: str) -> Iterator[Violation]:
             yield 1, f"cell {number} holds outputs: clear them, the report executes the notebook"
 
 
-def project_files() -> list[str]:
+def project_files(root: Path = ROOT) -> list[str]:
     """Return the project's files relative to the root: those git tracks and new ones it does not ignore."""
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "*.py", "*.ipynb"]
-    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
-    return sorted({path for path in listed if (ROOT / path).is_file()})
+    listed = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True).stdout.splitlines()
+    return sorted({path for path in listed if (root / path).is_file()})
 
 
 def main() -> int:
