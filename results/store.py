@@ -65,7 +65,7 @@ NAMING = ("run_id", "case_id", "measured_at", "kernel", "op", "impl", "provider"
 OTHER_ROW_SETS = {
     "roofs": (RoofRow, "calibration"), "copies": (RoofRow, "copies"), "profile": (ProfileRow, "profiles"),
     "errors": (ErrorsRow, "errors"), "training": (TrainingRow, "trainings"),
-    "triton": (TritonRow, "Triton versions"),
+    "triton": (TritonRow, "Tritons"),
 }  # fmt: skip
 
 ROW_NAMES = {

@@ -22,8 +22,8 @@ enough, install it (`pip install triton==VERSION`) and measure your model once m
 - A cell is the median time in ms and, in brackets, its ratio to the row's fastest; `?` marks a ratio that the
   samples leave open. Where a word stands instead, the kernel did not run: the second table says why. An empty cell was
   not measured.
-- Ratios below 1.03 are noise: processes that run the same code differ by 2 to 3 %. torch's attention shows it, which
-  has no Triton in it. So `use` names all versions that are not slower than the fastest by more than 3 %.
+- Ratios below 1.03 are noise: processes that run the same code differ by 2 to 3 %.
+  So `use` names all versions that are not slower than the fastest by more than 3 %.
 - Every problem has 65,536 tokens in bf16, and every kernel its own chunk length. `fw` is the forward call, `fwbw`
   forward and backward together. An `impl` with a dot is another package's. All versions of a row were measured in one
   run, in turn.
