@@ -14,7 +14,10 @@ from ...results.toml_tables import AMOUNT, read_toml
 from .compare import by_key, ends, is_measured, is_noisy, judge, key_columns, time_interval
 from .statistics import UNKNOWN, Interval
 
-HEAD = """# Which Triton for which kernel
+PROCESSES = 0.03
+"""By how much the times of the same code differ from process to process."""
+
+HEAD = f"""# Which Triton for which kernel
 
 Look your kernel up in the table of your GPU. If your version of Triton is in `use`, keep it; if another would gain you
 enough, install it (`pip install triton==VERSION`) and measure your model once more.
@@ -22,8 +25,8 @@ enough, install it (`pip install triton==VERSION`) and measure your model once m
 - A cell is the median time in ms and, in brackets, its ratio to the row's fastest; `?` marks a ratio that the
   samples leave open. Where a word stands instead, the kernel did not run: the second table says why. An empty cell was
   not measured.
-- Ratios below 1.03 are noise: processes that run the same code differ by 2 to 3 %.
-  So `use` names all versions that are not slower than the fastest by more than 3 %.
+- Processes that run the same code differ by 2 to 3 %, so `use` names all versions that are not slower than the fastest
+  by more than {100 * PROCESSES:.0f} %.
 - Every problem has 65,536 tokens in bf16, and every kernel its own chunk length. `fw` is the forward call, `fwbw`
   forward and backward together. An `impl` with a dot is another package's. All versions of a row were measured in one
   run, in turn.
@@ -39,9 +42,6 @@ lrbench results results/local --triton
 `lrbench results --triton --format markdown` writes this page from the committed rows
 ([how they are measured](results.md#versions-of-triton)).
 """
-
-PROCESSES = 0.03
-"""By how much the times of the same code differ from process to process."""
 
 UNSAID = ("batch", "seq_len", "chunk_size", "dtype")
 """Columns of a case that the page says at its head."""

@@ -8,8 +8,6 @@ import triton
 
 from ..spec import matches_version
 
-ALL_REGISTERS = {"ptx_options": "--regAllocOptLevel=4"}
-
 NEW_ASSEMBLER = not (matches_version(triton.__version__, "<3.9") or triton.knobs.runtime.interpret)
 """Whether Triton assembles for Hopper with ptxas 13, as before for Blackwell alone."""
 
@@ -20,7 +18,7 @@ def register_options(capability: tuple[int, int]) -> dict[str, str]:
     Because of a bug in ptxas 13, Triton has it allocate registers at level 2, and not at 4, its own. At level 2
     whole_state keeps twice as much in local memory, and takes up to 1.3 times as long.
     """
-    return ALL_REGISTERS if NEW_ASSEMBLER and capability == (9, 0) else {}
+    return {"ptx_options": "--regAllocOptLevel=4"} if NEW_ASSEMBLER and capability == (9, 0) else {}
 
 
 def gluon_names() -> tuple[Any, Any, Any]:
