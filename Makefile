@@ -25,6 +25,9 @@ PYTEST := $(BIN)/pytest -q
 # A test uses one core: threads of torch that wait for one another on shared cores take several times as long. Tests that
 # limit how long an answer may take run alone, last.
 PARALLEL := OMP_NUM_THREADS=1 $(PYTEST) -n auto --maxprocesses 8
+# A version of Triton that is still in use; constraints.txt has the one that a new user gets.
+OLDER_TRITON := 3.8.0
+OLDER := $(VENV)/triton-$(OLDER_TRITON)
 MYPY_ROOT := .mypy_cache/root
 
 .PHONY: help setup sweep results pages test test-main test-speed test-interpret test-compile test-slow test-gpu lint format clean
@@ -67,8 +70,13 @@ test: test-interpret test-compile test-main test-speed
 test-interpret: $(VENV)/.ready-dev
 	TRITON_INTERPRET=1 $(PARALLEL) -m "interpret and not slow"
 
-test-compile: $(VENV)/.ready-dev
+test-compile: $(VENV)/.ready-dev $(OLDER)/.ready
 	$(PARALLEL) -m "compile and not slow"
+	PYTHONPATH="$(CURDIR)/$(OLDER)" $(PARALLEL) -m "older and not slow"
+
+$(OLDER)/.ready: $(VENV)/.ready-dev
+	$(BIN)/python -m pip install --quiet --no-deps --upgrade --target $(OLDER) triton==$(OLDER_TRITON)
+	@touch $@
 
 test-main: $(VENV)/.ready-dev
 	$(PARALLEL) -m "not interpret and not compile and not gpu and not slow and not speed"

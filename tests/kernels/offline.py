@@ -11,8 +11,9 @@ import re
 import subprocess
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,6 @@ import pytest
 import torch
 import triton
 from triton.backends.compiler import GPUTarget
-from triton.backends.nvidia.compiler import get_ptxas
 from triton.compiler import ASTSource
 from triton.tools.tensor_descriptor import TensorDescriptor
 
@@ -129,10 +129,34 @@ def _specialise(launch: Launch) -> tuple[dict[str, Any], dict[tuple[int, ...], A
 
 
 def compile_kernel(launch: Launch, capability: int) -> Any:
-    """Return triton's compiled kernel of a recorded launch: its ``asm`` holds ptx and cubin."""
+    """Return triton's compiled kernel of a recorded launch: its ``asm`` holds ptx and cubin, and its metadata has what
+    the assembler reported as ``ptxas_log``."""
     signature, constexprs, attributes = _specialise(launch)
     source = _source_of(launch.kernel)(fn=launch.kernel, signature=signature, constexprs=constexprs, attrs=attributes)
-    return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=launch.options)
+    with triton.knobs.runtime.scope(), triton.knobs.nvidia.scope():
+        triton.knobs.runtime.add_stages_inspection_hook = _keep_log
+        triton.knobs.nvidia.dump_ptxas_log = True
+        return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=launch.options)
+
+
+def _keep_log(*stages_of: Any) -> tuple[str, str] | None:
+    """Let the last stage add the assembler's report to the metadata, which Triton's cache keeps too.
+
+    Triton calls this without arguments (3.6 does not) for what sets such kernels apart in its cache.
+    """
+    if not stages_of:
+        return "ptxas_log", "ptxas_log"
+    stages = stages_of[1]
+    assemble = stages["cubin"]
+
+    def assemble_and_keep_log(ptx: str, metadata: dict[str, Any]) -> bytes:
+        with redirect_stdout(StringIO()) as log:
+            cubin: bytes = assemble(ptx, metadata)
+        metadata["ptxas_log"] = log.getvalue()
+        return cubin
+
+    stages["cubin"] = assemble_and_keep_log
+    return None
 
 
 def _source_of(kernel: Any) -> type[ASTSource]:
@@ -145,55 +169,33 @@ def _source_of(kernel: Any) -> type[ASTSource]:
 
 
 def compile_launch(launch: Launch, capability: int) -> Resources:
-    """Compile a recorded launch for compute capability ``capability`` (80, 90, 100) and read its resources."""
-    compiled = compile_kernel(launch, capability)
-    registers, stack = read_resource_usage(compiled.asm["cubin"])
+    """Compile a recorded launch for compute capability ``capability`` (80, 90, 100) and read its resources.
+
+    The assembler reports that it serialises Hopper's asynchronous matrix products (wgmma) if other instructions touch
+    an accumulator or a register operand while products are in flight, if registers run out, or if products are in
+    flight across a call or a divergent branch.
+    """
+    metadata = compile_kernel(launch, capability).metadata
+    log = metadata.ptxas_log
+    stack, registers = re.search(r"(\d+) bytes stack frame", log), re.search(r"Used (\d+) registers", log)
+    if stack is None or registers is None:
+        raise RuntimeError(f"ptxas reported no resource usage: {log}")
     return Resources(
         kernel=launch.kernel.__name__,
         capability=capability,
-        registers=registers,
-        stack_bytes=stack,
-        shared_bytes=compiled.metadata.shared,
-        num_warps=compiled.metadata.num_warps,
-        serialised=serialises_products(compiled.asm["ptx"]),
+        registers=int(registers[1]),
+        stack_bytes=int(stack[1]),
+        shared_bytes=metadata.shared,
+        num_warps=metadata.num_warps,
+        serialised="wgmma.mma_async instructions are serialized" in log,
     )
-
-
-def read_resource_usage(cubin: bytes) -> tuple[int, int]:
-    """Return (registers, stack bytes) per thread of the one function in ``cubin``, as cuobjdump reports them."""
-    report = _cuobjdump(cubin, "-res-usage")
-    found = re.search(r"REG:(\d+) STACK:(\d+)", report)
-    if found is None:
-        raise RuntimeError(f"cuobjdump reported no resource usage: {report}")
-    return int(found[1]), int(found[2])
-
-
-def serialises_products(ptx: str) -> bool:
-    """Return whether the assembler reports that it serialises Hopper's asynchronous matrix products (wgmma).
-
-    It does so if other instructions touch an accumulator or a register operand while products are in flight, if
-    registers run out, or if products are in flight across a call or a divergent branch.
-    """
-    if "wgmma.mma_async" not in ptx:
-        return False
-    tool = get_ptxas(90).path
-    with tempfile.TemporaryDirectory() as folder:
-        source = Path(folder) / "kernel.ptx"
-        source.write_text(ptx)
-        command: list[str | Path] = [tool, "-v", "-arch=sm_90a", source, "-o", Path(folder) / "kernel.cubin"]
-        report = subprocess.run(command, capture_output=True, text=True, check=True)
-    return "wgmma.mma_async instructions are serialized" in report.stdout + report.stderr
 
 
 def read_instructions(cubin: bytes) -> list[str]:
     """Return the machine instructions of the one function in ``cubin`` in order, predicates and operands included."""
-    return re.findall(r"/\*[0-9a-f]{4,}\*/\s+([^;/]+?)\s*;", _cuobjdump(cubin, "-sass"))
-
-
-def _cuobjdump(cubin: bytes, what: str) -> str:
     tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        report = subprocess.run([tool, what, file.name], capture_output=True, text=True, check=True)
-    return report.stdout + report.stderr
+        code = subprocess.run([tool, "-sass", file.name], capture_output=True, text=True, check=True).stdout
+    return re.findall(r"/\*[0-9a-f]{4,}\*/\s+([^;/]+?)\s*;", code)

@@ -1,6 +1,7 @@
 """Compile the launches of every implementation for sm_80, sm_90 and sm_100, without a GPU, and hold what they cost.
 
 The ordinary launchers run on CPU tensors with recorders in the kernels' places, so what is compiled is what would run.
+Cases marked ``older`` are compiled with an older Triton too (make test-compile).
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import itertools
 import re
 import traceback
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -17,6 +18,7 @@ import torch
 from triton.compiler.errors import CompilationError
 
 from lrbench.kernels import FAMILIES, Operation
+from lrbench.kernels.common.versions import NEW_ASSEMBLER
 from lrbench.kernels.gated_mlp import project
 from lrbench.kernels.gated_mlp.config import ACTIVATIONS, GatedMlpConfig, case_config, select_tile
 from lrbench.kernels.scalar_decay.declare import SCHEMES
@@ -33,17 +35,29 @@ HEAD_DIMS = ((128, 256), (64, 64), (24, 40), (256, 512))
 TUNED_HEAD_DIMS = ((128, 256), (64, 64), (256, 512))
 """(K, V) whose launches were chosen with care; others may spill, but must compile and fit."""
 CI_DIMS = {"mlstm_sig": ((128, 256), (64, 64)), "mlstm_exp": HEAD_DIMS}
-"""What every run compiles: mLSTMexp takes the most registers; the rest is marked slow."""
+"""What every run compiles for Hopper; the rest is marked slow."""
+LARGE_DIMS = ((128, 256), (256, 512))
+"""What every run compiles for the others: of mLSTMexp, which takes the most registers, what takes the most memory."""
+
+HOPPER_IN_CI = [pytest.param(80, marks=pytest.mark.slow), 90, pytest.param(100, marks=pytest.mark.slow)]
 
 SCAN_FULL, SCAN_FEW = channels(8, 1024, 1024), channels(1, 1024, 2560)
 """Enough channels that states keep ahead of short tiles, and so few that the launcher takes longer ones."""
 WKV_WIDE, WKV_NARROW = channels(8, 512, 768), channels(1, 512, 32)
 SCAN_STACK_BYTES = 128
 """168 registers cost RG-LRU's kernels a few words of stack."""
-EXP_STACK_BYTES = 120
-"""Triton 3.8 keeps on the stack some of what 3.6 holds in registers of mLSTMexp's fused_chunk at EXP_STACK_DIMS."""
-EXP_STACK_DIMS = ((128, 256), (256, 512))
-
+STACK_BYTES = (
+    {
+        ("mlstm_sig", (128, 256)): 104,
+        ("mlstm_sig", (256, 512)): 112,
+        ("mlstm_exp", (128, 256)): 120,
+        ("mlstm_exp", (256, 512)): 136,
+    }
+    if NEW_ASSEMBLER
+    else {("mlstm_exp", (128, 256)): 88, ("mlstm_exp", (256, 512)): 120}
+)
+"""Where fused_chunk keeps more than MAX_STACK_BYTES on the stack. Triton 3.9 assembles for Hopper with ptxas 13, which
+keeps more there at every level of --regAllocOptLevel; before, only Blackwell was assembled with it."""
 
 WHOLE_STATE_DIMS = ((128, 256), (64, 64), (80, 160), (160, 320), (192, 384), (256, 512))
 WHOLE_STATE_STACK_BYTES = 112
@@ -79,16 +93,21 @@ def compiled(
     cases: Iterable[Case],
     *,
     stack: int | None = MAX_STACK_BYTES,
-    slow: bool = False,
     capabilities: Iterable[int] = CAPABILITIES,
+    ci: Collection[int] = CAPABILITIES,
+    older: bool = False,
     **how: bool,
 ) -> list[Any]:
     """Return a test's parameters: case, capability, stack limit and how to record (training, carry).
 
     Args:
-        slow: whether CI leaves them out.
+        ci: the capabilities for which CI compiles them; for others only ``make test-slow`` does.
+        older: whether CI compiles them for Hopper with an older Triton too.
     """
-    marks, on = pytest.mark.slow if slow else (), [name for name, value in how.items() if value]
+    on = [name for name, value in how.items() if value]
+
+    def marks(capability: int) -> list[Any]:
+        return [pytest.mark.older] * (older and capability == 90) + [pytest.mark.slow] * (capability not in ci)
 
     def named(case: Case, capability: int) -> str:
         values = [v for v in (*case.kwargs.values(), *case.options.values(), case.layout) if isinstance(v, int | str)]
@@ -96,7 +115,7 @@ def compiled(
         return "-".join(str(part).removeprefix("torch.") for part in (*parts, f"sm_{capability}"))
 
     return [
-        pytest.param(case, capability, stack, how, id=named(case, capability), marks=marks)
+        pytest.param(case, capability, stack, how, id=named(case, capability), marks=marks(capability))
         for case in cases
         for capability in capabilities
     ]
@@ -106,42 +125,58 @@ def limit(op: str, head_dims: tuple[int, int]) -> int | None:
     """Return the stack that the engine's launches may take."""
     if head_dims not in TUNED_HEAD_DIMS:
         return None
-    return EXP_STACK_BYTES if op == "mlstm_exp" and head_dims in EXP_STACK_DIMS else MAX_STACK_BYTES
+    return STACK_BYTES.get((op, head_dims), MAX_STACK_BYTES)
+
+
+def fused_chunk_in_ci(op: str, head_dims: tuple[int, int], carry: bool) -> tuple[int, ...]:
+    """Return the capabilities for which CI compiles a case of fused_chunk."""
+    if carry:
+        return (90,) if (op, head_dims) == ("mlstm_exp", (128, 256)) else ()
+    if op == "mlstm_exp" and head_dims in LARGE_DIMS:
+        return CAPABILITIES
+    return (90,) if head_dims in CI_DIMS[op] else ()
 
 
 ENGINE = [
     *itertools.chain.from_iterable(
         # The whole sequence is one chunk, the default; then several chunks, an initial state and a last one.
         compiled(
-            [engine(op, "fused_chunk", dims, chunk)], stack=limit(op, dims), slow=(op, dims) not in ci, carry=carry
+            [engine(op, "fused_chunk", dims, chunk)],
+            stack=limit(op, dims),
+            ci=fused_chunk_in_ci(op, dims, carry),
+            older=(op, dims) == ("mlstm_exp", (128, 256)),
+            carry=carry,
         )
-        for chunk, carry, ci in (
-            (SEQ_LEN, False, [(op, dims) for op in MLSTM for dims in CI_DIMS[op]]),
-            (256, True, [("mlstm_exp", (128, 256))]),
-        )
+        for chunk, carry in ((SEQ_LEN, False), (256, True))
         for op in MLSTM
         for dims in HEAD_DIMS
     ),
     *itertools.chain.from_iterable(
-        compiled([engine(op, "whole_state", dims, 256)], stack=WHOLE_STATE_STACK_BYTES, slow=slow, capabilities=(90,))
-        for op, dims, slow in (
-            *(("mlstm_exp", dims, dims == (80, 160)) for dims in WHOLE_STATE_DIMS),
-            *(("mlstm_sig", dims, True) for dims in WHOLE_STATE_DIMS),
+        compiled(
+            [engine(op, "whole_state", dims, 256)],
+            stack=WHOLE_STATE_STACK_BYTES,
+            capabilities=(90,),
+            ci=ci,
+            older=dims in LARGE_DIMS,
+        )
+        for op, dims, ci in (
+            *(("mlstm_exp", dims, () if dims == (80, 160) else (90,)) for dims in WHOLE_STATE_DIMS),
+            *(("mlstm_sig", dims, ()) for dims in WHOLE_STATE_DIMS),
         )
     ),
-    *itertools.chain.from_iterable(
-        compiled([engine(op, impl, (128, 256), chunk_size)], stack=None, carry=False, slow=op != in_ci)
-        for op in MLSTM
-        for impl, chunk_size, in_ci in (("xl_chunk", 256, "mlstm_exp"), ("limit_chunk", 64, "mlstm_sig"))
-    ),
+    # Both launch the same kernels, limit_chunk on other tiles.
+    *compiled([engine("mlstm_exp", "xl_chunk", (128, 256), 256)], stack=None, older=True, carry=False),
+    *compiled([engine("mlstm_sig", "limit_chunk", (128, 256), 64)], stack=None, ci=(90,), carry=False),
+    *compiled([engine("mlstm_sig", "xl_chunk", (128, 256), 256)], stack=None, ci=(), carry=False),
+    *compiled([engine("mlstm_exp", "limit_chunk", (128, 256), 64)], stack=None, ci=(), carry=False),
 ]
 LIGHTNINGS = [
     # The shapes that the bars are about, with the states that take more registers.
-    *compiled([lightning("lightning2", (dim, dim)) for dim in (64, 128)]),
+    *compiled([lightning("lightning2", (dim, dim)) for dim in (64, 128)], older=True),
     *compiled([lightning("lightning1", (128, 128))], carry=False),
     *itertools.chain.from_iterable(
         # A float32 product holds its operands in registers, and so no state of 256 rows besides.
-        compiled([case], stack=None if dtype == F32 and max(dims) > 128 else MAX_STACK_BYTES, slow=True, carry=carry)
+        compiled([case], stack=None if dtype == F32 and max(dims) > 128 else MAX_STACK_BYTES, ci=(), carry=carry)
         for dims in ((64, 64), (128, 128), (128, 256), (256, 256), (256, 64), (24, 40), (16, 16), (200, 72))
         for dtype in (BF16, F16, F32)
         for case in (*(lightning(impl, dims, dtype) for impl in LIGHTNING), lightning("lightning2", dims, dtype, 1))
@@ -149,7 +184,7 @@ LIGHTNINGS = [
     ),
 ]
 SCANS = [
-    *compiled([over_channels("rglru", "fused", SCAN_FULL)], stack=SCAN_STACK_BYTES),
+    *compiled([over_channels("rglru", "fused", SCAN_FULL)], stack=SCAN_STACK_BYTES, older=True),
     *compiled(
         [
             over_channels(op, impl, sizes, dtype)
@@ -160,11 +195,10 @@ SCANS = [
             if (op, impl, sizes, dtype) != ("rglru", "fused", SCAN_FULL, BF16)
         ],
         stack=SCAN_STACK_BYTES,
-        slow=True,
+        ci=(),
     ),
-    *compiled([over_channels("rglru_layer", "fused", SCAN_FULL)], stack=SCAN_STACK_BYTES, slow=True),
-    *compiled([over_channels("wkv4", "scan", WKV_WIDE)], capabilities=(90,)),
-    *compiled([over_channels("wkv4", "scan", WKV_WIDE)], slow=True, capabilities=(80, 100)),
+    *compiled([over_channels("rglru_layer", "fused", SCAN_FULL)], stack=SCAN_STACK_BYTES, ci=()),
+    *compiled([over_channels("wkv4", "scan", WKV_WIDE)], ci=(90,), older=True),
     *compiled(
         [
             over_channels("wkv4", impl, sizes, dtype)
@@ -172,14 +206,14 @@ SCANS = [
             for dtype in (BF16, F16, F32)
             if (impl, sizes, dtype) != ("scan", WKV_WIDE, BF16)
         ],
-        slow=True,
+        ci=(),
     ),
 ]
 MLPS = [
-    *compiled([mlp(impl, layout) for layout in LAYOUTS for impl in ("fused", "fused_save")]),
-    *compiled([mlp(impl, layout) for layout in LAYOUTS for impl in ("fused", "gemms")], training=False),
+    *compiled([mlp(impl, layout) for layout in LAYOUTS for impl in ("fused", "fused_save")], older=True),
+    *compiled([mlp(impl, layout) for layout in LAYOUTS for impl in ("fused", "gemms")], older=True, training=False),
     *itertools.chain.from_iterable(
-        compiled([mlp(impl, layout, tokens, dtype, activation=activation)], slow=True, training=training)
+        compiled([mlp(impl, layout, tokens, dtype, activation=activation)], ci=(), training=training)
         for activation in ACTIVATIONS
         for dtype in (BF16, F16, F32)
         for tokens in (1, 256)
@@ -251,11 +285,12 @@ def test_every_implementation_is_compiled() -> None:
     assert declared - compiled_here == {("lightning", impl) for impl in SCHEMES}
 
 
-@pytest.mark.parametrize("name", LIGHTNING)
+@pytest.mark.parametrize(("name", "carry"), [("lightning1", False), ("lightning2", True)])
 @pytest.mark.parametrize("capability", CAPABILITIES)
-def test_lightning_needs_no_memory_of_its_own(capability: int, name: str) -> None:
+def test_lightning_needs_no_memory_of_its_own(capability: int, name: str, carry: bool) -> None:
     """A pass allocates outputs and gradients alone, where tiles travel by descriptors (sm_90 on) and where not."""
-    for launch in record(lightning(name, (64, 64)), capability, carry=False):
+    # test_launches compiles these launches too: Triton's cache keeps them for whichever comes later.
+    for launch in record(lightning(name, (128, 128)), capability, carry=carry):
         compiled = compile_kernel(launch, capability)
         assert compiled.metadata.global_scratch_size == 0
         text = compiled.asm["ttgir"]
@@ -265,7 +300,7 @@ def test_lightning_needs_no_memory_of_its_own(capability: int, name: str) -> Non
 
 
 @pytest.mark.parametrize(("op", "impl", "ahead"), [("rglru", "fused", 3), ("linear_scan", "scan", 6)])
-@pytest.mark.parametrize("capability", CAPABILITIES)
+@pytest.mark.parametrize("capability", HOPPER_IN_CI)
 def test_one_long_sequence_forward(capability: int, op: str, impl: str, ahead: int) -> None:
     """Without a backward pass no states are kept: another kernel. It fetches inputs so many tiles of time ahead.
 
@@ -310,14 +345,14 @@ def test_rglru_on_hopper(sizes: dict[str, int]) -> None:
         assert len(loads) == (4 if "gradient" in name else 3) * tile.block_i, name
         between = code[loads[0] : loads[-1]]
         assert not [line for line in between if "MUFU.EX2" in line or "MUFU.RSQ" in line], name
-        assert sum("MUFU" in line for line in code) <= (specials + 0.6) * tile.block_i * tile.channels, name
+        assert sum("MUFU" in line for line in code) <= specials * tile.block_i * tile.channels + 20, name
         # Two words of 64 bits an access.
         for access in ("LDG.E.128.STRONG.GPU", "STG.E.128.STRONG.GPU"):
             assert sum(access in line for line in code) == pack // 2 > 0, name
         assert sum("STRONG" in line for line in code) == pack, name
 
 
-@pytest.mark.parametrize("capability", CAPABILITIES)
+@pytest.mark.parametrize("capability", HOPPER_IN_CI)
 def test_wkv_forward(capability: int) -> None:
     """Without a backward pass states pass from tile to tile, by 128 bits at once."""
     (launch,) = launches = record(over_channels("wkv4", "scan", WKV_WIDE), capability, training=False, carry=False)
