@@ -24,7 +24,7 @@ INPUTS := pyproject.toml setup.py constraints.txt .ci/setup
 PYTEST := $(BIN)/pytest -q
 # A test uses one core: threads of torch that wait for one another on shared cores take several times as long. Tests that
 # limit how long an answer may take run alone, last.
-PARALLEL := OMP_NUM_THREADS=1 $(PYTEST) -n auto --maxprocesses 8
+PARALLEL := OMP_NUM_THREADS=1 $(PYTEST) -n auto --maxprocesses 8 --dist worksteal
 # A version of Triton that is still in use; constraints.txt has the one that a new user gets.
 OLDER_TRITON := 3.8.0
 OLDER := $(VENV)/triton-$(OLDER_TRITON)
@@ -72,7 +72,7 @@ test-interpret: $(VENV)/.ready-dev
 
 test-compile: $(VENV)/.ready-dev $(OLDER)/.ready
 	$(PARALLEL) -m "compile and not slow"
-	PYTHONPATH="$(CURDIR)/$(OLDER)" $(PARALLEL) -m "older and not slow"
+	PYTHONPATH="$(CURDIR)/$(OLDER)" $(PARALLEL) -m "older and not slow" tests/kernels/test_compile.py
 
 $(OLDER)/.ready: $(VENV)/.ready-dev
 	$(BIN)/python -m pip install --quiet --no-deps --upgrade --target $(OLDER) triton==$(OLDER_TRITON)

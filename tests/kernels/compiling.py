@@ -28,13 +28,7 @@ MODULES = [
 ]
 """Every module of the kernels."""
 
-SHARED_MEMORY_BYTES = {
-    (8, 0): 163 * 1024,
-    (8, 6): 99 * 1024,
-    (8, 9): 99 * 1024,
-    (9, 0): 227 * 1024,
-    (10, 0): 227 * 1024,
-}
+SHARED_MEMORY_BYTES = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}
 """Shared memory a block may use, by compute capability."""
 
 IMPLEMENTATIONS = [
@@ -95,7 +89,7 @@ def check(launches: Sequence[Launch], capability: int = 90, *, max_stack_bytes: 
     On Hopper products may not wait for each other, which takes up to half of a kernel's speed.
     """
     assert launches
-    limit = SHARED_MEMORY_BYTES[divmod(capability, 10)]
+    limit = SHARED_MEMORY_BYTES[capability]
     bad = []
     for launch in launches:
         key = (capability, *launch.compile_key())

@@ -177,14 +177,14 @@ def compile_launch(launch: Launch, capability: int) -> Resources:
     """
     metadata = compile_kernel(launch, capability).metadata
     log = metadata.ptxas_log
-    stack, registers = re.search(r"(\d+) bytes stack frame", log), re.search(r"Used (\d+) registers", log)
-    if stack is None or registers is None:
+    found = re.search(r"(\d+) bytes stack frame.*Used (\d+) registers", log, re.DOTALL)
+    if found is None:
         raise RuntimeError(f"ptxas reported no resource usage: {log}")
     return Resources(
         kernel=launch.kernel.__name__,
         capability=capability,
-        registers=int(registers[1]),
-        stack_bytes=int(stack[1]),
+        registers=int(found[2]),
+        stack_bytes=int(found[1]),
         shared_bytes=metadata.shared,
         num_warps=metadata.num_warps,
         serialised="wgmma.mma_async instructions are serialized" in log,

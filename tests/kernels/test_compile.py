@@ -34,11 +34,10 @@ SEQ_LEN = 1024
 HEAD_DIMS = ((128, 256), (64, 64), (24, 40), (256, 512))
 TUNED_HEAD_DIMS = ((128, 256), (64, 64), (256, 512))
 """(K, V) whose launches were chosen with care; others may spill, but must compile and fit."""
-CI_DIMS = {"mlstm_sig": ((128, 256), (64, 64)), "mlstm_exp": HEAD_DIMS}
-"""What every run compiles for Hopper; the rest is marked slow."""
-LARGE_DIMS = ((128, 256), (256, 512))
-"""What every run compiles for the others: of mLSTMexp, which takes the most registers, what takes the most memory."""
-
+TIGHT = ("mlstm_exp", (128, 256))
+CI = dict.fromkeys(itertools.product(MLSTM, HEAD_DIMS[:3]), (90,)) | {TIGHT: CAPABILITIES}
+CI |= {("mlstm_sig", (24, 40)): (), ("mlstm_exp", (256, 512)): (90, 100)}
+"""For which capabilities every run compiles fused_chunk: mLSTMexp takes the most registers; the rest is marked slow."""
 HOPPER_IN_CI = [pytest.param(80, marks=pytest.mark.slow), 90, pytest.param(100, marks=pytest.mark.slow)]
 
 SCAN_FULL, SCAN_FEW = channels(8, 1024, 1024), channels(1, 1024, 2560)
@@ -46,18 +45,10 @@ SCAN_FULL, SCAN_FEW = channels(8, 1024, 1024), channels(1, 1024, 2560)
 WKV_WIDE, WKV_NARROW = channels(8, 512, 768), channels(1, 512, 32)
 SCAN_STACK_BYTES = 128
 """168 registers cost RG-LRU's kernels a few words of stack."""
-STACK_BYTES = (
-    {
-        ("mlstm_sig", (128, 256)): 104,
-        ("mlstm_sig", (256, 512)): 112,
-        ("mlstm_exp", (128, 256)): 120,
-        ("mlstm_exp", (256, 512)): 136,
-    }
-    if NEW_ASSEMBLER
-    else {("mlstm_exp", (128, 256)): 88, ("mlstm_exp", (256, 512)): 120}
-)
-"""Where fused_chunk keeps more than MAX_STACK_BYTES on the stack. Triton 3.9 assembles for Hopper with ptxas 13, which
-keeps more there at every level of --regAllocOptLevel; before, only Blackwell was assembled with it."""
+SEEN_STACK_BYTES = (104, 0, 112, 120, 0, 136) if NEW_ASSEMBLER else (64, 0, 64, 88, 0, 120)
+STACK_BYTES = dict(zip(itertools.product(MLSTM, TUNED_HEAD_DIMS), SEEN_STACK_BYTES, strict=True))
+"""What fused_chunk may keep on the stack. Triton 3.9 assembles for Hopper with ptxas 13, which keeps more there at any
+level of --regAllocOptLevel; before, only Blackwell was assembled with it."""
 
 WHOLE_STATE_DIMS = ((128, 256), (64, 64), (80, 160), (160, 320), (192, 384), (256, 512))
 WHOLE_STATE_STACK_BYTES = 112
@@ -106,62 +97,38 @@ def compiled(
     """
     on = [name for name, value in how.items() if value]
 
-    def marks(capability: int) -> list[Any]:
-        return [pytest.mark.older] * (older and capability == 90) + [pytest.mark.slow] * (capability not in ci)
-
     def named(case: Case, capability: int) -> str:
         values = [v for v in (*case.kwargs.values(), *case.options.values(), case.layout) if isinstance(v, int | str)]
         parts = (case.op, case.impl, case.dtype, "x".join(map(str, case.sizes.values())), *values, *on)
         return "-".join(str(part).removeprefix("torch.") for part in (*parts, f"sm_{capability}"))
 
+    marks = {n: [pytest.mark.older] * (older and n == 90) + [pytest.mark.slow] * (n not in ci) for n in capabilities}
     return [
-        pytest.param(case, capability, stack, how, id=named(case, capability), marks=marks(capability))
+        pytest.param(case, capability, stack, how, id=named(case, capability), marks=marks[capability])
         for case in cases
         for capability in capabilities
     ]
-
-
-def limit(op: str, head_dims: tuple[int, int]) -> int | None:
-    """Return the stack that the engine's launches may take."""
-    if head_dims not in TUNED_HEAD_DIMS:
-        return None
-    return STACK_BYTES.get((op, head_dims), MAX_STACK_BYTES)
-
-
-def fused_chunk_in_ci(op: str, head_dims: tuple[int, int], carry: bool) -> tuple[int, ...]:
-    """Return the capabilities for which CI compiles a case of fused_chunk."""
-    if carry:
-        return (90,) if (op, head_dims) == ("mlstm_exp", (128, 256)) else ()
-    if op == "mlstm_exp" and head_dims in LARGE_DIMS:
-        return CAPABILITIES
-    return (90,) if head_dims in CI_DIMS[op] else ()
 
 
 ENGINE = [
     *itertools.chain.from_iterable(
         # The whole sequence is one chunk, the default; then several chunks, an initial state and a last one.
         compiled(
-            [engine(op, "fused_chunk", dims, chunk)],
-            stack=limit(op, dims),
-            ci=fused_chunk_in_ci(op, dims, carry),
-            older=(op, dims) == ("mlstm_exp", (128, 256)),
+            [engine(at[0], "fused_chunk", at[1], chunk)],
+            stack=STACK_BYTES.get(at),
+            ci=ci.get(at, ()),
+            older=at == TIGHT,
             carry=carry,
         )
-        for chunk, carry in ((SEQ_LEN, False), (256, True))
-        for op in MLSTM
-        for dims in HEAD_DIMS
+        for chunk, carry, ci in ((SEQ_LEN, False, CI), (256, True, {TIGHT: (90,)}))
+        for at in itertools.product(MLSTM, HEAD_DIMS)
     ),
     *itertools.chain.from_iterable(
-        compiled(
-            [engine(op, "whole_state", dims, 256)],
-            stack=WHOLE_STATE_STACK_BYTES,
-            capabilities=(90,),
-            ci=ci,
-            older=dims in LARGE_DIMS,
-        )
-        for op, dims, ci in (
-            *(("mlstm_exp", dims, () if dims == (80, 160) else (90,)) for dims in WHOLE_STATE_DIMS),
-            *(("mlstm_sig", dims, ()) for dims in WHOLE_STATE_DIMS),
+        compiled([engine(op, "whole_state", dims, 256)], stack=WHOLE_STATE_STACK_BYTES, capabilities=(90,), **run)
+        for dims in WHOLE_STATE_DIMS
+        for op, run in (
+            ("mlstm_exp", {"ci": () if dims == (80, 160) else (90,), "older": dims == TIGHT[1]}),
+            ("mlstm_sig", {"ci": ()}),
         )
     ),
     # Both launch the same kernels, limit_chunk on other tiles.
@@ -172,7 +139,8 @@ ENGINE = [
 ]
 LIGHTNINGS = [
     # The shapes that the bars are about, with the states that take more registers.
-    *compiled([lightning("lightning2", (dim, dim)) for dim in (64, 128)], older=True),
+    *compiled([lightning("lightning2", (64, 64))], ci=(90,), older=True),
+    *compiled([lightning("lightning2", (128, 128))], older=True),
     *compiled([lightning("lightning1", (128, 128))], carry=False),
     *itertools.chain.from_iterable(
         # A float32 product holds its operands in registers, and so no state of 256 rows besides.
@@ -289,7 +257,7 @@ def test_every_implementation_is_compiled() -> None:
 @pytest.mark.parametrize("capability", CAPABILITIES)
 def test_lightning_needs_no_memory_of_its_own(capability: int, name: str, carry: bool) -> None:
     """A pass allocates outputs and gradients alone, where tiles travel by descriptors (sm_90 on) and where not."""
-    # test_launches compiles these launches too: Triton's cache keeps them for whichever comes later.
+    # These launches are among test_launches', so Triton's cache has them for whichever comes later.
     for launch in record(lightning(name, (128, 128)), capability, carry=carry):
         compiled = compile_kernel(launch, capability)
         assert compiled.metadata.global_scratch_size == 0
