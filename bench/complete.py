@@ -45,18 +45,19 @@ SWEPT = ("mode", "chunk_size", "seq_len", "batch")
 
 def load_sweeps(path: Path = FILE) -> tuple[Request, ...]:
     """Read the sweeps of a complete set, whose keys are the fields of :class:`.plan.Request`."""
-    found: tuple[Request, ...] = read_toml(path, {"sweeps": tuple[Request, ...]}, "sweeps")["sweeps"]
+    found: tuple[Request, ...] = read_toml(path, {"sweeps": tuple[Request, ...]}, "sweeps").get("sweeps", ())
+    if not found:
+        raise ValueError(f"{path} must have at least one table [[sweeps]]")
     return found
 
 
 def sweeps_file(name: str) -> Path:
     """Return the file of sweeps that ``name`` is the path of, or that comes with the package by that name."""
     own = HERE / f"{name}.toml"
-    if "/" not in name and own.is_file():
-        return own
-    if not Path(name).is_file():
+    path = own if "/" not in name and own.is_file() else Path(name)
+    if not path.is_file():
         raise ValueError(f"--sweeps must be a TOML file of sweeps or the name of one in results/, got {name}")
-    return Path(name)
+    return path
 
 
 def missing_requests(found: Sequence[Found]) -> Iterator[Request]:

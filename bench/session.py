@@ -281,8 +281,7 @@ def _planned(requests: Sequence[Request], environment: Environment) -> list[Plan
     if request.shard != (1, 1):
         raise ValueError("no case is left: --shard has more parts than the sweep has cases")
     elsewhere = "cpu" if environment.device_kind == "cuda" else "cuda"
-    names = dict.fromkeys(item.case.impl for item in plan.plan(request, device_kind=elsewhere))
-    if names:
+    if names := dict.fromkeys(item.case.impl for item in plan.plan(request, device_kind=elsewhere)):
         raise ValueError(f"no case is left on {environment.device_name}: {', '.join(names)} run on {elsewhere}")
     raise ValueError(f"no case is left: nothing of kernel {request.kernel} has these modes and dtypes")
 
