@@ -313,7 +313,7 @@ def test_rglru_on_hopper(sizes: dict[str, int]) -> None:
         assert len(loads) == (4 if "gradient" in name else 3) * tile.block_i, name
         between = code[loads[0] : loads[-1]]
         assert not [line for line in between if "MUFU.EX2" in line or "MUFU.RSQ" in line], name
-        assert sum("MUFU" in line for line in code) <= specials * tile.block_i * tile.channels + 20, name
+        assert sum("MUFU" in line for line in code) <= (specials + 0.6) * tile.block_i * tile.channels, name
         # Two words of 64 bits an access.
         for access in ("LDG.E.128.STRONG.GPU", "STG.E.128.STRONG.GPU"):
             assert sum(access in line for line in code) == pack // 2 > 0, name
