@@ -323,9 +323,10 @@ def pass_state(
     # wait, for which registers would run out.
     if tiles > 1:
         if PASS.code == "":
-            word = tl.load(before_ptr, mask=last_row & (tile > 0), other=0)
+            waits = tl.where(last_row, tile, 0) > 0
+            word = tl.load(before_ptr, mask=waits, other=0)
             before = tl.where(word >> 32 == call, word.to(tl.int32).to(tl.float32, bitcast=True), float("nan"))
-            state = tl.where(last_row & (tile > 0), before, state)
+            state = tl.where(waits, before, state)
             after = tl.fma(after_a, state, after_b)
             word = (after.to(tl.int32, bitcast=True).to(tl.int64) & 0xFFFFFFFF) | (call.to(tl.int64) << 32)
             tl.store(after_ptr, word, mask=last_row)

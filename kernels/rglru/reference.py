@@ -87,8 +87,7 @@ def _run(
 
 
 def rglru_recurrent(x: Tensor, r: Tensor, i: Tensor, c: Tensor, **keywords: Any) -> Tensor | tuple[Tensor, Tensor]:
-    """Run RG-LRU one step at a time on x and the pre-activations r, i [B, T, C], c [C] and, as ``initial_state``, h_0
-    [B, C]."""
+    """Run RG-LRU one step at a time on x, pre-activations r, i [B, T, C], c [C] and h_0, ``initial_state`` [B, C]."""
     return _run(x, rglru_elements(x, r, i, c), **keywords)
 
 

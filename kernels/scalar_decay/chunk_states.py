@@ -237,15 +237,17 @@ def merge_chunk_states_kernel(
             log_decay -= tl.load(edge_ptr + pid_bh * (NG + 1) + first + count)
         decay = tl.math.exp2(log_decay.to(tl.float32))
         here = states_ptr + (row + chunk) * DX * DZ + offs
-        local = tl.load(here, mask=mask & (step < contributing), other=0.0).to(tl.float32)
+        contributes = tl.full((1,), step, tl.int32) < contributing
+        local = tl.load(here, mask=mask & contributes, other=0.0).to(tl.float32)
         tl.store(here, state.to(states_ptr.dtype.element_ty), mask=mask)
         state = state * decay + local
         if WITH_N:
+            mask_n = mask_x & (tl.full((1,), pid_e, tl.int32) == 0)
             n_here = n_states_ptr + (row + chunk) * DX + offs_x
-            n_local = tl.load(n_here, mask=mask_x & (pid_e == 0) & (step < contributing), other=0.0)
-            tl.store(n_here, n_state, mask=mask_x & (pid_e == 0))
+            n_local = tl.load(n_here, mask=mask_n & contributes, other=0.0)
+            tl.store(n_here, n_state, mask=mask_n)
             n_state = n_state * decay + n_local
     if last_ptr is not None:
         tl.store(last_ptr + pid_bh * DX * DZ + offs, state, mask=mask)
         if WITH_N:
-            tl.store(n_last_ptr + pid_bh * DX + offs_x, n_state, mask=mask_x & (pid_e == 0))
+            tl.store(n_last_ptr + pid_bh * DX + offs_x, n_state, mask=mask_x & (tl.full((1,), pid_e, tl.int32) == 0))

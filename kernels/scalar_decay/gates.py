@@ -320,7 +320,7 @@ def gates_backward_kernel(
     for n in tl.static_range(NUM_ANCHORS):
         anchor = anchor_ptr + n * BH.to(tl.int64) * N + at_stretch
         carry += tl.load(anchor, mask=mask_h, other=0.0).to(tl.float64)
-        drift -= tl.load(anchor + 1, mask=mask_h & (pid_n + 1 < N), other=0.0).to(tl.float64)
+        drift -= tl.load(anchor + 1, mask=mask_h & (tl.full((1, 1), pid_n + 1, tl.int32) < N), other=0.0).to(tl.float64)
     offs_t = start + tl.arange(0, BLOCK_T)[None, :]
     mask = mask_h & (offs_t < end)
     if ONCE:

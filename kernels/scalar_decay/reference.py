@@ -56,8 +56,7 @@ def _denominator(nq: Tensor, m: Tensor, normalizer_gradient: bool) -> Tensor:
 
 
 def _rounded(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Round to ``dtype``, in the dtype of accumulators; values that overflow float16 keep their range, as if scaled
-    by a power of two."""
+    """Round to ``dtype``, in accumulators' dtype; what overflows float16 keeps its range, as if scaled by 2^n."""
     wide = compute_dtype(dtype)
     rounded = x.to(dtype).to(wide)
     if dtype != torch.float16:

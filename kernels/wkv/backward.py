@@ -306,7 +306,7 @@ def scan_gradient_kernel(
     # The last tile only gets the last state's gradients, which are relative to that state's exponent already.
     end = tl.load(
         saved_ptr + 2 * saved_size + (tile + 1).to(tl.int64) * (STEPS // BLOCK_I) * C + offs_c,
-        mask=mask_c & (position > 0), other=0.0,
+        mask=mask_c & (tl.full((1,), position, tl.int32) > 0), other=0.0,
     )[None, :]  # fmt: skip
     scale = exp(tl.where(position > 0, o + end, 0.0))
     a, b = tl.fma(in_c, a * scale, in_a) * change, tl.fma(in_c, b * scale, in_b) * change

@@ -360,7 +360,7 @@ def pass_state(
             pack=PASS.pack,
         )  # fmt: skip
     else:
-        waits = last_row & (tile > 0)
+        waits = tl.where(last_row, tile, 0) > 0
         low = tl.load(before_ptr, mask=waits, other=0)
         high = tl.load(before_ptr + 1, mask=waits, other=0)
         # In the interpreter programs run one after the other, so a word of another call is an error: NaN.

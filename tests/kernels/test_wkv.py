@@ -151,9 +151,9 @@ def test_a_key_of_2000_outweighs_all_others(name: str, config: WkvConfig) -> Non
     v = torch.randn(1, 100, 16, generator=torch.Generator().manual_seed(1)).requires_grad_()
     y = OPERATION.function(name)(k, v, torch.full((16,), 12.0), torch.zeros(16), config=config)
     assert (y - v[:, :1]).abs().max() <= 1e-5
-    # So all of y's gradient reaches the first value.
+    # So all of y's gradient reaches the first value. In float32 a key of 2000 is known to 2000 / 2^24.
     (dv,) = torch.autograd.grad(y.sum(), v)
-    assert (dv[:, 0] - 100).abs().max() <= 1e-3
+    assert (dv[:, 0] - 100).abs().max() <= 100 * 2000 / 2**24
     assert dv[:, 1:].abs().max() == 0
 
 
