@@ -248,8 +248,7 @@ def _tera(rate: float | None) -> float | None:
 
 
 def doctor_sections(environment: Environment) -> dict[str, list[Row]]:
-    """Return by title what is here: the device and the versions, the outside packages, which implementations of ours do
-    not run, the known failures."""
+    """Return by title what is here: device and versions, outside packages, ours that do not run, known failures."""
     names = (*ENVIRONMENT_COLUMNS[:3], "capability", "device_count", "memory_bytes", *ENVIRONMENT_COLUMNS[3:])
     values = {name: getattr(environment, name) for name in names}
     return {
@@ -266,8 +265,8 @@ def brief_sections(sections: dict[str, list[Row]]) -> dict[str, list[Row]]:
     """Return what of :func:`doctor_sections` concerns this machine: what is known, missing or fails here."""
     environment, packages, unable, failures = sections.values()
     # A function of several operations counts once.
-    known = {(row["impl"], row["reason"]) for row in failures}
-    applying = {(row["impl"], row["reason"]): row for row in failures if row["applies_here"] == "yes"}.values()
+    known = {(row["impl"], row["when"], row["reason"]): row["applies_here"] for row in failures}
+    applying = [row for row, applies in known.items() if applies == "yes"]
     excluded = {row["reason"]: row["impl"] for row in unable}
     return {
         "environment": [row for row in environment if row["value"] is not None],
@@ -281,7 +280,8 @@ def brief_sections(sections: dict[str, list[Row]]) -> dict[str, list[Row]]:
         ],
         **({"ours that do not run here": [{"impl": i, "reason": r} for r, i in excluded.items()]} if excluded else {}),
         f"{len(applying)} of {len(known)} known failures apply here": [
-            {name: row[name] for name in ("impl", "when", "reason")} for row in applying
+            {"impl": ", ".join(impl for impl, *_ in rows), "when": when, "reason": reason}
+            for (when, reason), rows in grouped(applying, itemgetter(1, 2)).items()
         ],
     }
 

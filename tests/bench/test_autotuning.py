@@ -39,7 +39,8 @@ class Kernel:
             if mode is None:
                 self.compiled.append(self.compile(BLOCK))
             else:
-                mode.submit(BLOCK, lambda: self.compile(BLOCK), self.compiled.append)
+                after = [self.compiled.append, str][: mode.submit.__code__.co_argcount - 3]  # 3.9 takes both
+                mode.submit(BLOCK, lambda: self.compile(BLOCK), *after)
         if not warmup:
             if BLOCK == TOO_LARGE:
                 raise OutOfResources(BLOCK, 1, "shared memory")

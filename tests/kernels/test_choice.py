@@ -100,8 +100,7 @@ def test_a_backward_pass_chooses_for_itself() -> None:
 
 
 def test_a_backward_pass_prefers_chunks_whose_states_are_kept() -> None:
-    """One head of 16/16: chunks of 512 would be faster if their states were there, but the forward pass keeps those of
-    1024."""
+    """One head of 16/16: chunks of 512 would be faster were their states there, but the forward pass keeps 1024's."""
     made = shape(131072, 1, (16, 16))
     assert default_backward_chunk(made, "walk") == forward_chunk(made, "walk") == 1024
     # It keeps none under torch.compile, and where they take much memory.

@@ -1,7 +1,7 @@
 """Compile the launches of every implementation for sm_80, sm_90 and sm_100, without a GPU, and hold what they cost.
 
 The ordinary launchers run on CPU tensors with recorders in the kernels' places, so what is compiled is what would run.
-Cases marked ``newest`` are compiled with the newest Triton too (make test-compile).
+Cases marked ``older`` are compiled with an older Triton too (make test-compile).
 """
 
 from __future__ import annotations
@@ -86,14 +86,14 @@ def compiled(
     stack: int | None = MAX_STACK_BYTES,
     capabilities: Iterable[int] = CAPABILITIES,
     ci: Collection[int] = CAPABILITIES,
-    newest: bool = False,
+    older: bool = False,
     **how: bool,
 ) -> list[Any]:
     """Return a test's parameters: case, capability, stack limit and how to record (training, carry).
 
     Args:
         ci: the capabilities for which CI compiles them; for others only ``make test-slow`` does.
-        newest: whether CI compiles them for Hopper with the newest Triton too.
+        older: whether CI compiles them for Hopper with an older Triton too.
     """
     on = [name for name, value in how.items() if value]
 
@@ -102,7 +102,7 @@ def compiled(
         parts = (case.op, case.impl, case.dtype, "x".join(map(str, case.sizes.values())), *values, *on)
         return "-".join(str(part).removeprefix("torch.") for part in (*parts, f"sm_{capability}"))
 
-    marks = {n: [pytest.mark.newest] * (newest and n == 90) + [pytest.mark.slow] * (n not in ci) for n in capabilities}
+    marks = {n: [pytest.mark.older] * (older and n == 90) + [pytest.mark.slow] * (n not in ci) for n in capabilities}
     return [
         pytest.param(case, capability, stack, how, id=named(case, capability), marks=marks[capability])
         for case in cases
@@ -117,7 +117,7 @@ ENGINE = [
             [engine(at[0], "fused_chunk", at[1], chunk)],
             stack=STACK_BYTES.get(at),
             ci=ci.get(at, ()),
-            newest=at == TIGHT,
+            older=at == TIGHT,
             carry=carry,
         )
         for chunk, carry, ci in ((SEQ_LEN, False, CI), (256, True, {TIGHT: (90,)}))
@@ -127,20 +127,20 @@ ENGINE = [
         compiled([engine(op, "whole_state", dims, 256)], stack=WHOLE_STATE_STACK_BYTES, capabilities=(90,), **run)
         for dims in WHOLE_STATE_DIMS
         for op, run in (
-            ("mlstm_exp", {"ci": () if dims == (80, 160) else (90,), "newest": dims == TIGHT[1]}),
+            ("mlstm_exp", {"ci": () if dims == (80, 160) else (90,), "older": dims == TIGHT[1]}),
             ("mlstm_sig", {"ci": ()}),
         )
     ),
     # Both launch the same kernels, limit_chunk on other tiles.
-    *compiled([engine("mlstm_exp", "xl_chunk", (128, 256), 256)], stack=None, newest=True, carry=False),
+    *compiled([engine("mlstm_exp", "xl_chunk", (128, 256), 256)], stack=None, older=True, carry=False),
     *compiled([engine("mlstm_sig", "limit_chunk", (128, 256), 64)], stack=None, ci=(90,), carry=False),
     *compiled([engine("mlstm_sig", "xl_chunk", (128, 256), 256)], stack=None, ci=(), carry=False),
     *compiled([engine("mlstm_exp", "limit_chunk", (128, 256), 64)], stack=None, ci=(), carry=False),
 ]
 LIGHTNINGS = [
     # The shapes that the bars are about, with the states that take more registers.
-    *compiled([lightning("lightning2", (64, 64))], ci=(90,), newest=True),
-    *compiled([lightning("lightning2", (128, 128))], newest=True),
+    *compiled([lightning("lightning2", (64, 64))], ci=(90,), older=True),
+    *compiled([lightning("lightning2", (128, 128))], older=True),
     *compiled([lightning("lightning1", (128, 128))], carry=False),
     *itertools.chain.from_iterable(
         # A float32 product holds its operands in registers, and so no state of 256 rows besides.
@@ -152,7 +152,7 @@ LIGHTNINGS = [
     ),
 ]
 SCANS = [
-    *compiled([over_channels("rglru", "fused", SCAN_FULL)], stack=SCAN_STACK_BYTES, newest=True),
+    *compiled([over_channels("rglru", "fused", SCAN_FULL)], stack=SCAN_STACK_BYTES, older=True),
     *compiled(
         [
             over_channels(op, impl, sizes, dtype)
@@ -166,7 +166,7 @@ SCANS = [
         ci=(),
     ),
     *compiled([over_channels("rglru_layer", "fused", SCAN_FULL)], stack=SCAN_STACK_BYTES, ci=()),
-    *compiled([over_channels("wkv4", "scan", WKV_WIDE)], ci=(90,), newest=True),
+    *compiled([over_channels("wkv4", "scan", WKV_WIDE)], ci=(90,), older=True),
     *compiled(
         [
             over_channels("wkv4", impl, sizes, dtype)
@@ -178,8 +178,8 @@ SCANS = [
     ),
 ]
 MLPS = [
-    *compiled([mlp(impl, layout) for layout in LAYOUTS for impl in ("fused", "fused_save")], newest=True),
-    *compiled([mlp(impl, layout) for layout in LAYOUTS for impl in ("fused", "gemms")], newest=True, training=False),
+    *compiled([mlp(impl, layout) for layout in LAYOUTS for impl in ("fused", "fused_save")], older=True),
+    *compiled([mlp(impl, layout) for layout in LAYOUTS for impl in ("fused", "gemms")], older=True, training=False),
     *itertools.chain.from_iterable(
         compiled([mlp(impl, layout, tokens, dtype, activation=activation)], ci=(), training=training)
         for activation in ACTIVATIONS
@@ -312,8 +312,9 @@ def test_rglru_on_hopper(sizes: dict[str, int]) -> None:
         loads = [n for n, line in enumerate(code) if "LDG.E.64 " in line]
         assert len(loads) == (4 if "gradient" in name else 3) * tile.block_i, name
         between = code[loads[0] : loads[-1]]
+        elements = tile.block_i * tile.channels
         assert not [line for line in between if "MUFU.EX2" in line or "MUFU.RSQ" in line], name
-        assert sum("MUFU" in line for line in code) <= (specials + 0.6) * tile.block_i * tile.channels, name
+        assert sum("MUFU" in line for line in code) <= specials * elements + max(0.6 * elements, 20), name
         # Two words of 64 bits an access.
         for access in ("LDG.E.128.STRONG.GPU", "STG.E.128.STRONG.GPU"):
             assert sum(access in line for line in code) == pack // 2 > 0, name

@@ -172,8 +172,7 @@ GATES: dict[str, dict[str, Any]] = {
     "lightning": {"gates": 0, "a": "0", "da": "0", "u": 0, "scale": 0, "sums": 0},
     "mamba2_ssd": {"gates": 1, "a": "log + 1", "da": "5", "u": 1, "scale": 0, "sums": 1},
 }
-"""Gate tensors, the work of a token's gates and of their gradients, and 1 for: a log input, a scale, decays that are
-summed over time."""
+"""Gate tensors, the work of a token's gates and of their gradients, and 1 for: a log input, a scale, summed decays."""
 
 SCALAR_DECAY = {
     "chunk_forward": (
