@@ -18,7 +18,7 @@ WHOLE_STATE = "whole_state"
 """The same for Hopper, with the whole state of a head in one program."""
 
 HOPPER, GLUON_TRITON = "9.0", ">=3.6,<3.10"
-"""Compute capability and Triton of whole_state: an H200 passed its laws with 3.6 and 3.8, with 3.9 a drawn sample."""
+"""Compute capability and Triton of whole_state: an H200 passed its laws with 3.6, 3.8 and 3.9."""
 
 OPTIONS = {"parallel": "gate_dtype", "recurrent": "round_operands"}
 """Implementation -> the one keyword that it alone takes."""
