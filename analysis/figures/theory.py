@@ -23,7 +23,7 @@ from ..counts.model import DTYPE_BYTES
 from ..model.chunk_size import Coefficients, check_chunkwise, coefficients, feasible_chunks
 from ..model.fit import ROW_COLUMNS, fit_rows
 from ..model.runtime_model import runtime_model
-from ..model.terms import LAUNCHES, Case
+from ..model.terms import WALKS, Case
 from ..transfer import HEAD_DIM, NORMALISERS, SEQ_LEN, gains
 from .layout import Drawing, Line, Panel, measured_line, same_limits, write
 from .selection import busy_note
@@ -400,7 +400,7 @@ def runtime_over_chunk_size(theory: Theory, frame: pd.DataFrame | None) -> Drawi
 
     Args:
         frame: result rows; their devices are drawn as well, in the colour of their model, and so is, where there is
-            room, what fused_chunk's launches take, fitted to all of a device's rows. None: the model alone. ValueError
+            room, what fused_chunk takes, fitted to all of a device's rows. None: the model alone. ValueError
             where no row is of this problem.
     """
     measured = None if frame is None else _same_problem(frame, theory)
@@ -409,7 +409,7 @@ def runtime_over_chunk_size(theory: Theory, frame: pd.DataFrame | None) -> Drawi
     chunks, sizes = theory.chunks(), theory.sizes
     whole: dict[str, Any] = {name: sizes[name] for name in ("batch", "num_heads")}
     counted = [_counted(theory, theory.head_dim, chunk, **whole) for chunk in chunks]
-    lines, launched, best, busy = [], False, {}, []
+    lines, walked, best, busy = [], False, {}, []
     for n, (key, accelerator) in enumerate(accelerators.items()):
         name, dtype = _short(accelerator), _dtype_on(accelerator, theory.dtype)
         times = [runtime_model(each, accelerator, dtype).upper_ms for each in counted]
@@ -427,11 +427,11 @@ def runtime_over_chunk_size(theory: Theory, frame: pd.DataFrame | None) -> Drawi
             style = dataclasses.replace(style, colour=curve_style(n, "").colour, width=1.2, label=label)
             lines.append(measured_line(rows, "chunk_size", rows["time_ms"], style))
         room = FUSED_CHUNK in fastest and (theory.every or len(accelerators) + len(fastest) < MAX_LINES)
-        launches = _launch_times(frame, theory, accelerator, chunks) if room else None
-        if launches is not None:
-            launched = True
-            style = curve_style(n, f"{name}, {FUSED_CHUNK} launches", dashed=True)
-            lines.append(Line(x=chunks, y=launches, style=style))
+        walks = _walk_times(frame, theory, accelerator, chunks) if room else None
+        if walks is not None:
+            walked = True
+            style = curve_style(n, f"{name}, {FUSED_CHUNK} walks", dashed=True)
+            lines.append(Line(x=chunks, y=walks, style=style))
     title = "Modelled runtime over chunk size"
     chosen = ", ".join(f"{at} on {_short(accelerators[key])}" for key, at in best.items())
     finding = f"Modelled best chunk size: {chosen}"
@@ -445,8 +445,8 @@ def runtime_over_chunk_size(theory: Theory, frame: pd.DataFrame | None) -> Drawi
         f"Model: FLOPs over the matrix rate plus bytes over the bandwidth, of the chunkwise form at causal factor "
         f"{theory.causal_factor:g}."
     )
-    if launched:
-        note += f" Launches: grids, serial steps and states of {FUSED_CHUNK}, fitted to its rows."
+    if walked:
+        note += f" Walks: the tiles and states of {FUSED_CHUNK}, in waves of its programs, fitted to its rows."
     parts = (
         f"batch {sizes['batch']}",
         f"{sizes['num_heads']} heads",
@@ -463,14 +463,14 @@ def runtime_over_chunk_size(theory: Theory, frame: pd.DataFrame | None) -> Drawi
     )
 
 
-def _launch_times(
+def _walk_times(
     frame: pd.DataFrame, theory: Theory, accelerator: Accelerator, chunks: Sequence[int]
 ) -> list[float] | None:
-    """Return the times that fused_chunk's launches take at each chunk size, fitted to the accelerator's rows."""
+    """Return the times that fused_chunk takes at each chunk size, fitted to the accelerator's rows."""
     rows = ok_rows(frame)
     rows = rows[(rows["impl"] == FUSED_CHUNK) & (rows["mode"] == theory.mode) & (rows["dtype"] == theory.dtype)]
     rows = rows[rows["device_accelerator"] == accelerator.key]
-    fit = fit_rows(records(rows, ROW_COLUMNS), theory.op, FUSED_CHUNK, theory.mode, theory.dtype, models=(LAUNCHES,))
+    fit = fit_rows(records(rows, ROW_COLUMNS), theory.op, FUSED_CHUNK, theory.mode, theory.dtype, models=(WALKS,))
     if fit is None:
         return None
     cases = [

@@ -146,7 +146,7 @@ def chunk_size_report(
             low_ms to high_ms; of a bound only the interval. does_not_fit says why no length fits in the memory, None
             where one does; noisy, whether the machine was busy when it was measured.
         flop_optimal, runtime_optimal: the real-valued closed forms.
-        model: of the modelled time: launches or formulation, as fitted, else the formulation's upper time (eq. 118).
+        model: of the modelled time: walks or formulation, as fitted, else the formulation's upper time (eq. 118).
         flop_optimal_feasible, runtime_optimal_feasible: the candidates of least FLOPs and of least modelled time.
         measured_best, regret_ms: the fastest measured candidate, and what the modelled choice takes longer than that;
             None where it was not measured.

@@ -22,7 +22,7 @@ from ..accelerators.known import Accelerator, get_accelerator
 from ..accelerators.roofs import with_roofs
 from ..counts import count_case
 from .runtime_model import LAUNCH_MS, flop_rate
-from .terms import FORMULATION, LAUNCHES, MODELS, Case, Model
+from .terms import FORMULATION, MODELS, Case, Model
 
 if TYPE_CHECKING:
     import numpy as np
@@ -79,17 +79,16 @@ class Fit:
     """A model of a time fitted to measured rows of one implementation and mode.
 
     Attributes:
-        model: FORMULATION, WALKS or LAUNCHES of :mod:`.terms`.
+        model: FORMULATION or WALKS of :mod:`.terms`.
         accelerator: key of the device that was measured.
         roofs: which roofs the rates were taken with: spec, measured or a path.
         constants: name -> value, in ms or, of a rate, full rate over the rate reached; 0 where others explain it all.
         rows: number of the implementation's own rows that were fitted.
         others: how many implementations of its kind were fitted as well, because its own rows are few.
-        errors: what was left out in turn -> (median, worst) absolute relative error on it; 0.1 is 10 %.
-        median_error, worst_error: the same of all that was left out.
+        median_error, worst_error: absolute relative errors on what was left out in turn; 0.1 is 10 %.
         low_ratio, high_ratio: between which the measured over the predicted time lies with 90 % chance, as
             :func:`likely_ratios` takes it from problems left out of the fit.
-        best_share: the largest share of the roof that a row reached, that of the formulation; None by launches.
+        best_share: the largest share of the roof that a row reached, that of the formulation.
         told_apart: whether the rows tell what products take from what memory takes; False but by the formulation.
         measured: size -> the least and greatest one among the rows; ``tokens`` are batch times sequence length.
         stands_in: how the rows came about where they were not measured in this mode and dtype, else None.
@@ -101,12 +100,11 @@ class Fit:
     constants: Mapping[str, float]
     rows: int
     others: int
-    errors: Mapping[str, tuple[float, float]]
     median_error: float
     worst_error: float
     low_ratio: float
     high_ratio: float
-    best_share: float | None
+    best_share: float
     told_apart: bool
     measured: Mapping[str, tuple[int, int]]
     stands_in: str | None = None
@@ -119,8 +117,7 @@ class Fit:
         """Return the least and the greatest time to expect on an accelerator, and why they differ, in words.
 
         On the one that was measured both are the fitted time. Elsewhere it is not known which rate counts (matrix,
-        vector, bandwidth). By launches, latencies stay as they are or change as any rate of one multiprocessor does; by
-        the other models, all but latencies changes as the rate that gains least or as the one that gains most. Then
+        vector, bandwidth), so all but latencies changes as the rate that gains least or as the one that gains most, and
         both ends are :data:`AS_SPECIFIED` times further out.
         """
         latency_ms, rates_ms = self._parts(case, accelerator)
@@ -130,17 +127,12 @@ class Fit:
         assert count is not None, "its terms are known"
         sides = accelerator, measured
         rates = [(flop_rate(count, each, case.dtype), each.vector_flops, each.bandwidth_bytes_s) for each in sides]
-        share = measured.sms / accelerator.sms if self.model is LAUNCHES else 1.0
-        gains = [here / there * share for here, there in zip(*rates, strict=True)]
-        if self.model is LAUNCHES:
-            what = " with its multiprocessors and the tile sizes of compute capability 9.0: the rates of one are"
-            low_ms, high_ms = latency_ms / max(1.0, *gains) + rates_ms, latency_ms / min(1.0, *gains) + rates_ms
-        else:
-            what, there_ms = ": its rates are", self._parts(case, measured)[1]
-            low_ms, high_ms = latency_ms + there_ms / max(gains), latency_ms + there_ms / min(gains)
+        gains = [here / there for here, there in zip(*rates, strict=True)]
+        there_ms = self._parts(case, measured)[1]
+        low_ms, high_ms = latency_ms + there_ms / max(gains), latency_ms + there_ms / min(gains)
         low_ms, high_ms = low_ms / AS_SPECIFIED, high_ms * AS_SPECIFIED
         times = f"{min(gains):.2f} to {max(gains):.2f} times as high, and which counts is not known there"
-        return low_ms, high_ms, f", carried to {accelerator.key}{what} {times}"
+        return low_ms, high_ms, f", carried to {accelerator.key}: its rates are {times}"
 
     def ratios(self, case: Case) -> tuple[float, float]:
         """Return between which the measured over the predicted time of a case lies, wider beyond what was measured."""
@@ -255,22 +247,19 @@ def _fit(
     kin = [[row for row in rows if not _times_host(row)] for rows in there.values()] if shared else []
     others = [_sample(each, model, mode, dtype, key, roofs) for each in kin]
     others = [each for each in others if len(each.times)]
-    few = model is not LAUNCHES and not others and (number >= MIN_PROBLEMS or problems >= FEWEST_PROBLEMS)
+    few = not others and (number >= MIN_PROBLEMS or problems >= FEWEST_PROBLEMS)
     if alone or few:
         constants = fitted(own.terms, own.times)
-        groups = {name: [row[name] for row in own.rows] for name in model.left_out}
-        ratios = {name: left_out_ratios(own.terms, own.times, each) for name, each in groups.items()}
-        by_problem = left_out_ratios(own.terms, own.times, own.problems)
-        low_ratio, high_ratio = likely_ratios(by_problem, problems)
-        ratios = ratios or {"problem": by_problem}
+        ratios = left_out_ratios(own.terms, own.times, own.problems)
+        low_ratio, high_ratio = likely_ratios(ratios, problems)
     elif others and number + sum(len(each.times) for each in others) > len(model.constants):
-        constants, half, apart = _pooled(own, others, model.min_rows)
-        low_ratio, high_ratio, ratios = math.exp(-half), math.exp(half), {"implementation": apart}
+        constants, half, ratios = _pooled(own, others, model.min_rows)
+        low_ratio, high_ratio = math.exp(-half), math.exp(half)
     else:
         return None
     if high_ratio > USELESS * low_ratio:
         return None
-    median_error, worst_error = errors_of([ratio for each in ratios.values() for ratio in each])
+    median_error, worst_error = errors_of(ratios)
     fitted_rows = [row for each in (own, *others) for row in each.rows]
     extents = [_extent(row) for row in fitted_rows]
     return Fit(
@@ -280,12 +269,11 @@ def _fit(
         constants=MappingProxyType(dict(zip(model.constants, map(float, constants), strict=True))),
         rows=number,
         others=len(others),
-        errors=MappingProxyType({name: errors_of(each) for name, each in ratios.items()}),
         median_error=median_error,
         worst_error=worst_error,
         low_ratio=low_ratio,
         high_ratio=high_ratio,
-        best_share=None if model is LAUNCHES else max(each.share for each in ([own] if number else others)),
+        best_share=max(each.share for each in ([own] if number else others)),
         told_apart=model is FORMULATION and (alone or few) and own.told_apart,
         stands_in=next((row["stands_in"] for row in fitted_rows if "stands_in" in row), None),
         measured={name: (min(e[name] for e in extents), max(e[name] for e in extents)) for name in extents[0]},

@@ -198,8 +198,8 @@ class Answer:
 
     @property
     def may_be_chosen(self) -> bool:
-        """Whether a model may choose the chunk length. Launches and walks may choose any. That of the formulation does
-        not see that few chunks leave a device idle, so it chooses among those that were fastest somewhere."""
+        """Whether a model may choose the chunk length. That of walks may choose any. That of the formulation does not
+        see that few chunks leave a device idle, so it chooses among those that were fastest somewhere."""
         fit = self.fit()
         fastest = _fastest_chunks(self.rows) if fit is not None and fit.model is FORMULATION else set()
         return not fastest or self.case.sizes.get("chunk_size") in fastest

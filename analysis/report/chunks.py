@@ -12,7 +12,7 @@ from ...results.select import PROBLEM_COLUMNS, best_rows, grouped, records
 from ..model.answers import Question
 from ..model.chunk_size import CHUNKWISE_OPERATIONS, chunk_size_report
 from ..model.fit import ROW_COLUMNS, Fit, fit_rows
-from ..model.terms import LAUNCHES
+from ..model.terms import WALKS
 from .markup import ABSENT, Cell, Html, numeric, size, table
 from .subject import Subject, name_cell, problem_in_words
 
@@ -34,7 +34,7 @@ class Choice:
 
     @property
     def modelled(self) -> int | None:
-        """The chunk length that the model chooses: of the implementation's launches where it has one."""
+        """The chunk length that the model chooses."""
         return None if self.report is None else int(self.report["runtime_optimal_feasible"])
 
     @property
@@ -63,11 +63,11 @@ def choices(subject: Subject) -> list[Choice]:
 
 @functools.lru_cache(maxsize=64)
 def _fit(subject: Subject, op: str, mode: str, dtype: str) -> Fit | None:
-    """Fit the launches of fused_chunk to its rows of a mode and dtype, or return None."""
+    """Fit the walks of fused_chunk to its rows of a mode and dtype, or return None."""
     rows = subject.trusted
     rows = rows[(rows["impl"] == FUSED_CHUNK) & (rows["mode"] == mode) & (rows["dtype"] == dtype)]
     rows = records(rows[rows["chunk_size"].notna()], ROW_COLUMNS)
-    return fit_rows(rows, op, FUSED_CHUNK, mode, dtype, device=subject.accelerator.key, models=(LAUNCHES,))
+    return fit_rows(rows, op, FUSED_CHUNK, mode, dtype, device=subject.accelerator.key, models=(WALKS,))
 
 
 def _choice(subject: Subject, problem: list[Any]) -> Choice | None:

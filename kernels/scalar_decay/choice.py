@@ -23,7 +23,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ..common.sizes import MIN_PROGRAMS, REMEMBERED, next_power_of_two
 from .config import KEPT_STATES, WHOLE_STATE_BLOCK_T, WholeStateConfig, fit_whole_state, why_no_whole_state
@@ -96,6 +96,13 @@ class Costs:
 COSTS = Costs()
 
 
+class Times(NamedTuple):
+    """The time of a pass in microseconds: of its walks and the normaliser's, and of the passes over the chunks."""
+
+    walks: float
+    states: float
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
     """What a choice depends on. batch_heads: B * H; normalised: with denominators; memory_rate: in bytes a second."""
@@ -122,25 +129,24 @@ class Shape:
             kept: None for a forward pass; for a backward pass see :meth:`backward_us`.
         """
         time_us = self.forward_us if kept is None else functools.partial(self.backward_us, kept=kept)
-        times = {chunk: time_us(scheme, chunk, costs) for chunk in self.chunks()}
+        times = {chunk: sum(time_us(scheme, chunk, costs)) for chunk in self.chunks()}
         enough = min(times.values()) * (1 + WORTH_CUTTING if scheme == "whole_state" and kept is None else 1)
         return next(chunk for chunk, time in times.items() if time <= enough)
 
-    def forward_us(self, scheme: str, chunk: int, costs: Costs = COSTS) -> float:
-        """Return the time in microseconds of the forward pass: walks, the pass over the chunks, the normaliser."""
+    def forward_us(self, scheme: str, chunk: int, costs: Costs = COSTS) -> Times:
+        """Return the time of the forward pass."""
         whole = self.whole_heads(scheme, chunk)
-        total = self._walk_us(scheme, chunk, whole, self.head_dim_qk, self.head_dim_v, costs)
-        total += self._states_us(scheme, chunk, self.batch_heads - whole, costs, with_n=self.normalised)
+        walks = self._walk_us(scheme, chunk, whole, self.head_dim_qk, self.head_dim_v, costs)
         if self.normalised:
             blocks = -(-self.head_dim_qk // 128)
             columns = 2 * self.head_dim_qk / blocks
             for heads, length in self._walks(whole, chunk):
                 programs = heads * -(-self.seq_len // length) * blocks
-                total += self._programs_us(programs, RESIDENT, length, costs.normaliser, columns, costs)
-        return total
+                walks += self._programs_us(programs, RESIDENT, length, costs.normaliser, columns, costs)
+        return Times(walks, self._states_us(scheme, chunk, self.batch_heads - whole, costs, with_n=self.normalised))
 
-    def backward_us(self, scheme: str, chunk: int, costs: Costs = COSTS, *, kept: int) -> float:
-        """Return the time in microseconds of dq, dk, dv, the states' gradients and, unless they were kept, the states.
+    def backward_us(self, scheme: str, chunk: int, costs: Costs = COSTS, *, kept: int) -> Times:
+        """Return the time of dq, dk and dv, and of the states' gradients and, unless they were kept, the states.
 
         Args:
             kept: chunk length of the states that the forward pass has kept, 0 for none. The backward pass can use them
@@ -150,7 +156,8 @@ class Shape:
         dq = self._walk_us(scheme, chunk, whole, self.head_dim_v, self.head_dim_qk, costs, gates=True)
         dv = self._walk_us(scheme, chunk, whole, self.head_dim_qk, self.head_dim_v, costs)
         there = kept == chunk and self.whole_heads(scheme, chunk) == whole
-        return 2 * dq + dv + (1 if there else 2) * self._states_us(scheme, chunk, self.batch_heads - whole, costs)
+        passes = 1 if there else 2
+        return Times(2 * dq + dv, passes * self._states_us(scheme, chunk, self.batch_heads - whole, costs))
 
     def kept_chunk(self, scheme: str, chunk: int, *, qk_share: float = 1, state_bytes: int = 4) -> int:
         """Return ``chunk`` if a forward pass keeps its states, else 0; see :func:`.autograd.keep_states`.

@@ -86,8 +86,8 @@ def read_times(paths: Sequence[Path]) -> dict[tuple[Any, ...], tuple[Shape, Time
 def model_us(shape: Shape, direction: str, cell: Cell, costs: Costs) -> float:
     """Return the modelled time of a pass; a backward pass follows a forward pass with the same chunks."""
     if direction == FORWARD:
-        return shape.forward_us(*cell, costs)
-    return shape.backward_us(*cell, costs, kept=shape.kept_chunk(*cell))
+        return sum(shape.forward_us(*cell, costs))
+    return sum(shape.backward_us(*cell, costs, kept=shape.kept_chunk(*cell)))
 
 
 def loss(problems: Sequence[tuple[Shape, Times]], costs: Costs) -> float:
@@ -162,7 +162,7 @@ def regrets(problems: Sequence[tuple[Shape, Times]], costs: Costs, direction: st
                 kept = shape.kept_chunk(scheme, chosen)
                 chosen = shape.best_chunk(scheme, costs, kept=kept)
                 for chunk in measured:
-                    measured[chunk] += shape.backward_us(scheme, chunk, costs, kept=kept)
+                    measured[chunk] += sum(shape.backward_us(scheme, chunk, costs, kept=kept))
                     measured[chunk] -= model_us(shape, direction, (scheme, chunk), costs)
             if shape.seq_len > ONE_CHUNK and len(measured) > 1:
                 yield measured[chosen] / min(measured.values()) - 1 if chosen in measured else UNMEASURED
