@@ -161,11 +161,11 @@ def test_a_length_that_was_not_measured_may_be_faster(tmp_path: Path, run: Run) 
     )
 
 
-def test_the_modelled_chunk_size_is_chosen_by_launches_where_they_are_known(run: Run) -> None:
+def test_the_modelled_chunk_size_of_a_walk(run: Run) -> None:
     command = "chunk-size tfla --gpu h200 --impl fused_chunk"
     report = run.json(command)
-    assert (report["model"], report["runtime_optimal_feasible"], report["regret_ms"]) == ("launches", 8192, 0)
-    assert 0 < report["fitted"]["median_error"] < 0.05
+    assert (report["model"], report["runtime_optimal_feasible"], report["regret_ms"]) == ("walks", 8192, 0)
+    assert 0 < report["fitted"]["median_error"] < 0.1
     printed = run(f"{command} --all")
     whole, short = (
         f"{made.stored('mlstm_sig', 'fused_chunk', chunk_size=chunk, **MLSTM)['time_ms']:.4g}" for chunk in (8192, 512)

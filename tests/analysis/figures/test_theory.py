@@ -107,13 +107,13 @@ def test_measured_rows_stand_beside_their_accelerators_model() -> None:
     assert dict(drawn["H200 SXM, fused_chunk measured"]) == dict(
         zip(newest["chunk_size"], newest["time_ms"], strict=True)
     )
-    launched = dict(drawn["H200 SXM, fused_chunk launches"])
+    launched = dict(drawn["H200 SXM, fused_chunk walks"])
     assert all(
         launched[chunk] == pytest.approx(time_ms, rel=0.2) for chunk, time_ms in drawn["H200 SXM, fused_chunk measured"]
     )
     assert set(launched) == set(dict(drawn["H200 SXM, model"]))
     colours = {line.get_label(): line.get_color() for line in figure.axes[0].lines}
-    assert colours["H200 SXM, fused_chunk launches"] == colours["H200 SXM, model"]
+    assert colours["H200 SXM, fused_chunk walks"] == colours["H200 SXM, model"]
     assert colours["H200 SXM, fused_chunk measured"] == colours["H200 SXM, model"] != colours["B200, model"]
 
 
