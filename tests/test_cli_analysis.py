@@ -173,7 +173,7 @@ def test_the_modelled_chunk_size_of_a_walk(run: Run) -> None:
     assert printed.startswith(
         f"use 8192 with fused_chunk: {whole} ms measured on h200_sxm (512, which the paper's model chooses: {short})\n"
     )
-    assert "of the feasible ones 8192, by the launches of fused_chunk (fitted to " in printed
+    assert "of the feasible ones 8192, by the walks of fused_chunk (fitted to " in printed
     # Of these the model expects 2048, which was measured, to be faster than 1024, which was not.
     assert "not measured" not in run("chunk-size tfla --gpu h200 --head-dim 320").splitlines()[0]
     assert "the model's choice, 8192, takes 0 ms more" in printed
@@ -181,7 +181,7 @@ def test_the_modelled_chunk_size_of_a_walk(run: Run) -> None:
     report = run.json("chunk-size tfla --gpu h200 --impl whole_state --seq-len 64k")
     assert (report["model"], report["answer"]["chunk_size"]) == ("walks", 65536)
     unnamed = run.json("chunk-size tfla --gpu b200")
-    assert (unnamed["impl"], unnamed["model"], unnamed["answer"]["basis"]) == ("fused_chunk", "launches", "fitted")
+    assert (unnamed["impl"], unnamed["model"], unnamed["answer"]["basis"]) == ("fused_chunk", "walks", "fitted")
     assert unnamed["answer"]["chunk_size"] == unnamed["runtime_optimal_feasible"] == 8192
     assert run.json("chunk-size gla --gpu h200")["fitted"]["model"] == "formulation"
 
