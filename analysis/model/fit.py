@@ -135,7 +135,7 @@ class Fit:
         return low_ms, high_ms, f", carried to {accelerator.key}: its rates are {times}"
 
     def ratios(self, case: Case) -> tuple[float, float]:
-        """Return between which the measured over the predicted time of a case lies, wider beyond what was measured."""
+        """Return the interval of measured over predicted time; it is wider outside the measured sizes."""
         spans = [(value, *self.measured.get(name, (value, value))) for name, value in _extent(case.sizes).items()]
         beyond = math.prod(max(value / most, least / value, 1.0) for value, least, most in spans) ** EXTRAPOLATION
         return self.low_ratio / beyond, self.high_ratio * beyond
@@ -404,7 +404,7 @@ def newest_cases(rows: Iterable[Row]) -> list[Row]:
 
 
 def likely_ratios(ratios: Sequence[float], problems: int) -> tuple[float, float]:
-    """Return between which the next ratio of measured to predicted time lies with 90 % chance.
+    """Return the interval in which the next ratio of measured to predicted time lies with 90 % chance.
 
     Of n ratios that is between those of rank 0.05 (n + 1) from either end. Fewer than 19 have no such rank: then it
     is the widest of them all and of Student's interval of their logarithms.
@@ -425,13 +425,10 @@ def likely_ratios(ratios: Sequence[float], problems: int) -> tuple[float, float]
 
 
 def student(freedom: int) -> float:
-    """Return the 95th percentile of Student's t, by its expansion in 1 / freedom; of 2 degrees where there are fewer.
+    """Return the 95th percentile of Student's t; of 2 degrees of freedom where there are fewer."""
+    from scipy.special import stdtrit
 
-    Off by 1 % at 2 degrees. Source: Abramowitz and Stegun, 26.7.5.
-    """
-    z, d = 1.6449, max(2, freedom)
-    terms = (z, (z**3 + z) / 4, (5 * z**5 + 16 * z**3 + 3 * z) / 96, (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384)
-    return sum(term / d**n for n, term in enumerate(terms))
+    return float(stdtrit(max(2, freedom), 0.95))
 
 
 def fitted(matrix: np.ndarray, times: np.ndarray, weights: np.ndarray | float = 1.0) -> np.ndarray:
@@ -456,7 +453,7 @@ def fitted(matrix: np.ndarray, times: np.ndarray, weights: np.ndarray | float = 
 def relative_fit(
     matrix: np.ndarray, times: np.ndarray, weights: np.ndarray | float = 1.0, left: np.ndarray | None = None
 ) -> np.ndarray:
-    """Return x >= 0 of least sum of (w (matrix x - t) / t)^2, by Lawson and Hanson's active sets.
+    """Return x >= 0 of least sum of (w (matrix x - t) / t)^2.
 
     Args:
         matrix: one row an observation, one column a term, all >= 0.
@@ -465,36 +462,14 @@ def relative_fit(
         left: what of each observation the terms are to explain, in place of t in the difference.
     """
     import numpy as np
+    from scipy.optimize import nnls
 
-    ones = np.ones(len(times)) * weights
-    goal = ones if left is None else ones * left / times
-    scaled = matrix * (ones / times)[:, None]
+    scale = np.ones(len(times)) * weights / times
+    scaled = matrix * scale[:, None]
     norms = np.linalg.norm(scaled, axis=0)
     norms[norms == 0] = 1
-    scaled = scaled / norms
-    # The normal equations: a few terms of many rows.
-    gram, aim, columns = scaled.T @ scaled, scaled.T @ goal, scaled.shape[1]
-    # Usually no bound is active: then the solution without bounds, if there is only one, is the answer.
-    unbounded, _, rank, _ = np.linalg.lstsq(gram, aim, rcond=None)
-    if rank == columns and (unbounded > 0).all():
-        return unbounded / norms
-    free, x = np.zeros(columns, dtype=bool), np.zeros(columns)
-    for _ in range(10 * columns):
-        gradient = np.where(free, -np.inf, aim - gram @ x)
-        if gradient.max() <= 1e-9:
-            break
-        free[gradient.argmax()] = True
-        while True:
-            solution = np.zeros(columns)
-            solution[free] = np.linalg.lstsq(gram[np.ix_(free, free)], aim[free], rcond=None)[0]
-            negative = free & (solution <= 0)
-            if not negative.any():
-                break
-            step = (x[negative] / np.maximum(x[negative] - solution[negative], 1e-300)).min()
-            x += step * (solution - x)
-            free &= x > 1e-12
-        x = solution
-    return x / norms
+    found: np.ndarray = nnls(scaled / norms, (times if left is None else left) * scale)[0]
+    return found / norms
 
 
 def left_out_ratios(matrix: np.ndarray, times: np.ndarray, groups: Sequence[Hashable]) -> list[float]:
