@@ -41,7 +41,7 @@ from typing import Any, NamedTuple
 from ...kernels import get_operation
 from ...kernels.lightning.config import MAX_HEAD_DIM
 from ...kernels.scalar_decay.choice import Shape, backward_chunk
-from ...kernels.scalar_decay.config import WholeStateConfig, anchor_every, fit_chunk, padded, select_config
+from ...kernels.scalar_decay.config import anchor_every, fit_chunk, padded, select_config
 from .model import Problem
 from .scalar_decay import GATE_MODELS, WALKS
 
@@ -52,8 +52,7 @@ VECTOR_COLUMNS = 8
 """Columns of a product with a vector, the fewest that the tensor cores take."""
 
 FP32_BYTES = 4
-"""Bytes of a row sum, a stabiliser, a part of a denominator, and a partial result unless there are two launches in bf16
-or of whole_state."""
+"""Bytes of a row sum, a stabiliser and a part of a denominator."""
 
 CAPABILITY = (9, 0)
 """Compute capability whose launches are counted."""
@@ -280,9 +279,8 @@ class Blocks(NamedTuple):
 
 
 def _row_sums(run: Run, role: Role, blocks: Blocks) -> int:
-    """Return how many sums a row has: one a program or, holding whole states, one a warp, of 16 columns."""
-    launch = _launch_of(run, role)
-    return launch.multiplied_columns(blocks.dz) // 16 if isinstance(launch, WholeStateConfig) else blocks.columns
+    """Return how many sums a row has: in a sweep one a program."""
+    return int(_launch_of(run, role).row_sums(blocks.dz)) if run.walks else blocks.columns
 
 
 def blocks_of(run: Run, role: Role) -> Blocks:
@@ -316,21 +314,19 @@ class Launch(NamedTuple):
 
 
 def _launches(run: Run, role: Role, blocks: Blocks) -> list[Launch]:
-    dx, dz, block_x, block_z, launches, columns = blocks
-    launch = _launch_of(run, role)
-    if not isinstance(launch, WholeStateConfig):
-        return [Launch(min(block_x, dx - n * block_x), block_x, columns, columns * block_z) for n in range(launches)]
+    dx, dz, block_x, block_z, _, columns = blocks
+    if run.formulation not in WALKS:
+        return [Launch(dx, block_x, columns, columns * block_z)]
     return [
         Launch(min(tile.block_x, dx - first), tile.block_x, -(-dz // tile.block_z), tile.multiplied_columns(dz))
-        for first, tile in launch.launches(dx)
+        for first, tile in _launch_of(run, role).launches(dx)
     ]
 
 
 def _anchor_size(run: Run, role: Role, blocks: Blocks) -> int:
     """Return the numbers of a state that is kept at an anchor, padded as its tiles are."""
-    launch = _launch_of(run, role)
-    kept = launch.multiplied_columns(blocks.dz) if isinstance(launch, WholeStateConfig) else blocks.dz
-    return int(kept) * sum(part.block_x for part in _launches(run, role, blocks))
+    kept = int(_launch_of(run, role).anchor_columns(blocks.dz))
+    return kept * sum(part.block_x for part in _launches(run, role, blocks))
 
 
 def _walk(run: Run, role: Role, blocks: Blocks, total: Executed) -> None:
@@ -477,10 +473,7 @@ def _role_traffic(run: Run, role: Role, blocks: Blocks, total: Executed) -> None
     share_x, share_z = (run.qk_share, 1.0) if role.x_is_qk else (1.0, run.qk_share)
     x, z = run.seq_len * dx * run.widths.qkv, run.seq_len * dz * run.widths.qkv
     normalises = run.makes_denominators and role.name == "h"
-    # As run_tiles_in_order has it.
-    partial = (
-        run.widths.qkv if launches == 2 and (run.dtype == "bf16" or run.formulation == "whole_state") else FP32_BYTES
-    )
+    partial = _launch_of(run, role).partial_bytes(dx, bf16=run.dtype == "bf16") if launches > 1 else 0
     sums, anchors = role.gate_sums and bool(GATE_MODELS[run.op].gates), -(-run.seq_len // run.anchor_every)
     pair = z if sums else 0
     moved = {

@@ -20,7 +20,7 @@ from ..common.device import capability
 from ..common.differentiable import Differentiable, Tensors
 from ..common.sizes import REMEMBERED
 from . import choice
-from .config import KEPT_STATES, EngineConfig, fit_chunk, select_config, takes_tiles_in_order
+from .config import EngineConfig, fit_chunk, select_config, takes_tiles_in_order
 from .launch import (
     Problem,
     empty_gates,
@@ -58,8 +58,10 @@ def _backward_problem(problem: Problem, chunk_size: int | None, shape: choice.Sh
 
 def keep_states(problem: Problem, chunk_size: int | None, q: Tensor, v: Tensor, states: Tensor | None) -> Tensor | None:
     """Return the states if they are kept for the backward pass: it has the same chunks, and they take little memory."""
-    inputs = (2 * q.numel() + v.numel()) * v.element_size()
-    few = states is not None and KEPT_STATES * states.nbytes <= inputs
+    if states is None:
+        return None
+    shape, shared = choice.shape_of_tensors(q, v, normalised=problem.stabilised), q.shape[2] / v.shape[2]
+    few = shape.kept_chunk(problem.scheme, problem.chunk, qk_share=shared, state_bytes=states.element_size())
     return states if few and backward_problem(problem, chunk_size, q, v, kept=True) == problem else None
 
 

@@ -75,13 +75,29 @@ class ChunkOutputsConfig:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FusedChunkConfig:
     """Launch of fused_chunk_kernel: tiles of block_t positions, block_x columns of X and Y (rows of the state) a
-    launch, and block_z columns of the output and of the state a program."""
+    launch, and block_z columns of the output and of the state a program. Methods: see WholeStateConfig."""
 
     block_t: int
     block_x: int
     block_z: int
     num_warps: int
     num_stages: int
+
+    def launches(self, dim_x: int) -> list[tuple[int, FusedChunkConfig]]:
+        return [(first, self) for first in range(0, dim_x, self.block_x)]
+
+    def multiplied_columns(self, dim_z: int) -> int:
+        return self.block_z * -(-dim_z // self.block_z)
+
+    def row_sums(self, dim_z: int) -> int:
+        return -(-dim_z // self.block_z)
+
+    def anchor_columns(self, dim_z: int) -> int:
+        return dim_z
+
+    def partial_bytes(self, dim_x: int, *, bf16: bool) -> int:
+        """In bfloat16 two blocks' is rounded once, which costs little accuracy; errors of more blocks would add up."""
+        return 2 if bf16 and dim_x <= 2 * self.block_x else 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,6 +149,18 @@ class WholeStateConfig:
         if self.walkers == 2 and dim_z <= self.block_z:
             return columns + (64 if dim_z <= columns + 64 else columns)
         return columns * -(-dim_z // columns)
+
+    def row_sums(self, dim_z: int) -> int:
+        """Return how many sums a row has: one of each of a walker's four warps, but in fused_chunk one of a program."""
+        return 4 * -(-dim_z // (self.block_z // self.walkers))
+
+    def anchor_columns(self, dim_z: int) -> int:
+        """Return the columns of a state that are written at an anchor."""
+        return self.multiplied_columns(dim_z)
+
+    def partial_bytes(self, dim_x: int, *, bf16: bool) -> int:
+        """Return the bytes of an element of the partial result between two launches; bf16: the output's dtype."""
+        return 2
 
     def launches(self, dim_x: int) -> list[tuple[int, WholeStateConfig]]:
         """Return (first column, launch) of each launch for ``dim_x`` columns of X and Y.

@@ -405,28 +405,22 @@ def choose_walk(
     N = cdiv(T, problem.chunk)
     every = problem.anchor_every
     num_anchors = cdiv(T, every)
-    blocks = cdiv(DX, config.block_x)
-    tiles_z = cdiv(DZ, config.block_z)
+    parts, tiles_z, num_sums = config.launches(DX), cdiv(DZ, config.block_z), config.row_sums(DZ)
+    blocks = len(parts)
     shape = _shape(size_x, size_z, H, problem.headroom)
     launches: list[Any] = []
     options: dict[str, Any]
     if isinstance(config, WholeStateConfig):
-        # Each walker writes its own anchors, and each of its four warps its own row sums.
-        shares = cdiv(DZ, config.block_z // config.walkers)
-        num_sums, columns, partial_dtype = 4 * shares, tiles_z * config.block_z, dtype
+        # Each walker writes its own anchors.
+        shares, columns = num_sums // 4, tiles_z * config.block_z
         heads, scale = problem.whole_heads + N * (B * H - problem.whole_heads), math.log2(problem.scale)
-        for column, tile in config.launches(DX):
+        for column, tile in parts:
             numbers = scale, T, problem.chunk, N, B * H, problem.whole_heads, every, column
             options = {"num_warps": 4, "maxnreg": 128 if tile.resident == 2 else None, **register_options(capability)}
             keywords = {"SHAPE": shape, "ROLE": role, "TILE": tile, **options}
             launches.append(((cdiv(DZ, tile.block_z) * heads,), numbers, keywords))
     else:
-        # Each program writes its own anchors and row sums.
-        shares = num_sums = tiles_z
-        columns = DZ
-        # A partial result in bfloat16 saves memory traffic. With two blocks it is rounded once, which costs little
-        # accuracy; with more blocks the rounding errors would add up.
-        partial_dtype = dtype if dtype == torch.bfloat16 and blocks == 2 else torch.float32
+        shares, columns = tiles_z, DZ
         if B * H * num_anchors * config.block_x >= 2**31:
             expected = f"below 2^31 / {config.block_x} at anchors every {every} positions"
             raise ValueError(f"batch * num_heads * seq_len / {every} must be {expected}, got {B * H * num_anchors}")
@@ -442,7 +436,7 @@ def choose_walk(
         row_sums=(num_sums, B, H, T),
         anchors=(blocks * shares, B, H, num_anchors),
         anchor_states=(blocks, B, H, num_anchors, config.block_x, columns),
-        partial_dtype=partial_dtype,
+        partial_dtype=dtype if config.partial_bytes(DX, bf16=dtype == torch.bfloat16) == 2 else torch.float32,
         several_chunks=N > 1,
         launches=launches,
     )
