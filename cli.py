@@ -763,14 +763,14 @@ def chunk_size(
 ) -> None:
     """Answer which chunk length to use: the fastest measured one, else the one that the model chooses."""
     from .analysis.model import answers
-    from .analysis.model.chunk_size import check_chunkwise, chunk_size_report
+    from .analysis.model.chunk_size import check_chunkwise
     from .bench import choice, display
 
     accelerator = _accelerator(gpu, roofs)
     check_chunkwise(problem.operation(kernel), problem.mode, problem.seq_len)
     question = problem.ask(kernel, accelerator, results, roofs=roofs)
     chosen = choice.implementation(question, impl, chunked=True)
-    report = chunk_size_report(question, chosen, causal_factor)
+    report = answers.chunk_size_report(question, chosen, causal_factor)
     if format == "json":
         roofs = answers.roofs_in_words(accelerator)
         display.show({**report, "accelerator_part": accelerator.part, "roofs": roofs}, format)

@@ -15,7 +15,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 
 DECLARATIONS = (
-    "kernels.spec", "kernels.FAMILIES", "kernels.get_operation", "kernels.common.cache",
+    "kernels.common.spec", "kernels.FAMILIES", "kernels.get_operation", "kernels.common.cache",
     "kernels.baselines.BASELINES", "kernels.baselines.get_implementation", "kernels.baselines.get_operation",
     "kernels.baselines.why_unsupported", "kernels.baselines.spec", "kernels.baselines.operations",
     "kernels.scalar_decay.declare",

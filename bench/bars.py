@@ -25,7 +25,7 @@ from ..analysis.check.statistics import Interval, median, ratio_interval
 from ..kernels import baselines
 from ..kernels.baselines.spec import Baseline
 from ..kernels.common.sizes import next_power_of_two
-from ..kernels.spec import MODES, Implementation
+from ..kernels.common.spec import MODES, Implementation
 from ..results import store
 from ..results.schema import Case, Environment, Record
 from ..results.select import grouped

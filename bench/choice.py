@@ -14,7 +14,7 @@ from ..analysis.model.runtime_model import roofline_fraction
 from ..kernels import baselines
 from ..kernels.baselines import get_implementation, get_operation
 from ..kernels.baselines.spec import Baseline
-from ..kernels.spec import Implementation
+from ..kernels.common.spec import Implementation
 from ..results.arguments import one_of
 from ..results.schema import Case
 from ..results.select import short_size

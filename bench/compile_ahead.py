@@ -16,7 +16,7 @@ from typing import Any
 from .. import kernels
 from ..analysis.accelerators import cpu
 from ..kernels.baselines.spec import Baseline
-from ..kernels.spec import Implementation
+from ..kernels.common.spec import Implementation
 from ..results.schema import Case
 from ..results.select import grouped
 from .environment import Environment, version_of

@@ -34,7 +34,7 @@ from torch.utils._pytree import tree_map
 from ..kernels import resolve
 from ..kernels.common.arguments import CASE_DTYPES, compute_dtype
 from ..kernels.common.inputs import Draw
-from ..kernels.spec import Operation
+from ..kernels.common.spec import Operation
 from ..results.schema import Case
 
 DTYPES = {name: dtype for dtype, name in CASE_DTYPES.items()}

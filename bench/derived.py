@@ -18,7 +18,7 @@ from ..analysis.derive import derive
 from ..kernels import FAMILIES
 from ..kernels.baselines import get_operation
 from ..kernels.baselines.spec import Baseline
-from ..kernels.spec import Implementation
+from ..kernels.common.spec import Implementation
 from ..results.schema import Environment, Record
 from .environment import version_of
 from .plan import PlannedCase

@@ -16,7 +16,7 @@ from ..analysis.counts.formulations import FORMULATIONS
 from ..kernels import baselines
 from ..kernels.baselines.operations import OPERATIONS
 from ..kernels.baselines.spec import Baseline
-from ..kernels.spec import Implementation
+from ..kernels.common.spec import Implementation
 from ..results.arguments import one_of
 from ..results.schema import ENVIRONMENT_COLUMNS, Case
 from ..results.select import grouped, short_size

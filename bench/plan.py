@@ -12,7 +12,7 @@ from typing import Any
 from .. import kernels
 from ..kernels import baselines
 from ..kernels.baselines.spec import Baseline
-from ..kernels.spec import DTYPES, MODES, Implementation, Operation
+from ..kernels.common.spec import DTYPES, MODES, Implementation, Operation
 from ..results.arguments import MAX_SIZE, nearest, one_of, unknown
 from ..results.schema import CASE_COLUMNS, Case, Environment
 from ..results.select import describe

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
-from ..kernels.spec import INTERPRETED_DTYPES
+from ..kernels.common.sizes import INTERPRETED_DTYPES
 from ..results.arguments import one_of
 
 LLAMA = ((4096, 14336), (8192, 28672), (16384, 53248))

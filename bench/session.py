@@ -23,7 +23,7 @@ from .. import kernels
 from ..analysis.accelerators import known as accelerators
 from ..analysis.accelerators.roofs import FILE_NAME, check_output, write_roofs
 from ..kernels import baselines
-from ..kernels.spec import Implementation
+from ..kernels.common.spec import Implementation
 from ..results import store
 from ..results.arguments import check_file, not_written
 from ..results.lock import LOCK_FILE, HeldError, hold

@@ -26,7 +26,7 @@ from torch.utils._pytree import tree_leaves
 
 from ..kernels import baselines, resolve
 from ..kernels.baselines.spec import Baseline, Runnable
-from ..kernels.spec import Implementation, Operation
+from ..kernels.common.spec import Implementation, Operation
 from ..results.schema import IMPORT_FAILED, Case
 from . import autotuning, clock, correctness, memory, models
 from .environment import version_of

@@ -27,7 +27,7 @@ from typing import Any
 from ..analysis.accelerators import known as accelerators
 from ..kernels import baselines
 from ..kernels.baselines.spec import Baseline
-from ..kernels.spec import Implementation
+from ..kernels.common.spec import Implementation
 from ..results.lock import temporary_folder
 from ..results.schema import Case
 from .environment import Environment, worker_settings

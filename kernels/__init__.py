@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 
 from ..results.arguments import one_of
-from .spec import Implementation, Operation, resolve
+from .common.spec import Implementation, Operation, resolve
 
 __all__ = ["FAMILIES", "Implementation", "Operation", "get_operation", "resolve"]
 

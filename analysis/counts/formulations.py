@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from ...kernels.baselines import get_implementation, get_operation
 from ...kernels.baselines.spec import Baseline
-from ...kernels.spec import Counted, Implementation
+from ...kernels.common.spec import Counted, Implementation
 from ...results.arguments import one_of
 from . import mlstm, rglru, scalar_decay
 from .executed_mlp import GATED_MLP

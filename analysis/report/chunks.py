@@ -9,8 +9,8 @@ from typing import Any
 
 from ...kernels.scalar_decay.declare import FUSED_CHUNK
 from ...results.select import PROBLEM_COLUMNS, best_rows, grouped, records
-from ..model.answers import Question
-from ..model.chunk_size import CHUNKWISE_OPERATIONS, chunk_size_report
+from ..model.answers import Question, chunk_size_report
+from ..model.chunk_size import CHUNKWISE_OPERATIONS
 from ..model.fit import ROW_COLUMNS, Fit, fit_rows
 from ..model.terms import WALKS
 from .markup import ABSENT, Cell, Html, numeric, size, table
@@ -24,7 +24,7 @@ class Choice:
     Attributes:
         row: a row of the problem, at its fastest chunk length.
         measured: chunk length -> its row, for all that were measured.
-        report: what :func:`..chunk_size.chunk_size_report` says of the problem, without measurements; None where the
+        report: what :func:`..answers.chunk_size_report` says of the problem, without measurements; None where the
             operation has no model of its chunk length.
     """
 

@@ -17,7 +17,7 @@ from ...results.arguments import one_of
 from ...results.schema import Case
 from .. import FAMILIES
 from .. import get_operation as get_kernel_operation
-from ..spec import Implementation, Operation, matches_version, resolve
+from ..common.spec import Implementation, Operation, matches_version, resolve
 from . import (
     accelerated_scans,
     flash_attention,

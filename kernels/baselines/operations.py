@@ -6,7 +6,7 @@ timed like any other. An operation that gets kernels of its own moves to ``kerne
 
 from __future__ import annotations
 
-from ..spec import LANGUAGE_MODELS, Operation
+from ..common.spec import LANGUAGE_MODELS, Operation
 from .plans import MAMBA_STATE
 
 ATTENTION = Operation(

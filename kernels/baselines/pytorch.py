@@ -23,7 +23,7 @@ LEAVES: Mapping[str, tuple[str, ...]] = {
 """Operation -> its arguments, all of which get a gradient."""
 
 LINE_BY_LINE: Mapping[str, str] = {"rglru": "lines", "rglru_layer": "unfused", "linear_scan": "scan"}
-"""Operation -> the formulation (kernels.spec.Counted) of its eager form, in which every line is a kernel."""
+"""Operation -> the formulation (kernels.common.spec.Counted) of its eager form, in which every line is a kernel."""
 
 _torch = partial(Baseline, provider="torch", distribution="torch", tested="2.11.0", licence="BSD-3-Clause")
 _attention = partial(

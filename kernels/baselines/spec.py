@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from ..spec import Counted, resolve
+from ..common.spec import Counted, resolve
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -52,7 +52,7 @@ class Baseline(Counted):
             embedding dim. None: the same sizes.
         chunk_sizes: chunk lengths it accepts, the authors' recommended first; empty means no chunk axis (``own_chunk``
             is then the package's own).
-        why_not: "module:function", as for ``kernels.spec.Implementation``: None or the reason it cannot run.
+        why_not: "module:function", as for ``kernels.common.spec.Implementation``: None or the reason it cannot run.
         nvidia: whether it is CUDA code, for NVIDIA's GPUs alone; Triton and PyTorch run on others as well.
         known_bad: combinations known not to work.
         autotunes: whether its first call in a process autotunes or compiles for all later cases, which therefore stay
@@ -72,7 +72,6 @@ class Baseline(Counted):
     module: str | None = None
     install: str | None = None
     plan: str | None = None
-    modes: tuple[str, ...] = ("fw", "fwbw", "bw")
     dtypes: tuple[str, ...] = ("bf16",)
     devices: tuple[str, ...] = ("cuda",)
     chunk_sizes: tuple[int, ...] = ()

@@ -12,8 +12,7 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
-from ..spec import INTERPRETED_DTYPES
-from .sizes import REMEMBERED
+from .sizes import INTERPRETED_DTYPES, REMEMBERED
 
 CASE_DTYPES = {torch.float64: "fp64", torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
 """Dtype of inputs -> what a case calls it."""

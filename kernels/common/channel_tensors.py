@@ -12,7 +12,7 @@ from .arguments import check_chunk_size, check_first, check_on_gpu, check_state_
 from .channels import why_not_kernels
 
 if TYPE_CHECKING:
-    from ..spec import Operation
+    from .spec import Operation
 
 ELEMENTS_PER_STEP = 2**13
 """With this many elements a step, arithmetic takes longer than the overhead of a torch call."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from ..spec import MODES, portable_form, triton_form
+from .spec import MODES, portable_form, triton_form
 
 CHANNEL_MULTIPLE = 8
 """Kernels take channels in multiples of 8: 16 bytes of half-precision elements, one memory access."""

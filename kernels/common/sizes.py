@@ -10,6 +10,10 @@ MIN_PROGRAMS = 256
 REMEMBERED = 1024
 """Most entries of each cache of problems, choices and checks, which the host looks up faster than it makes them."""
 
+INTERPRETED_DTYPES = ("fp32", "fp16")
+"""Dtypes of inputs that Triton's interpreter computes with: of bf16 it multiplies and adds the bits as integers
+(findings/triton_interpreter_bf16.sh). States it can hold in bf16, which it only converts, though by truncation."""
+
 MIN_HEAD_DIM, HEAD_DIM_MULTIPLE = 16, 8
 """Head dims are at least the smallest side of a tensor core's product, and multiples of 16 bytes in half precision."""
 

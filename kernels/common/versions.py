@@ -6,7 +6,7 @@ from typing import Any
 
 import triton
 
-from ..spec import matches_version
+from .spec import matches_version
 
 NEW_ASSEMBLER = not (matches_version(triton.__version__, "<3.9") or triton.knobs.runtime.interpret)
 """Whether Triton assembles for Hopper with ptxas 13, as before for Blackwell alone."""

@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ..common.calls import remember_calls
-from ..spec import Operation, portable_form, triton_form
+from ..common.spec import Operation, portable_form, triton_form
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ..common.calls import remember_calls
+from ..common.spec import LANGUAGE_MODELS, triton_form
 from ..scalar_decay.declare import scalar_decay_operation
-from ..spec import LANGUAGE_MODELS, triton_form
 
 if TYPE_CHECKING:
     import torch

@@ -21,7 +21,7 @@ from functools import partial
 from typing import Any
 
 from ..common.channels import associative_form, kernel_form, naive_form, torch_form
-from ..spec import Operation, triton_form
+from ..common.spec import Operation, triton_form
 from .config import MIN_CHUNK
 
 CONFIG = "kernels.rglru.config:select_config"

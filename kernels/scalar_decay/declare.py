@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from ..common.sizes import bad_chunk_size, bad_head_dim
-from ..spec import Implementation, Operation, portable_form, triton_form
+from ..common.spec import Implementation, Operation, portable_form, triton_form
 from .config import WHOLE_STATE_BLOCK_T, why_no_whole_state
 
 FUSED_CHUNK = "fused_chunk"

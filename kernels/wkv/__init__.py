@@ -15,7 +15,7 @@ common/time_tiles.py defines rows and tiles, common/exchange.py words and the nu
 from __future__ import annotations
 
 from ..common.channels import associative_form, kernel_form, naive_form, torch_form
-from ..spec import Operation, portable_form
+from ..common.spec import Operation, portable_form
 
 CONFIG = "kernels.wkv.config:select_config"
 

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from lrbench.bench.plan import PlannedCase
+from lrbench.kernels.common.spec import Implementation
 from lrbench.kernels.mlstm_sig import mlstm_sig
-from lrbench.kernels.spec import Implementation
 from lrbench.results.schema import Case
 
 

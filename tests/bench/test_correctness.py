@@ -11,7 +11,7 @@ import torch
 
 from lrbench.bench import correctness
 from lrbench.kernels import FAMILIES, get_operation
-from lrbench.kernels.spec import Operation
+from lrbench.kernels.common.spec import Operation
 from lrbench.results.schema import Case
 
 CASE = Case(

@@ -13,7 +13,7 @@ import pytest
 from lrbench import __version__
 from lrbench.bench import environment
 from lrbench.kernels import FAMILIES, FOLDERS, get_operation
-from lrbench.kernels.spec import DTYPES
+from lrbench.kernels.common.spec import DTYPES
 from lrbench.tests.command_line import run_python
 
 

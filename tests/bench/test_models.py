@@ -15,7 +15,7 @@ from lrbench.bench.plan import PlannedCase, Request, package_of, plan
 from lrbench.bench.workers import Limits
 from lrbench.kernels import resolve
 from lrbench.kernels.baselines import get_implementation, get_operation
-from lrbench.kernels.spec import LANGUAGE_MODELS
+from lrbench.kernels.common.spec import LANGUAGE_MODELS
 from lrbench.results.schema import Case
 from lrbench.results.store import read_results
 from lrbench.tests.command_line import Lrbench

@@ -13,7 +13,7 @@ from lrbench.bench.plan import Request, in_run_order
 from lrbench.bench.presets import get_preset, presets_for
 from lrbench.bench.session import cases_to_verify
 from lrbench.kernels import FAMILIES
-from lrbench.kernels.spec import MODES, Implementation, Operation
+from lrbench.kernels.common.spec import MODES, Implementation, Operation
 
 from ..command_line import full_speed_seconds
 

@@ -27,7 +27,7 @@ from lrbench.bench.plan import PlannedCase, Request, plan
 from lrbench.bench.run import Outcome
 from lrbench.bench.session import where_time_went
 from lrbench.kernels import get_operation
-from lrbench.kernels.spec import Implementation
+from lrbench.kernels.common.spec import Implementation
 from lrbench.results import store
 from lrbench.results.schema import Record
 from lrbench.tests.analysis.rows import calibration

@@ -13,8 +13,8 @@ from lrbench.bench.correctness import DTYPES
 from lrbench.bench.plan import PlannedCase, Request, plan
 from lrbench.bench.worker import prepare
 from lrbench.kernels import get_operation
+from lrbench.kernels.common.spec import Implementation
 from lrbench.kernels.gated_mlp import fused as gated_mlp
-from lrbench.kernels.spec import Implementation
 from lrbench.tests.kernels.compiling import MODULES, pretend
 from lrbench.tests.kernels.offline import record_launches
 

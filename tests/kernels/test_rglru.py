@@ -10,9 +10,9 @@ import torch
 
 from lrbench.kernels import resolve
 from lrbench.kernels.common.channels import TileConfig
+from lrbench.kernels.common.spec import Operation
 from lrbench.kernels.rglru import LINEAR_SCAN, RGLRU, launch
 from lrbench.kernels.rglru.config import ScanConfig
-from lrbench.kernels.spec import Operation
 from lrbench.tests.kernels import laws
 from lrbench.tests.kernels.cases import (
     BF16,

@@ -14,7 +14,7 @@ from unittest import mock
 
 import pytest
 
-from lrbench.analysis.model.chunk_size import chunk_size_report
+from lrbench.analysis.model.answers import chunk_size_report
 from lrbench.bench import plan
 from lrbench.bench.executors import LocalExecutor
 from lrbench.bench.run import sweep

@@ -9,7 +9,8 @@ import pytest
 
 from lrbench.analysis.accelerators.known import get_accelerator
 from lrbench.analysis.counts import count
-from lrbench.analysis.model.chunk_size import CHUNKWISE_OPERATIONS, chunk_size_report, coefficients, feasible_chunks
+from lrbench.analysis.model.answers import chunk_size_report
+from lrbench.analysis.model.chunk_size import CHUNKWISE_OPERATIONS, coefficients, feasible_chunks
 from lrbench.analysis.model.prediction import stored_rows
 from lrbench.analysis.model.runtime_model import model_time_ms
 from lrbench.results.store import committed_results

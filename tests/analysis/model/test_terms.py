@@ -11,7 +11,7 @@ import pytest
 
 from lrbench.analysis.accelerators.known import get_accelerator
 from lrbench.analysis.counts import count_case
-from lrbench.analysis.model.chunk_size import chunk_size_report
+from lrbench.analysis.model.answers import chunk_size_report
 from lrbench.analysis.model.fit import Fit, fit_rows, left_out_ratios
 from lrbench.analysis.model.prediction import predict_case, stored_rows
 from lrbench.analysis.model.runtime_model import floor_ms

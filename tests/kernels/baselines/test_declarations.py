@@ -21,7 +21,7 @@ from lrbench.kernels.baselines import (
 )
 from lrbench.kernels.baselines.operations import OPERATIONS
 from lrbench.kernels.baselines.spec import Baseline
-from lrbench.kernels.spec import DTYPES, MODES, resolve
+from lrbench.kernels.common.spec import DTYPES, MODES, resolve
 from lrbench.results.schema import SIZE_COLUMNS, Case
 from lrbench.tests.command_line import run_python
 from lrbench.tests.kernels.baselines.test_numerics import case_of

@@ -13,19 +13,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ..results.arguments import one_of
+from ...results.arguments import one_of
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from .baselines.spec import Baseline
-
 MODES = ("fw", "fwbw", "bw", "step", "train")
 DTYPES = ("fp64", "fp32", "fp16", "bf16")
-INTERPRETED_DTYPES = ("fp32", "fp16")
-"""Dtypes of inputs that Triton's interpreter computes with: of bf16 it multiplies and adds the bits as integers
-(findings/triton_interpreter_bf16.sh). States it can hold in bf16, which it only converts, though by truncation."""
 
 LANGUAGE_MODELS = {1024: (24, 64000), 2048: (16, 64000), 2560: (32, 64000)}
 """Width -> layers and vocabulary of LLaMA and TransNormerLLM of 0.4B, 1B and 3B parameters.
@@ -40,9 +35,10 @@ SMALL_MODEL = (2, 1024)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counted:
-    """How the FLOPs and bytes of an implementation are counted.
+    """How an implementation, ours or a package's, is timed, and how its FLOPs and bytes are counted.
 
     Attributes:
+        modes: modes it can be timed in.
         formulation: the formulation of its operation that it follows (chunkwise, fused, ...); empty for the operation's
             default one.
         formulation_in: mode or dtype -> formulation, where it follows another one there.
@@ -51,6 +47,7 @@ class Counted:
         full_square: whether it computes whole squares of scores and masks them.
     """
 
+    modes: tuple[str, ...] = ("fw", "fwbw", "bw")
     formulation: str = ""
     formulation_in: Mapping[str, str] = field(default_factory=dict)
     own_chunk: int | None = None
@@ -72,7 +69,6 @@ class Implementation(Counted):
             ``impl``. The function takes the operation's arguments in order, then keywords ``chunk_size`` (where
             ``chunked``), ``state_dtype``, ``initial_state``, ``return_last_state``.
         devices: device kinds it runs on.
-        modes: modes it can be timed in.
         dtypes: input dtypes it takes.
         state_dtypes: dtypes in which it can hold its states; empty where it has none.
         chunked: whether it has a chunk-size axis.
@@ -96,7 +92,6 @@ class Implementation(Counted):
     name: str
     call: str = ""
     devices: tuple[str, ...] = ("cuda",)
-    modes: tuple[str, ...] = ("fw", "fwbw", "bw")
     dtypes: tuple[str, ...] = ("fp32", "fp16", "bf16")
     state_dtypes: tuple[str, ...] = ("fp32",)
     chunked: bool = True
@@ -183,14 +178,14 @@ class Operation:
         qk_ratio: default head_dim_qk / head_dim_v.
         state_dim: default head_dim_qk where that is a state's size, whatever head_dim_v is.
         inputs: "module:function"; ``make_inputs(draw) -> dict[str, Tensor]`` in argument order, with realistic gates,
-            from a :class:`.common.inputs.Draw`.
+            from a :class:`.inputs.Draw`.
         recurrent: "module:function" of the definition, one step at a time; runs in float64.
         parallel: "module:function" of the fully parallel (quadratic) form, or None.
         call: "module:function" of the public function, which takes the arguments in order and the keywords of an
             implementation's ``call``, and ``impl``, the implementation's name, or "step" for the decoding step, where
             one has that mode. Empty where each has its own.
         cache: "module:function" of operations whose decoding step reads a cache of past tokens in place of a state: the
-            function takes a :class:`.common.inputs.Draw` with as many tokens and returns the tensors, which
+            function takes a :class:`.inputs.Draw` with as many tokens and returns the tensors, which
             ``recurrent`` takes as ``initial_state`` and in which a step overwrites the last token. Empty for others.
         channelwise: whether a channel of the output depends on that channel of the arguments alone. Channels are then
             the last axis of all arguments, and the output has the first argument's shape.
@@ -259,8 +254,8 @@ class Operation:
     def make_inputs(
         self, sizes: Mapping[str, int], *, dtype: torch.dtype, device: torch.device | str = "cpu", seed: int = 0
     ) -> dict[str, Tensor]:
-        """Draw the arguments of a problem of these sizes, in order; see :class:`.common.inputs.Draw`."""
-        from .common.inputs import Draw
+        """Draw the arguments of a problem of these sizes, in order; see :class:`.inputs.Draw`."""
+        from .inputs import Draw
 
         return resolve(self.inputs)(Draw(sizes, dtype=dtype, device=device, seed=seed))
 
@@ -268,7 +263,7 @@ class Operation:
         """Return the query-key head dim that goes with a value head dim where none is asked for."""
         return self.state_dim or max(1, int(head_dim_v * self.qk_ratio))
 
-    def modes_of(self, target: Implementation | Baseline) -> tuple[str, ...]:
+    def modes_of(self, target: Counted) -> tuple[str, ...]:
         """Return the modes in which an implementation is timed: train where it has gradients and a model."""
         return (*target.modes, *(("train",) if self.models and "fwbw" in target.modes else ()))
 
@@ -301,6 +296,5 @@ def resolve(target: str) -> Callable[..., Any]:
     "module:function:name" is the function with ``impl="name"``.
     """
     module, name, *impl = target.split(":")
-    package = __package__.rpartition(".")[0]
-    function = getattr(importlib.import_module(f".{module}", package), name)
+    function = getattr(importlib.import_module(f"...{module}", __package__), name)
     return functools.partial(function, impl=impl[0]) if impl else function
