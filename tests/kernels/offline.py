@@ -136,7 +136,9 @@ def compile_kernel(launch: Launch, capability: int) -> Any:
     with triton.knobs.runtime.scope(), triton.knobs.nvidia.scope():
         triton.knobs.runtime.add_stages_inspection_hook = _keep_log
         triton.knobs.nvidia.dump_ptxas_log = True
-        return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=launch.options)
+        return triton.compile(
+            source, target=GPUTarget("cuda", capability, 32), options={**launch.options, "enable_fp_fusion": True}
+        )
 
 
 def _keep_log(*stages_of: Any) -> tuple[str, str] | None:

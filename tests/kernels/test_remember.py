@@ -59,7 +59,10 @@ class Toy:
         y, twice = ADD(Role(want_twice, False), x, state)
         return (y, (twice,)) if want_twice else y
 
-    def run(self, *args: Any, grid: Any, warmup: bool, BLOCK: int, TIMES: int = 1, num_warps: int) -> Any:
+    def run(
+        self, *args: Any, grid: Any, warmup: bool, BLOCK: int, TIMES: int = 1, num_warps: int, enable_fp_fusion: bool
+    ) -> Any:
+        assert enable_fp_fusion, "Triton 3.10 no longer fuses unless it is asked to"
         compiled_for: list[Any] = []
 
         def work(pair: Any, out: Tensor, scale: float, *constexprs: int) -> None:
