@@ -40,7 +40,7 @@ from typing import Any, NamedTuple
 
 from ...kernels import get_operation
 from ...kernels.lightning.config import MAX_HEAD_DIM
-from ...kernels.scalar_decay.choice import Shape, backward_chunk
+from ...kernels.scalar_decay.choice import Sizes, backward_chunk
 from ...kernels.scalar_decay.config import anchor_every, fit_chunk, padded, select_config
 from .model import Problem
 from .scalar_decay import GATE_MODELS, WALKS
@@ -65,7 +65,7 @@ def sweep_tile(width: int) -> int:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run(Problem):
+class EngineRun(Problem):
     """A problem as the engine or a Lightning kernel runs it.
 
     Attributes:
@@ -135,7 +135,7 @@ class Run(Problem):
         """Blocks of K and of V that the programs of a states pass take."""
         return -(-self.head_dim_qk // self.config.states.block_x), -(-self.head_dim_v // self.config.states.block_z)
 
-    def of_pass(self, direction: str) -> Run:
+    def of_pass(self, direction: str) -> EngineRun:
         """Return the problem as one pass takes it: a walk's backward pass may split chunks further."""
         if direction != "backward" or self.formulation not in WALKS:
             return self
@@ -144,11 +144,11 @@ class Run(Problem):
         return self if same else dataclasses.replace(self, chunk_size=chunk_size, whole=whole)
 
 
-def shape(problem: Problem) -> Shape:
+def shape(problem: Problem) -> Sizes:
     """Return the sizes by which the engine chooses its chunks on an H200; a device whose memory is faster or slower, or
     which has more or fewer multiprocessors, may get others."""
     dims = {"head_dim_qk": problem.head_dim_qk, "head_dim_v": problem.head_dim_v}
-    return Shape(seq_len=problem.seq_len, batch_heads=problem.rows, **dims, normalised=problem.stabilised)
+    return Sizes(seq_len=problem.seq_len, batch_heads=problem.rows, **dims, normalised=problem.stabilised)
 
 
 def as_cut(problem: Problem, direction: str, chunk: int) -> tuple[int, int]:
@@ -164,7 +164,7 @@ def _kept_chunk(problem: Problem, chunk: int) -> int:
     return shape(problem).kept_chunk(problem.formulation, chunk, **shared)
 
 
-def run_of(problem: Problem) -> Run | None:
+def run_of(problem: Problem) -> EngineRun | None:
     """Return a problem as the engine or the Lightning kernels run it, None where they do not take its sizes."""
     dims = {"head_dim_qk": problem.head_dim_qk, "head_dim_v": problem.head_dim_v}
     config: Any
@@ -184,11 +184,11 @@ def run_of(problem: Problem) -> Run | None:
         config = select_config(**launched, **dims, capability=CAPABILITY, item_bytes=2)
     whole = as_cut(problem, "forward", chunk)[1]
     same = {field.name: getattr(problem, field.name) for field in dataclasses.fields(Problem)}
-    return Run(**{**same, "chunk_size": chunk}, whole=whole, config=config)
+    return EngineRun(**{**same, "chunk_size": chunk}, whole=whole, config=config)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Role:
+class CountedRole:
     """One use of the common form: which of its tensors are q or k, and what its products are called.
 
     Attributes:
@@ -209,11 +209,11 @@ class Role:
         return not self.x_is_qk
 
 
-FORWARD_ROLES = (Role(name="h", x_is_qk=True, future=False, scores="scores", state="state"),)
+FORWARD_ROLES = (CountedRole(name="h", x_is_qk=True, future=False, scores="scores", state="state"),)
 BACKWARD_ROLES = (
-    Role(name="dq", x_is_qk=False, future=False, scores="score_gradient", state="recomputed_state"),
-    Role(name="dk", x_is_qk=False, future=True, scores="recomputed_score_gradient", state="state_gradient"),
-    Role(name="dv", x_is_qk=True, future=True, scores="recomputed_scores", state="recomputed_state_gradient"),
+    CountedRole(name="dq", x_is_qk=False, future=False, scores="score_gradient", state="recomputed_state"),
+    CountedRole(name="dk", x_is_qk=False, future=True, scores="recomputed_score_gradient", state="state_gradient"),
+    CountedRole(name="dv", x_is_qk=True, future=True, scores="recomputed_scores", state="recomputed_state_gradient"),
 )
 
 
@@ -232,7 +232,7 @@ class Executed:
 
 
 @functools.lru_cache(maxsize=4096)
-def executed(run: Run, direction: str) -> Executed:
+def executed(run: EngineRun, direction: str) -> Executed:
     """Return what one pass runs and moves, all heads and sequences: ``direction`` is forward or backward.
 
     Cached, since a problem's count and its launches ask for the same: do not change the result.
@@ -260,7 +260,7 @@ def executed(run: Run, direction: str) -> Executed:
     return Executed(*(Counter({name: run.rows * value for name, value in part.items()}) for part in parts))
 
 
-def _launch_of(run: Run, role: Role) -> Any:
+def _launch_of(run: EngineRun, role: CountedRole) -> Any:
     return getattr(run.config, "output" if role.name == "h" else role.name)
 
 
@@ -278,12 +278,12 @@ class Blocks(NamedTuple):
     columns: int
 
 
-def _row_sums(run: Run, role: Role, blocks: Blocks) -> int:
+def _row_sums(run: EngineRun, role: CountedRole, blocks: Blocks) -> int:
     """Return how many sums a row has: in a sweep one a program."""
     return int(_launch_of(run, role).row_sums(blocks.dz)) if run.walks else blocks.columns
 
 
-def blocks_of(run: Run, role: Role) -> Blocks:
+def blocks_of(run: EngineRun, role: CountedRole) -> Blocks:
     """Return the blocks of a role's launches."""
     dx, dz = (run.head_dim_qk, run.head_dim_v) if role.x_is_qk else (run.head_dim_v, run.head_dim_qk)
     launch = _launch_of(run, role)
@@ -313,7 +313,7 @@ class Launch(NamedTuple):
     multiplied: int
 
 
-def _launches(run: Run, role: Role, blocks: Blocks) -> list[Launch]:
+def _launches(run: EngineRun, role: CountedRole, blocks: Blocks) -> list[Launch]:
     dx, dz, block_x, block_z, _, columns = blocks
     if run.formulation not in WALKS:
         return [Launch(dx, block_x, columns, columns * block_z)]
@@ -323,13 +323,13 @@ def _launches(run: Run, role: Role, blocks: Blocks) -> list[Launch]:
     ]
 
 
-def _anchor_size(run: Run, role: Role, blocks: Blocks) -> int:
+def _anchor_size(run: EngineRun, role: CountedRole, blocks: Blocks) -> int:
     """Return the numbers of a state that is kept at an anchor, padded as its tiles are."""
     kept = int(_launch_of(run, role).anchor_columns(blocks.dz))
     return kept * sum(part.block_x for part in _launches(run, role, blocks))
 
 
-def _walk(run: Run, role: Role, blocks: Blocks, total: Executed) -> None:
+def _walk(run: EngineRun, role: CountedRole, blocks: Blocks, total: Executed) -> None:
     """Add a walk's products.
 
     Per tile, launch and column block, at padded sizes, 2 (2 BT BX BZ + BT^2 BX + BT^2 BZ), less what a program that
@@ -352,7 +352,7 @@ def _walk(run: Run, role: Role, blocks: Blocks, total: Executed) -> None:
     add(total.flops, role.name, needed)
 
 
-def _role_products(role: Role, inter: int, scores: int, intra: int, again: int) -> Counter[str]:
+def _role_products(role: CountedRole, inter: int, scores: int, intra: int, again: int) -> Counter[str]:
     """Return FLOPs of X S, X Y^T and (.) Z; every column block but one makes X Y^T again, in all ``again`` FLOPs."""
     needed = Counter({"inter": inter, role.scores: scores})
     needed[_again(role.scores)] += again
@@ -360,7 +360,7 @@ def _role_products(role: Role, inter: int, scores: int, intra: int, again: int) 
     return needed
 
 
-def _walk_tiles(run: Run) -> tuple[int, int]:
+def _walk_tiles(run: EngineRun) -> tuple[int, int]:
     """Return how many tiles a walk takes and the sum of the squares of their lengths."""
     tiles = squares = 0
     for length, times in run.pieces(run.chunk_size):
@@ -370,7 +370,7 @@ def _walk_tiles(run: Run) -> tuple[int, int]:
     return tiles, squares
 
 
-def _normaliser(run: Run, total: Executed) -> None:
+def _normaliser(run: EngineRun, total: Executed) -> None:
     """Add the walk over q and k that makes mLSTMexp's denominators: X Y^T once more, in blocks of the contraction.
 
     q, k, b, u, w, m and n loaded; a part of n^T q stored for each block; parts and m loaded, the denominators stored.
@@ -393,7 +393,7 @@ def _normaliser(run: Run, total: Executed) -> None:
     add(total.rereads, "normaliser pass", {"load": shared + (blocks - 1) * vectors})
 
 
-def _sweep(run: Run, role: Role, blocks: Blocks, total: Executed) -> None:
+def _sweep(run: EngineRun, role: CountedRole, blocks: Blocks, total: Executed) -> None:
     """Add a sweep's products: per row tile and column block X S, where there are states; per column tile X Y^T, (.) Z.
 
     Past roles take the columns of earlier row tiles and of their own, future roles theirs and those of later ones, both
@@ -412,7 +412,7 @@ def _sweep(run: Run, role: Role, blocks: Blocks, total: Executed) -> None:
     add(total.flops, role.name, needed)
 
 
-def _row_tiles(run: Run, role: Role) -> Iterator[tuple[int, int, int, int]]:
+def _row_tiles(run: EngineRun, role: CountedRole) -> Iterator[tuple[int, int, int, int]]:
     """Yield of all full row tiles, and then of those at the chunks' ends that have fewer rows: how many there are, the
     rows of one, and how many positions and column tiles all of them meet. BLOCK_S divides BLOCK_T."""
     block_t, block_s = run.block_t, run.config.output.block_s
@@ -427,7 +427,7 @@ def _row_tiles(run: Run, role: Role) -> Iterator[tuple[int, int, int, int]]:
             yield times, rest, of_full * block_t + times * rest, of_full * columns + times * rest_columns
 
 
-def _states(run: Run, total: Executed, name: str, *, recomputed: bool, normaliser: bool = False) -> None:
+def _states(run: EngineRun, total: Executed, name: str, *, recomputed: bool, normaliser: bool = False) -> None:
     """Add the pass that makes the states between the chunks of heads that are cut, or their gradients: Y^T Z by tiles.
 
     k and v (gradients: q and dh) are loaded and a state is stored per chunk. Chunks taken by themselves, of which the
@@ -461,7 +461,7 @@ def _states(run: Run, total: Executed, name: str, *, recomputed: bool, normalise
     add(total.rereads, f"{name} pass", {"load": issued - moved["load"]}, run.cut)
 
 
-def _role_traffic(run: Run, role: Role, blocks: Blocks, total: Executed) -> None:
+def _role_traffic(run: EngineRun, role: CountedRole, blocks: Blocks, total: Executed) -> None:
     """Add what a role's launches load and store.
 
     X, Y and the output once in all; Z and the gate vectors once a launch; between launches a partial result, stored and
@@ -489,7 +489,7 @@ def _role_traffic(run: Run, role: Role, blocks: Blocks, total: Executed) -> None
     add(total.rereads, role.name, {"load": _issued(run, role, blocks) + pair - moved["load"]})
 
 
-def _issued(run: Run, role: Role, blocks: Blocks) -> float:
+def _issued(run: EngineRun, role: CountedRole, blocks: Blocks) -> float:
     """Return the bytes of X, Y, Z and gate vectors that the programs of a role load, whoever serves them.
 
     Walking, every column block loads X, Y and the gates of every launch. Sweeping, every row tile loads the columns of
@@ -512,7 +512,7 @@ def _issued(run: Run, role: Role, blocks: Blocks) -> float:
     return tensors * width + columns * (run.seq_len * row + loaded * column)
 
 
-def _query_bytes(run: Run, role: Role | None = None) -> int:
+def _query_bytes(run: EngineRun, role: CountedRole | None = None) -> int:
     """Bytes a position of b and, stabilised, of m and the log of the denominator where that is not made there."""
     if not run.stabilised:
         return run.vector_bytes
@@ -520,17 +520,17 @@ def _query_bytes(run: Run, role: Role | None = None) -> int:
     return run.vector_bytes + FP32_BYTES + (0 if makes else run.vector_bytes)
 
 
-def _key_bytes(run: Run) -> int:
+def _key_bytes(run: EngineRun) -> int:
     """Bytes a position of b and u."""
     return run.vector_bytes * (1 + GATE_MODELS[run.op].has_input)
 
 
-def _gate_bytes(run: Run, role: Role) -> int:
+def _gate_bytes(run: EngineRun, role: CountedRole) -> int:
     """Bytes a position of every gate vector that a role loads; only a walk needs w."""
     return _query_bytes(run, role) + _key_bytes(run) - run.vector_bytes * (0 if run.walks else 1)
 
 
-def _gates(run: Run, total: Executed) -> None:
+def _gates(run: EngineRun, total: Executed) -> None:
     """Add the gate kernels: gates loaded, b, w, u stored; stabilised, m stored and merged with what comes in."""
     gates = GATE_MODELS[run.op].gates * run.seq_len * run.widths.gate
     vectors = run.seq_len * (run.vector_bytes + _key_bytes(run))
@@ -538,7 +538,7 @@ def _gates(run: Run, total: Executed) -> None:
     add(total.bytes, "gates", {"load": gates, "store": vectors, "stabiliser": stabiliser})
 
 
-def _gates_backward(run: Run, total: Executed) -> None:
+def _gates_backward(run: EngineRun, total: Executed) -> None:
     """Add the gates' gradients: row sums and gates loaded, but for an exponential input gate, and gradients stored."""
     gates = GATE_MODELS[run.op].gates
     sums = sum(_row_sums(run, role, blocks_of(run, role)) for role in BACKWARD_ROLES if role.gate_sums)

@@ -21,7 +21,7 @@ VERY_LARGE = 2**43
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TileConfig:
+class GemmConfig:
     """One launch of the projection kernel.
 
     Attributes:
@@ -54,8 +54,8 @@ class TileConfig:
 class GatedMlpConfig:
     """The launches of a forward pass and of a backward pass that projects again ("fused")."""
 
-    forward: TileConfig
-    gradient: TileConfig
+    forward: GemmConfig
+    gradient: GemmConfig
 
 
 def invalid_reason(config: GatedMlpConfig) -> str | None:
@@ -66,7 +66,7 @@ def invalid_reason(config: GatedMlpConfig) -> str | None:
     return None
 
 
-def _invalid_tile(config: TileConfig) -> str | None:
+def _invalid_tile(config: GemmConfig) -> str | None:
     for field in ("block_m", "block_f", "block_k", "num_warps"):
         value = getattr(config, field)
         if value < 1 or value & (value - 1):
@@ -93,7 +93,7 @@ def select_tile(
     capability: tuple[int, int],
     item_bytes: int,
     described: bool = True,
-) -> TileConfig:
+) -> GemmConfig:
     """Choose a launch.
 
     The accumulators of tiles of 128 by 128 fill a multiprocessor's registers, and a step of 64 along D is one cache
@@ -110,19 +110,19 @@ def select_tile(
     """
     if item_bytes == 4:
         # Products in full float32 run on the vector units.
-        return TileConfig(block_m=64, block_f=64, block_k=16, subtiles=1, num_stages=3, use_tma=False, persistent=False)
+        return GemmConfig(block_m=64, block_f=64, block_k=16, subtiles=1, num_stages=3, use_tma=False, persistent=False)
     # sm_120 (desktop GPUs) has descriptors, but no more shared memory than sm_89.
     use_tma = (9, 0) <= capability < (12, 0) and described
     if tokens <= FEW_TOKENS:
         # Reading the weights is the bottleneck: narrow tiles, two programs per multiprocessor.
-        return TileConfig(
+        return GemmConfig(
             block_m=64, block_f=64, block_k=64, subtiles=1, num_warps=4, num_stages=4, use_tma=use_tma, persistent=False
         )
     if not use_tma:
-        return TileConfig(
+        return GemmConfig(
             block_m=128, block_f=64, block_k=64, subtiles=1, num_stages=4, use_tma=False, persistent=False
         )
-    full = TileConfig(block_m=128, block_f=128, block_k=64, num_stages=4, flatten=k_major)
+    full = GemmConfig(block_m=128, block_f=128, block_k=64, num_stages=4, flatten=k_major)
     if end in ("gate", "products"):
         # At the power limit 3 stages are faster.
         return replace(full, num_stages=3) if k_major and capability < (10, 0) and work >= VERY_LARGE else full

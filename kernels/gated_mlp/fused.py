@@ -23,7 +23,7 @@ from ...results.arguments import one_of
 from ..common.device import capability, multiprocessors, on_device_of
 from ..common.differentiable import Differentiable, Tensors, aligned
 from ..common.sizes import REMEMBERED, cdiv
-from .config import ACTIVATIONS, DIM_MULTIPLE, GatedMlpConfig, TileConfig, invalid_reason, select_tile
+from .config import ACTIVATIONS, DIM_MULTIPLE, GatedMlpConfig, GemmConfig, invalid_reason, select_tile
 from .project import gate_gradient_kernel, project_kernel
 from .validate import check_kernel_support, check_layout, check_projections, is_k_major
 
@@ -45,7 +45,7 @@ def fused(
         raise ValueError(f"config: {reason}")
     # Determined here because gradients are never enabled inside an autograd function.
     differentiated = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (x, w_up, w_gate))
-    (y,) = GATED_MLP(Problem(activation, save and differentiated, is_k_major(w_up), config), x, w_up, w_gate)
+    (y,) = GATED_MLP(MlpCall(activation, save and differentiated, is_k_major(w_up), config), x, w_up, w_gate)
     return y
 
 
@@ -70,11 +70,11 @@ def products(
     check_kernel_support(x, *w_up.shape)
     x, w_up, w_gate = aligned((x, w_up, w_gate))
     both = x.new_empty(2, x.shape[0], w_up.shape[1])
-    project(x, Pair(w_up, w_gate), Problem("silu", False, is_k_major(w_up), config), pre=Pair(*both))
+    project(x, UpAndGate(w_up, w_gate), MlpCall("silu", False, is_k_major(w_up), config), pre=UpAndGate(*both))
     return both
 
 
-class Problem(NamedTuple):
+class MlpCall(NamedTuple):
     """Everything about one call but its tensors. ``save``: keep the pre-activations, since a backward pass may follow;
     ``k_major``: the weights, and so their gradients, are K-major."""
 
@@ -84,7 +84,7 @@ class Problem(NamedTuple):
     config: GatedMlpConfig | None
 
 
-class Pair(NamedTuple):
+class UpAndGate(NamedTuple):
     """Two tensors, one for up and one for the gate: weights [D, F], pre-activations [M, F] or gradients of either."""
 
     up: Tensor
@@ -96,36 +96,36 @@ class Pair(NamedTuple):
         return (self.gate.data_ptr() - self.up.data_ptr()) // self.up.element_size()
 
 
-def _uninitialised(x: Tensor, columns: int) -> Pair:
-    return Pair(x.new_empty(x.shape[0], columns), x.new_empty(x.shape[0], columns))
+def _uninitialised(x: Tensor, columns: int) -> UpAndGate:
+    return UpAndGate(x.new_empty(x.shape[0], columns), x.new_empty(x.shape[0], columns))
 
 
-def _forward(problem: Problem, x: Tensor, w_up: Tensor, w_gate: Tensor) -> tuple[Tensors, Tensors]:
+def _forward(problem: MlpCall, x: Tensor, w_up: Tensor, w_gate: Tensor) -> tuple[Tensors, Tensors]:
     """Return y, and the pre-activations that are saved."""
     columns = w_up.shape[1]
     y = x.new_empty(x.shape[0], columns)
     pre = _uninitialised(x, columns) if problem.save else None
-    project(x, Pair(w_up, w_gate), problem, y=y, pre=pre)
+    project(x, UpAndGate(w_up, w_gate), problem, y=y, pre=pre)
     return (y,), pre or (None, None)
 
 
-def _shapes(problem: Problem, x: Tensor, w_up: Tensor, w_gate: Tensor) -> tuple[Tensors, Tensors]:
+def _shapes(problem: MlpCall, x: Tensor, w_up: Tensor, w_gate: Tensor) -> tuple[Tensors, Tensors]:
     columns = w_up.shape[1]
     return (x.new_empty(x.shape[0], columns),), _uninitialised(x, columns) if problem.save else (None, None)
 
 
 def _backward(
-    problem: Problem, needs: tuple[bool, ...], tensors: Tensors, saved: Tensors, gradients: Tensors
+    problem: MlpCall, needs: tuple[bool, ...], tensors: Tensors, saved: Tensors, gradients: Tensors
 ) -> Tensors:
     """Return the gradients of x and both weights."""
     # Hooks on saved tensors may return them in another layout.
     x, w_up, w_gate = tensors
     k_major = problem.k_major
     x, dy = x.contiguous(), gradients[0].contiguous()
-    weights = Pair(*(w.T.contiguous().T if k_major else w.contiguous() for w in (w_up, w_gate)))
+    weights = UpAndGate(*(w.T.contiguous().T if k_major else w.contiguous() for w in (w_up, w_gate)))
     d_pre = _uninitialised(x, w_up.shape[1])
     if problem.save:
-        gate_gradient(Pair(*(kept.contiguous() for kept in saved)), dy, d_pre, problem)
+        gate_gradient(UpAndGate(*(kept.contiguous() for kept in saved)), dy, d_pre, problem)
     else:
         project(x, weights, problem, pre=d_pre, dy=dy)
     dx = (d_pre.up @ weights.up.T).addmm_(d_pre.gate, weights.gate.T) if needs[0] else None
@@ -135,7 +135,7 @@ def _backward(
 
 GATED_MLP = Differentiable(
     "gated_mlp",
-    request=Problem,
+    request=MlpCall,
     tensors=("x", "w_up", "w_gate"),
     outputs=("y",),
     saved=("up", "gate"),
@@ -149,11 +149,11 @@ GATED_MLP = Differentiable(
 @on_device_of("x")
 def project(
     x: Tensor,
-    weights: Pair,
-    problem: Problem,
+    weights: UpAndGate,
+    problem: MlpCall,
     *,
     y: Tensor | None = None,
-    pre: Pair | None = None,
+    pre: UpAndGate | None = None,
     dy: Tensor | None = None,
 ) -> None:
     """Launch project_kernel, which writes y and pre where given: with dy, the pre-activations' gradients into pre."""
@@ -189,7 +189,7 @@ def project(
 
 @lru_cache(REMEMBERED)
 def _choose(
-    problem: Problem,
+    problem: MlpCall,
     end: str,
     k_major: bool,
     sizes: tuple[int, int, int],
@@ -197,7 +197,7 @@ def _choose(
     device: torch.device,
     capability: tuple[int, int],
     described: bool,
-) -> tuple[TileConfig, tuple[int], dict[str, Any]]:
+) -> tuple[GemmConfig, tuple[int], dict[str, Any]]:
     """Return a launch's tiles, grid and keywords for ``sizes`` M, D, F; ``described``: see :func:`.select_tile`."""
     rows, inner, columns = sizes
     if problem.config is not None:
@@ -217,7 +217,7 @@ def _choose(
     return config, (min(tiles, multiprocessors(device)) if config.persistent else tiles,), flags
 
 
-def _both(weights: Pair, config: TileConfig) -> TensorDescriptor:
+def _both(weights: UpAndGate, config: GemmConfig) -> TensorDescriptor:
     """Return one descriptor [2, F, D] of two K-major weights, with their distance in memory as the first stride."""
     rows, columns = weights.up.shape
     first = weights.up if weights.gap >= 0 else weights.gate
@@ -225,7 +225,7 @@ def _both(weights: Pair, config: TileConfig) -> TensorDescriptor:
     return TensorDescriptor(first.T.detach(), [2, columns, rows], strides, block)
 
 
-def no_descriptor(weights: Pair) -> str | None:
+def no_descriptor(weights: UpAndGate) -> str | None:
     """Return why one descriptor cannot describe both K-major weights, or None: their distance has to be a stride."""
     size, gap, limit = weights.up.numel(), abs(weights.gap), MAX_STRIDE // weights.up.element_size()
     if not size <= gap < limit:
@@ -238,7 +238,7 @@ def no_descriptor(weights: Pair) -> str | None:
 
 
 @on_device_of("dy")
-def gate_gradient(saved: Pair, dy: Tensor, d_pre: Pair, problem: Problem) -> None:
+def gate_gradient(saved: UpAndGate, dy: Tensor, d_pre: UpAndGate, problem: MlpCall) -> None:
     """Launch gate_gradient_kernel: write the gradients of the saved pre-activations into d_pre."""
     multiples = dy.numel() // DIM_MULTIPLE
     gate_gradient_kernel[(cdiv(dy.numel(), GRADIENT_BLOCK),)](

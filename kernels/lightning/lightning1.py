@@ -27,7 +27,7 @@ from ..common.differentiable import Differentiable, Tensors
 from ..common.remember import remember_launches
 from ..common.sizes import cdiv, padded
 from .config import QuadraticConfig
-from .request import Request, launches
+from .request import LightningRequest, launches
 from .tiles import MAX_SLOPE, head_rate, load_tile, power, store_tile, tiles_of
 
 
@@ -76,7 +76,7 @@ def quadratic_kernel(
 
 @on_device_of("z")
 def run_quadratic(
-    config: QuadraticConfig, request: Request, x: Tensor, y: Tensor, z: Tensor, slope: Tensor, *, future: bool
+    config: QuadraticConfig, request: LightningRequest, x: Tensor, y: Tensor, z: Tensor, slope: Tensor, *, future: bool
 ) -> Tensor:
     """Launch the kernel on x, y [B, T, H, DX] and z [B, T, H, DZ]; return out like z."""
     B, T, H, DZ = z.shape
@@ -99,16 +99,16 @@ def run_quadratic(
     return out
 
 
-def _forward(request: Request, q: Tensor, k: Tensor, v: Tensor, slope: Tensor) -> tuple[Tensors, Tensors]:
+def _forward(request: LightningRequest, q: Tensor, k: Tensor, v: Tensor, slope: Tensor) -> tuple[Tensors, Tensors]:
     return (run_quadratic(launches(request, q, v).output, request, q, k, v, slope, future=False),), ()
 
 
-def _shapes(request: Request, q: Tensor, k: Tensor, v: Tensor, slope: Tensor) -> tuple[Tensors, Tensors]:
+def _shapes(request: LightningRequest, q: Tensor, k: Tensor, v: Tensor, slope: Tensor) -> tuple[Tensors, Tensors]:
     return (torch.empty_like(v),), ()
 
 
 def _backward(
-    request: Request, needs: tuple[bool, ...], tensors: Tensors, saved: Tensors, gradients: Tensors
+    request: LightningRequest, needs: tuple[bool, ...], tensors: Tensors, saved: Tensors, gradients: Tensors
 ) -> Tensors:
     """Return the gradients of q, k and v."""
     q, k, v, slope = tensors
@@ -122,7 +122,7 @@ def _backward(
 
 LIGHTNING1 = Differentiable(
     "lightning1",
-    request=Request,
+    request=LightningRequest,
     tensors=("q", "k", "v", "slope"),
     outputs=("o",),
     forward=_forward,
@@ -133,7 +133,7 @@ LIGHTNING1 = Differentiable(
 
 
 def lightning1(
-    request: Request, q: Tensor, k: Tensor, v: Tensor, slope: Tensor, initial_state: Tensor | None
+    request: LightningRequest, q: Tensor, k: Tensor, v: Tensor, slope: Tensor, initial_state: Tensor | None
 ) -> tuple[Tensor, Tensor | None]:
     """Compute Lightning Attention by Lightning Attention-1; arguments and result as in :func:`.lightning`.
 

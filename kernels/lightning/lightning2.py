@@ -32,7 +32,7 @@ from ..common.differentiable import Differentiable, Tensors
 from ..common.remember import remember_launches
 from ..common.sizes import cdiv, padded
 from .config import LoopConfig
-from .request import Request, launches
+from .request import LightningRequest, launches
 from .tiles import head_rate, load_tile, power, store_tile, tiles_of
 
 
@@ -105,7 +105,7 @@ def loop_kernel(
 @on_device_of("z")
 def run_loop(
     config: LoopConfig,
-    request: Request,
+    request: LightningRequest,
     x: Tensor,
     y: Tensor,
     z: Tensor,
@@ -144,20 +144,20 @@ def run_loop(
 
 
 def _forward(
-    request: Request, q: Tensor, k: Tensor, v: Tensor, slope: Tensor, initial: Tensor | None
+    request: LightningRequest, q: Tensor, k: Tensor, v: Tensor, slope: Tensor, initial: Tensor | None
 ) -> tuple[Tensors, Tensors]:
     """Return o and the last KV."""
     config = launches(request, q, v)
     return run_loop(config.output, request, q, k, v, slope, initial, want_state=request.want_last), ()
 
 
-def _shapes(request: Request, q: Tensor, k: Tensor, v: Tensor, *_: Tensor | None) -> tuple[Tensors, Tensors]:
+def _shapes(request: LightningRequest, q: Tensor, k: Tensor, v: Tensor, *_: Tensor | None) -> tuple[Tensors, Tensors]:
     last = v.new_empty(v.shape[0], v.shape[2], q.shape[3], v.shape[3], dtype=torch.float32)
     return (torch.empty_like(v), last if request.want_last else None), ()
 
 
 def _backward(
-    request: Request, needs: tuple[bool, ...], tensors: Tensors, saved: Tensors, gradients: Tensors
+    request: LightningRequest, needs: tuple[bool, ...], tensors: Tensors, saved: Tensors, gradients: Tensors
 ) -> Tensors:
     """Return the gradients of q, k, v and the initial KV."""
     q, k, v, slope, initial = tensors
@@ -173,7 +173,7 @@ def _backward(
 
 LIGHTNING2 = Differentiable(
     "lightning2",
-    request=Request,
+    request=LightningRequest,
     tensors=("q", "k", "v", "slope", "initial_state?"),
     outputs=("o", "kv"),
     forward=_forward,

@@ -14,7 +14,7 @@ from ..scalar_decay.validate import check_initial_state
 from .config import LightningConfig, invalid_reason, select_config, why_not
 
 
-class Request(NamedTuple):
+class LightningRequest(NamedTuple):
     """What a call asks for, see :func:`.lightning`; ``scale``: its own divided by ``headroom`` (score_headroom)."""
 
     impl: str
@@ -35,7 +35,7 @@ def make_request(
     want_last: bool,
     scale: float,
     options: Mapping[str, Any],
-) -> Request:
+) -> LightningRequest:
     """Return the request of a call; raise ValueError or TypeError on arguments that only these two ``impl`` refuse."""
     for name in options:
         if name != "config":
@@ -50,7 +50,7 @@ def make_request(
         raise ValueError(f"slope must not require a gradient for {impl}: only q, k, v and the state get one")
     scale = resolve_scale(scale, q.shape[3])
     headroom = score_headroom(scale, q.shape[3], q.dtype)
-    return Request(impl, scale / headroom, headroom, want_last, config)
+    return LightningRequest(impl, scale / headroom, headroom, want_last, config)
 
 
 def check_kernel_support(q: Tensor, v: Tensor) -> None:
@@ -60,7 +60,7 @@ def check_kernel_support(q: Tensor, v: Tensor) -> None:
         raise ValueError(reason)
 
 
-def launches(request: Request, q: Tensor, v: Tensor) -> LightningConfig:
+def launches(request: LightningRequest, q: Tensor, v: Tensor) -> LightningConfig:
     """Return the launches for a request; raise ValueError unless they are valid."""
     config, device = request.config, capability(v.device)
     if config is None:

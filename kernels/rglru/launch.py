@@ -31,7 +31,7 @@ MERGE_BLOCK = 128
 STEP_BLOCK = 256
 
 
-class Request(NamedTuple):
+class ScanRequest(NamedTuple):
     """What a call asks for.
 
     Attributes:
@@ -51,14 +51,14 @@ class Request(NamedTuple):
     config: ScanConfig | None
 
 
-def launches(request: Request, x: Tensor) -> tuple[int, ScanConfig]:
+def launches(request: ScanRequest, x: Tensor) -> tuple[int, ScanConfig]:
     """Return the chunk length in steps, all of time where there are no chunks, and the launches for x [B, T, C]."""
     return _launches(request, *x.shape, x.dtype, capability(x.device))
 
 
 @lru_cache(REMEMBERED)
 def _launches(
-    request: Request, batch: int, seq_len: int, channels: int, dtype: torch.dtype, capability: tuple[int, int]
+    request: ScanRequest, batch: int, seq_len: int, channels: int, dtype: torch.dtype, capability: tuple[int, int]
 ) -> tuple[int, ScanConfig]:
     sizes = {"batch": batch, "seq_len": seq_len, "channels": channels}
     chunked = request.impl == "chunked"
@@ -72,7 +72,7 @@ def _launches(
 
 
 @on_device_of("x")
-def _forward(request: Request, x: Tensor, *others: Any) -> tuple[Tensors, Tensors]:
+def _forward(request: ScanRequest, x: Tensor, *others: Any) -> tuple[Tensors, Tensors]:
     """Return h and the last state; and, to save, the states [B, S, C] before each row of the backward pass."""
     *gates, first = others
     B, T, C = x.shape
@@ -97,7 +97,7 @@ def _forward(request: Request, x: Tensor, *others: Any) -> tuple[Tensors, Tensor
     return (h, last), (saved,)
 
 
-def _shapes(request: Request, x: Tensor, *_: Tensor | None) -> tuple[Tensors, Tensors]:
+def _shapes(request: ScanRequest, x: Tensor, *_: Tensor | None) -> tuple[Tensors, Tensors]:
     B, T, C = x.shape
     # The spacing of saved states is the same for any sequence length, so 2**16 stands in for T, which may be symbolic.
     config = _launches(request, index(B), 2**16, index(C), x.dtype, capability(x.device))[1]
@@ -108,7 +108,7 @@ def _shapes(request: Request, x: Tensor, *_: Tensor | None) -> tuple[Tensors, Te
 
 @on_device_of("tensors")
 def _backward(
-    request: Request, needs: tuple[bool, ...], tensors: Tensors, saved: Tensors, gradients: Tensors
+    request: ScanRequest, needs: tuple[bool, ...], tensors: Tensors, saved: Tensors, gradients: Tensors
 ) -> Tensors:
     """Return the gradients of x, r, i, c and the initial state."""
     x, *gates, _ = tensors
@@ -143,7 +143,7 @@ def _backward(
 
 DIAGONAL = Differentiable(
     "diagonal_recurrence",
-    request=Request,
+    request=ScanRequest,
     tensors=("x", "r", "i?", "c?", "initial_state?"),
     outputs=("h", "last"),
     saved=("states",),
@@ -155,7 +155,7 @@ DIAGONAL = Differentiable(
 
 
 @on_device_of("x")
-def _step(request: Request, x: Tensor, *others: Any) -> tuple[Tensors, Tensors]:
+def _step(request: ScanRequest, x: Tensor, *others: Any) -> tuple[Tensors, Tensors]:
     """Return h [B, 1, C] and the state [B, C] after one token."""
     B, _, C = x.shape
     h, last = torch.empty_like(x), _float32(x, B, C)
@@ -164,7 +164,7 @@ def _step(request: Request, x: Tensor, *others: Any) -> tuple[Tensors, Tensors]:
     return (h, last), ()
 
 
-def _step_shapes(request: Request, x: Tensor, *_: Tensor | None) -> tuple[Tensors, Tensors]:
+def _step_shapes(request: ScanRequest, x: Tensor, *_: Tensor | None) -> tuple[Tensors, Tensors]:
     return (torch.empty_like(x), _float32(x, x.shape[0], x.shape[2])), ()
 
 

@@ -132,11 +132,11 @@ def _run(
         if impl == "step":
             check_one_token(x)
         # launch imports Triton, which the forms below do without.
-        from .launch import DIAGONAL, STEP, Request
+        from .launch import DIAGONAL, STEP, ScanRequest
 
         given = (*tensors, *(None,) * (4 - len(tensors)), initial_state)
         save = torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in given)
-        request = Request(op, impl, chunk_size, return_last_state, save, config)
+        request = ScanRequest(op, impl, chunk_size, return_last_state, save, config)
         h, last = (STEP if impl == "step" else DIAGONAL)(request, *given)
         return (h, last) if return_last_state else h
     a, b = rglru_elements(*tensors) if op == "rglru" else linear_scan_elements(*tensors)

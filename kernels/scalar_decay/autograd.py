@@ -22,7 +22,7 @@ from ..common.sizes import REMEMBERED
 from . import choice
 from .config import EngineConfig, fit_chunk, select_config, takes_tiles_in_order
 from .launch import (
-    Problem,
+    Pass,
     empty_gates,
     empty_state,
     run_chunk_states,
@@ -37,7 +37,7 @@ from .launch import (
 from .roles import DK, DQ, DV, OUTPUT, Denominators, GateVectors
 
 
-def backward_problem(problem: Problem, chunk_size: int | None, q: Tensor, v: Tensor, *, kept: bool) -> Problem:
+def backward_problem(problem: Pass, chunk_size: int | None, q: Tensor, v: Tensor, *, kept: bool) -> Pass:
     """Return a problem of scheme "walk" or "whole_state" with the chunk length of its backward pass.
 
     That may be shorter: dq and dk are as wide as q, often half as wide as the output, and so have fewer programs.
@@ -50,13 +50,13 @@ def backward_problem(problem: Problem, chunk_size: int | None, q: Tensor, v: Ten
 
 
 @lru_cache(REMEMBERED)
-def _backward_problem(problem: Problem, chunk_size: int | None, shape: choice.Shape, kept: bool) -> Problem:
+def _backward_problem(problem: Pass, chunk_size: int | None, shape: choice.Sizes, kept: bool) -> Pass:
     chunk = choice.backward_chunk(shape, problem.scheme, problem.chunk if kept else 0)
     chunk = chunk if chunk_size is None else min(problem.chunk, chunk)
     return replace(problem, chunk=chunk, whole_heads=shape.whole_heads(problem.scheme, chunk, backward=True))
 
 
-def keep_states(problem: Problem, chunk_size: int | None, q: Tensor, v: Tensor, states: Tensor | None) -> Tensor | None:
+def keep_states(problem: Pass, chunk_size: int | None, q: Tensor, v: Tensor, states: Tensor | None) -> Tensor | None:
     """Return the states if they are kept for the backward pass: it has the same chunks, and they take little memory."""
     if states is None:
         return None
@@ -65,12 +65,12 @@ def keep_states(problem: Problem, chunk_size: int | None, q: Tensor, v: Tensor, 
     return states if few and backward_problem(problem, chunk_size, q, v, kept=True) == problem else None
 
 
-def needs_states(problem: Problem, v: Tensor) -> bool:
+def needs_states(problem: Pass, v: Tensor) -> bool:
     """Return whether any head is cut into chunks, so that the states between them are needed."""
     return problem.chunk < v.shape[1] and problem.whole_heads < v.shape[0] * v.shape[2]
 
 
-class Request(NamedTuple):
+class EngineRequest(NamedTuple):
     """What a call of the engine asks for; see engine.py."""
 
     gate: str
@@ -82,28 +82,28 @@ class Request(NamedTuple):
     want_last: bool
 
 
-class Choice(NamedTuple):
+class PassPlan(NamedTuple):
     """The problem that a request is for tensors of some sizes, its launches, and the positions of a gate's stretch."""
 
-    problem: Problem
+    problem: Pass
     config: EngineConfig
     stretch: int
 
 
-def choose(request: Request, q: Tensor, v: Tensor) -> Choice:
+def choose(request: EngineRequest, q: Tensor, v: Tensor) -> PassPlan:
     """Return what a request takes for q [B, T, G, K] and v [B, T, H, V] on their device."""
     shape = choice.shape_of_tensors(q, v, normalised=request.gate == "exp")
     return _choose(request, shape, v.dtype, capability(v.device))
 
 
 @lru_cache(REMEMBERED)
-def _choose(request: Request, shape: choice.Shape, dtype: torch.dtype, capability: tuple[int, int]) -> Choice:
+def _choose(request: EngineRequest, shape: choice.Sizes, dtype: torch.dtype, capability: tuple[int, int]) -> PassPlan:
     fused = takes_tiles_in_order(request.scheme, dtype.itemsize)
     # Denominators grow with the scale, and gradients are divided by them, so mLSTMexp's need no headroom.
     headroom = 1.0 if request.gate == "exp" else score_headroom(request.scale, shape.head_dim_qk, dtype)
     scheme = request.scheme if fused else "sweep"
     chunk = fit_chunk(request.chunk_size or choice.forward_chunk(shape, scheme), shape.seq_len)
-    problem = Problem(
+    problem = Pass(
         gate=request.gate,
         scale=request.scale / headroom,
         chunk=chunk,
@@ -117,11 +117,11 @@ def _choose(request: Request, shape: choice.Shape, dtype: torch.dtype, capabilit
         scheme=request.scheme, capability=capability, item_bytes=dtype.itemsize, head_dim_qk=shape.head_dim_qk,
         head_dim_v=shape.head_dim_v, chunk=chunk, batch_heads=shape.batch_heads,
     )  # fmt: skip
-    return Choice(problem, config, config.gate_stretch(chunk))
+    return PassPlan(problem, config, config.gate_stretch(chunk))
 
 
 def _forward(
-    request: Request,
+    request: EngineRequest,
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -164,7 +164,7 @@ def _forward(
     return (output.out, last, n_last, m_last if want_last else None), (*gates, kept)
 
 
-def _shapes(request: Request, q: Tensor, k: Tensor, v: Tensor, *_: Tensor | None) -> tuple[Tensors, Tensors]:
+def _shapes(request: EngineRequest, q: Tensor, k: Tensor, v: Tensor, *_: Tensor | None) -> tuple[Tensors, Tensors]:
     heads, dim_k, dim_v = index(v.shape[2]), index(q.shape[3]), index(v.shape[3])
     fused = takes_tiles_in_order(request.scheme, v.element_size())
     # A compiled call serves all sequence lengths, so the length of the gates' stretches must not depend on T here.
@@ -179,7 +179,7 @@ def _shapes(request: Request, q: Tensor, k: Tensor, v: Tensor, *_: Tensor | None
 
 
 def _backward(
-    request: Request, needs: tuple[bool, ...], tensors: Tensors, saved: Tensors, gradients: Tensors
+    request: EngineRequest, needs: tuple[bool, ...], tensors: Tensors, saved: Tensors, gradients: Tensors
 ) -> Tensors:
     """Return the gradients of q, k, v, the gates and the initial state C and n.
 
@@ -252,7 +252,7 @@ def _backward(
 
 SCALAR_DECAY = Differentiable(
     "scalar_decay",
-    request=Request,
+    request=EngineRequest,
     tensors=("q", "k", "v", "decay?", "input_gate?", "head?", "c_initial?", "n_initial?", "m_initial?"),
     outputs=("h", "c", "n", "m"),
     saved=GateVectors._fields,
@@ -264,12 +264,12 @@ SCALAR_DECAY = Differentiable(
 """h and the last state, with gradients of q, k, v, the gates and the initial state C and n."""
 
 
-def _step(request: Request, q: Tensor, k: Tensor, v: Tensor, *others: Any) -> tuple[Tensors, Tensors]:
+def _step(request: EngineRequest, q: Tensor, k: Tensor, v: Tensor, *others: Any) -> tuple[Tensors, Tensors]:
     """Return h and C, n and m after one token."""
     return run_step(choose(request, q, v).problem, q, k, v, *others), ()
 
 
-def _step_shapes(request: Request, q: Tensor, k: Tensor, v: Tensor, *others: Any) -> tuple[Tensors, Tensors]:
+def _step_shapes(request: EngineRequest, q: Tensor, k: Tensor, v: Tensor, *others: Any) -> tuple[Tensors, Tensors]:
     return (torch.empty_like(v), *empty_state(q, v, normalised=request.gate == "exp")), ()
 
 

@@ -104,7 +104,7 @@ class Times(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
+class Sizes:
     """What a choice depends on. batch_heads: B * H; normalised: with denominators; memory_rate: in bytes a second."""
 
     seq_len: int
@@ -259,7 +259,7 @@ def sweep_chunk(head_dim_qk: int, head_dim_v: int) -> int:
 
 
 @functools.lru_cache(REMEMBERED)
-def forward_chunk(shape: Shape, scheme: str) -> int:
+def forward_chunk(shape: Sizes, scheme: str) -> int:
     """Return the chunk length of a call that names none."""
     if scheme == "sweep":
         return sweep_chunk(shape.head_dim_qk, shape.head_dim_v)
@@ -267,8 +267,8 @@ def forward_chunk(shape: Shape, scheme: str) -> int:
 
 
 @functools.lru_cache(REMEMBERED)
-def backward_chunk(shape: Shape, scheme: str, kept: int) -> int:
-    """Return the chunk length that a backward pass takes; ``kept``: see :meth:`Shape.backward_us`."""
+def backward_chunk(shape: Sizes, scheme: str, kept: int) -> int:
+    """Return the chunk length that a backward pass takes; ``kept``: see :meth:`Sizes.backward_us`."""
     return shape.best_chunk(scheme, kept=kept)
 
 
@@ -281,18 +281,18 @@ def preferred_chunk(sizes: Mapping[str, int], scheme: str, *, impl: str = "") ->
     return forward_chunk(shape_of(sizes, normalised=impl == "normalised"), scheme)
 
 
-def shape_of_tensors(q: Tensor, v: Tensor, *, normalised: bool = False) -> Shape:
+def shape_of_tensors(q: Tensor, v: Tensor, *, normalised: bool = False) -> Sizes:
     """Return the shape of a call's q [B, T, G, K] and v [B, T, H, V], on their device (a CPU counts as an H200)."""
     return _shape_of_sizes(q.shape, v.shape, v.device, normalised)
 
 
 @functools.lru_cache(REMEMBERED)
-def _shape_of_sizes(q: torch.Size, v: torch.Size, device: torch.device, normalised: bool) -> Shape:
+def _shape_of_sizes(q: torch.Size, v: torch.Size, device: torch.device, normalised: bool) -> Sizes:
     batch, seq_len, heads, head_dim_v = v
     # Imported here because it imports torch, which declarations must do without.
     from ..common.device import memory_rate, multiprocessors
 
-    return Shape(
+    return Sizes(
         seq_len=seq_len,
         batch_heads=batch * heads,
         head_dim_qk=q[3],
@@ -303,9 +303,9 @@ def _shape_of_sizes(q: torch.Size, v: torch.Size, device: torch.device, normalis
     )
 
 
-def shape_of(sizes: Mapping[str, int], *, normalised: bool = False) -> Shape:
+def shape_of(sizes: Mapping[str, int], *, normalised: bool = False) -> Sizes:
     """Return the shape of a case's sizes."""
-    return Shape(
+    return Sizes(
         seq_len=sizes["seq_len"],
         batch_heads=sizes["batch"] * sizes["num_heads"],
         head_dim_qk=sizes["head_dim_qk"],

@@ -171,9 +171,9 @@ def scalar_decay(
         raise ValueError(f"a decoding step takes one token: seq_len must be 1, got {v.shape[1]}")
 
     # autograd imports Triton, which the forms above do without.
-    from .autograd import SCALAR_DECAY, STEP, Request
+    from .autograd import SCALAR_DECAY, STEP, EngineRequest
 
-    request = Request(gate, scale, inv_tau, SCHEMES.get(impl, ""), chunk_size, state_dtype, return_last_state)
+    request = EngineRequest(gate, scale, inv_tau, SCHEMES.get(impl, ""), chunk_size, state_dtype, return_last_state)
     state = (None, None, None) if initial_state is None else initial_state if normalize else (initial_state, None, None)
     run = STEP if impl == "step" else SCALAR_DECAY
     h, *last = run(request, q, k, v, decay, input_gate, head, *state)

@@ -54,7 +54,7 @@ NO_DENOMINATORS = Denominators()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Problem:
+class Pass:
     """Everything about one pass but its tensors and their sizes. ``chunk`` is the chunk length; the first
     ``whole_heads`` of the B * H heads are whole; ``scale`` is the caller's divided by ``headroom`` (roles.Shape)."""
 
@@ -130,7 +130,7 @@ def empty_state(q: Tensor, v: Tensor, *, normalised: bool) -> tuple[Any, ...]:
 
 @on_device_of("v")
 def run_gates(
-    problem: Problem,
+    problem: Pass,
     stretch: int,
     v: Tensor,
     decay: Tensor | None,
@@ -179,7 +179,7 @@ class ChunkStates:
 
 @on_device_of("z")
 def run_chunk_states(
-    problem: Problem,
+    problem: Pass,
     config: StatesConfig,
     y: Tensor,
     z: Tensor,
@@ -244,7 +244,7 @@ def run_chunk_states(
 
 @on_device_of("q")
 def run_normaliser(
-    problem: Problem,
+    problem: Pass,
     config: NormaliserConfig,
     q: Tensor,
     k: Tensor,
@@ -289,7 +289,7 @@ class Product:
 
 @on_device_of("z")
 def run_tiles_in_parallel(
-    problem: Problem,
+    problem: Pass,
     config: ChunkOutputsConfig,
     role: Role,
     x: Tensor,
@@ -321,7 +321,7 @@ def run_tiles_in_parallel(
 
 @on_device_of("z")
 def run_tiles_in_order(
-    problem: Problem,
+    problem: Pass,
     config: FusedChunkConfig | WholeStateConfig,
     role: Role,
     x: Tensor,
@@ -391,7 +391,7 @@ class Walk(NamedTuple):
 
 @lru_cache(REMEMBERED)
 def choose_walk(
-    problem: Problem,
+    problem: Pass,
     config: FusedChunkConfig | WholeStateConfig,
     role: Role,
     size_x: torch.Size,
@@ -444,7 +444,7 @@ def choose_walk(
 
 @on_device_of("q_dq")
 def run_gates_backward(
-    problem: Problem,
+    problem: Pass,
     q_dq: Tensor,
     k_dk: Tensor,
     anchors: Tensor | None,
@@ -488,7 +488,7 @@ def run_sum(x: Tensor, like: Tensor) -> Tensor:
 
 @on_device_of("v")
 def run_step(
-    problem: Problem,
+    problem: Pass,
     q: Tensor,
     k: Tensor,
     v: Tensor,

@@ -26,7 +26,7 @@ from .forward import scan_kernel, step_kernel, walk_kernel
 STEP_BLOCK = 256
 
 
-class Request(NamedTuple):
+class WkvRequest(NamedTuple):
     """What a call asks for.
 
     Attributes:
@@ -42,14 +42,14 @@ class Request(NamedTuple):
     config: WkvConfig | None
 
 
-def launches(request: Request, k: Tensor) -> WkvConfig:
+def launches(request: WkvRequest, k: Tensor) -> WkvConfig:
     """Return the launches for k [B, T, C]."""
     return _launches(request, index(k.shape[0]), index(k.shape[2]), k.dtype, capability(k.device))
 
 
 @lru_cache(REMEMBERED)
 def _launches(
-    request: Request, batch: int, channels: int, dtype: torch.dtype, capability: tuple[int, int]
+    request: WkvRequest, batch: int, channels: int, dtype: torch.dtype, capability: tuple[int, int]
 ) -> WkvConfig:
     config = request.config
     if config is None:
@@ -61,7 +61,7 @@ def _launches(
 
 
 @on_device_of("k")
-def _forward(request: Request, k: Tensor, *others: Any) -> tuple[Tensors, Tensors]:
+def _forward(request: WkvRequest, k: Tensor, *others: Any) -> tuple[Tensors, Tensors]:
     """Return y and the last state; and, to save, the states before each row [3, B, S, C] and the last one [3, B, C]."""
     B, T, C = k.shape
     config = launches(request, k)
@@ -95,7 +95,7 @@ def _forward(request: Request, k: Tensor, *others: Any) -> tuple[Tensors, Tensor
     return (y, *parts), (saved, last)
 
 
-def _shapes(request: Request, k: Tensor, *_: Tensor | None) -> tuple[Tensors, Tensors]:
+def _shapes(request: WkvRequest, k: Tensor, *_: Tensor | None) -> tuple[Tensors, Tensors]:
     B, T, C = k.shape
     parts = tuple(k.new_empty(B, C, dtype=torch.float32) if request.want_last else None for _ in range(3))
     slots = cdiv(T, launches(request, k).backward.block_i)
@@ -105,7 +105,7 @@ def _shapes(request: Request, k: Tensor, *_: Tensor | None) -> tuple[Tensors, Te
 
 @on_device_of("tensors")
 def _backward(
-    request: Request, needs: tuple[bool, ...], tensors: Tensors, saved: Tensors, gradients: Tensors
+    request: WkvRequest, needs: tuple[bool, ...], tensors: Tensors, saved: Tensors, gradients: Tensors
 ) -> Tensors:
     """Return the gradients of k, v, w, u and the first state's num and den."""
     k, *parameters, _, _, top = tensors
@@ -136,7 +136,7 @@ def _backward(
 
 WKV = Differentiable(
     "wkv4",
-    request=Request,
+    request=WkvRequest,
     tensors=("k", "v", "w", "u", "num?", "den?", "max?"),
     outputs=("y", "num", "den", "max"),
     saved=("states", "last"),
@@ -149,7 +149,7 @@ WKV = Differentiable(
 
 
 @on_device_of("k")
-def _step(request: Request, k: Tensor, *others: Any) -> tuple[Tensors, Tensors]:
+def _step(request: WkvRequest, k: Tensor, *others: Any) -> tuple[Tensors, Tensors]:
     """Return y [B, 1, C] and num, den, max after one token: views of one tensor."""
     B, _, C = k.shape
     y, last = torch.empty_like(k), _states(k)
@@ -157,7 +157,7 @@ def _step(request: Request, k: Tensor, *others: Any) -> tuple[Tensors, Tensors]:
     return (y, *last), ()
 
 
-def _step_shapes(request: Request, k: Tensor, *_: Tensor | None) -> tuple[Tensors, Tensors]:
+def _step_shapes(request: WkvRequest, k: Tensor, *_: Tensor | None) -> tuple[Tensors, Tensors]:
     parts = (k.new_empty(k.shape[0], k.shape[2], dtype=torch.float32) for _ in range(3))
     return (torch.empty_like(k), *parts), ()
 

@@ -74,12 +74,12 @@ def wkv4(
         if impl == "step":
             check_one_token(k)
         # launch imports Triton, which the forms below do without.
-        from .launch import STEP, WKV, Request
+        from .launch import STEP, WKV, WkvRequest
 
         num, den, top = initial_state or (None, None, None)
         # max is left out: it has no gradient, even if it requires one.
         save = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (k, v, w, u, num, den))
-        run, request = STEP if impl == "step" else WKV, Request(impl, return_last_state, save, config)
+        run, request = STEP if impl == "step" else WKV, WkvRequest(impl, return_last_state, save, config)
         y, num, den, top = run(request, k, v, w, u, num, den, top)
         return (y, (num, den, top)) if return_last_state else y
     if impl == "torch":

@@ -11,20 +11,20 @@ import torch
 from lrbench.analysis.check.statistics import median
 from lrbench.kernels import get_operation
 from lrbench.kernels.scalar_decay.autograd import backward_problem
-from lrbench.kernels.scalar_decay.choice import COSTS, Shape, backward_chunk, forward_chunk
-from lrbench.kernels.scalar_decay.launch import Problem
+from lrbench.kernels.scalar_decay.choice import COSTS, Sizes, backward_chunk, forward_chunk
+from lrbench.kernels.scalar_decay.launch import Pass
 from lrbench.tests.tools import fit_choice
 
 SCHEMES = ("walk", "whole_state")
 
 
-def shape(seq_len: int, rows: int, dims: tuple[int, int] = (128, 256), multiprocessors: int = 132) -> Shape:
-    return Shape(
+def shape(seq_len: int, rows: int, dims: tuple[int, int] = (128, 256), multiprocessors: int = 132) -> Sizes:
+    return Sizes(
         seq_len=seq_len, batch_heads=rows, head_dim_qk=dims[0], head_dim_v=dims[1], multiprocessors=multiprocessors
     )  # fmt: skip
 
 
-def default_backward_chunk(made: Shape, scheme: str) -> int:
+def default_backward_chunk(made: Sizes, scheme: str) -> int:
     return backward_chunk(made, scheme, made.kept_chunk(scheme, forward_chunk(made, scheme)))
 
 
@@ -91,7 +91,7 @@ def test_a_backward_pass_chooses_for_itself() -> None:
     names a chunk length, no chunk is longer."""
     q, v = torch.empty(8, 2048, 6, 192, device="meta"), torch.empty(8, 2048, 6, 384, device="meta")
     chunk = forward_chunk(shape(2048, 48, (192, 384)), "whole_state")
-    forward = Problem(
+    forward = Pass(
         gate="sig", scale=1.0, chunk=chunk, whole_heads=44, state_dtype=torch.float32, scheme="whole_state"
     )  # fmt: skip
     assert (chunk, backward_problem(forward, None, q, v, kept=False).chunk) == (256, 2048)

@@ -22,7 +22,7 @@ from random import Random
 from typing import Any
 
 from lrbench.analysis.check.statistics import median
-from lrbench.kernels.scalar_decay.choice import COSTS, MEMORY_RATE, ONE_CHUNK, Costs, Shape, backward_chunk, shape_of
+from lrbench.kernels.scalar_decay.choice import COSTS, MEMORY_RATE, ONE_CHUNK, Costs, Sizes, backward_chunk, shape_of
 from lrbench.kernels.scalar_decay.config import fit_chunk
 from lrbench.kernels.scalar_decay.declare import FUSED_CHUNK, SCHEMES, WHOLE_STATE
 from lrbench.results import store
@@ -57,7 +57,7 @@ def _counts(row: Mapping[str, Any]) -> bool:
     return row["impl"] in (WHOLE_STATE, FUSED_CHUNK) and row["status"] == "ok" and row["dtype"] != "fp32"
 
 
-def _shape_of(row: Mapping[str, Any]) -> tuple[Shape, Cell]:
+def _shape_of(row: Mapping[str, Any]) -> tuple[Sizes, Cell]:
     shape = shape_of(row, normalised=row["op"] == "mlstm_exp")
     shape = dataclasses.replace(shape, memory_rate=MEMORY_RATES[row["device_accelerator"]])
     return shape, (SCHEMES[row["impl"]], fit_chunk(row["chunk_size"], row["seq_len"]))
@@ -68,9 +68,9 @@ def _took_one_chunk_length(row: Mapping[str, Any]) -> bool:
     return row["mode"] != "fwbw" or chunk <= backward_chunk(shape, scheme, shape.kept_chunk(scheme, chunk))
 
 
-def read_times(paths: Sequence[Path]) -> dict[tuple[Any, ...], tuple[Shape, Times]]:
+def read_times(paths: Sequence[Path]) -> dict[tuple[Any, ...], tuple[Sizes, Times]]:
     """Return the least times of every problem in half precision: a backward pass is what both take without one."""
-    found: dict[tuple[Any, ...], tuple[Shape, dict[str, dict[Cell, float]]]] = {}
+    found: dict[tuple[Any, ...], tuple[Sizes, dict[str, dict[Cell, float]]]] = {}
     for row in filter(_counts, store.read_results(paths).to_pylist()):
         shape, cell = _shape_of(row)
         times = found.setdefault((shape, row["op"], row["dtype"]), (shape, {"fw": {}, "fwbw": {}}))[1]
@@ -83,14 +83,14 @@ def read_times(paths: Sequence[Path]) -> dict[tuple[Any, ...], tuple[Shape, Time
     return problems
 
 
-def model_us(shape: Shape, direction: str, cell: Cell, costs: Costs) -> float:
+def model_us(shape: Sizes, direction: str, cell: Cell, costs: Costs) -> float:
     """Return the modelled time of a pass; a backward pass follows a forward pass with the same chunks."""
     if direction == FORWARD:
         return sum(shape.forward_us(*cell, costs))
     return sum(shape.backward_us(*cell, costs, kept=shape.kept_chunk(*cell)))
 
 
-def loss(problems: Sequence[tuple[Shape, Times]], costs: Costs) -> float:
+def loss(problems: Sequence[tuple[Sizes, Times]], costs: Costs) -> float:
     """Return the mean square of the relative errors, in which the fastest of a problem's times count most.
 
     What all of its times share, the gates' kernels for one, is no matter of choice: the fastest is taken as exact.
@@ -107,7 +107,7 @@ def loss(problems: Sequence[tuple[Shape, Times]], costs: Costs) -> float:
     return total / weight
 
 
-def aim(problems: Sequence[tuple[Shape, Times]], costs: Costs) -> float:
+def aim(problems: Sequence[tuple[Sizes, Times]], costs: Costs) -> float:
     """Return what the fit makes least: what choices lose, the worst most, and the error of the times as a guide."""
     found = []
     for factor in MEMORY_FACTORS:
@@ -117,7 +117,7 @@ def aim(problems: Sequence[tuple[Shape, Times]], costs: Costs) -> float:
     return found[0] + sum(found) / len(found)
 
 
-def fit(problems: Sequence[tuple[Shape, Times]], costs: Costs) -> Costs:
+def fit(problems: Sequence[tuple[Sizes, Times]], costs: Costs) -> Costs:
     """Return the costs of least error: each is moved up and down, in smaller steps where nothing helps."""
     step, least = 0.3, loss(problems, costs)
     while step > 0.004:
@@ -132,7 +132,7 @@ def fit(problems: Sequence[tuple[Shape, Times]], costs: Costs) -> Costs:
     return costs
 
 
-def search(problems: Sequence[tuple[Shape, Times]], costs: Costs, steps: int) -> Costs:
+def search(problems: Sequence[tuple[Sizes, Times]], costs: Costs, steps: int) -> Costs:
     """Return costs of a smaller aim: of random moves of a few costs at once, those that help are kept."""
     random, least, spread = Random(0), aim(problems, costs), 0.12
     names = [cost.name for cost in dataclasses.fields(costs)]
@@ -147,7 +147,7 @@ def search(problems: Sequence[tuple[Shape, Times]], costs: Costs, steps: int) ->
     return costs
 
 
-def regrets(problems: Sequence[tuple[Shape, Times]], costs: Costs, direction: str) -> Iterator[float]:
+def regrets(problems: Sequence[tuple[Sizes, Times]], costs: Costs, direction: str) -> Iterator[float]:
     """Yield what the choice of a chunk length by costs loses against the best measured, where it was measured.
 
     Measured are passes with the same chunks. After a forward pass with others, a backward pass must compute the states
