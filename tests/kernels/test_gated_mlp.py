@@ -18,7 +18,7 @@ from torch import Tensor
 from lrbench.bench.correctness import relative_error
 from lrbench.kernels.gated_mlp import GATED_MLP, gated_mlp
 from lrbench.kernels.gated_mlp import fused as module
-from lrbench.kernels.gated_mlp.config import ACTIVATIONS, GatedMlpConfig, TileConfig, invalid_reason, select_tile
+from lrbench.kernels.gated_mlp.config import ACTIVATIONS, GatedMlpConfig, GemmConfig, invalid_reason, select_tile
 from lrbench.kernels.gated_mlp.reference import activate, definition, k_major_inputs, portable, projections
 from lrbench.kernels.gated_mlp.validate import check_kernel_support, is_k_major
 from lrbench.tests.kernels import laws
@@ -83,7 +83,7 @@ def test_declared_launches_are_those_chosen() -> None:
 def test_the_portable_form_takes_no_launches() -> None:
     inputs = list(draw(5, 16, 24, dtype=torch.float32)[0].values())
     with pytest.raises(ValueError, match="config must be None for impl torch, got GatedMlpConfig"):
-        tile = TileConfig(block_m=16, block_f=16, block_k=16)
+        tile = GemmConfig(block_m=16, block_f=16, block_k=16)
         gated_mlp(*inputs, impl="torch", config=GatedMlpConfig(forward=tile, gradient=tile))
 
 
@@ -104,9 +104,9 @@ def test_unknown_activation() -> None:
 )
 def test_invalid_launches(change: dict[str, int], reason: str) -> None:
     good = {"block_m": 64, "block_f": 64, "block_k": 32}
-    gradient = TileConfig(**good)
+    gradient = GemmConfig(**good)
     assert invalid_reason(GatedMlpConfig(forward=gradient, gradient=gradient)) is None
-    assert invalid_reason(GatedMlpConfig(forward=TileConfig(**{**good, **change}), gradient=gradient)) == reason
+    assert invalid_reason(GatedMlpConfig(forward=GemmConfig(**{**good, **change}), gradient=gradient)) == reason
 
 
 @pytest.mark.parametrize("end", ["gate", "save", "gradient"])

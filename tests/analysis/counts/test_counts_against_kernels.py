@@ -22,7 +22,7 @@ from lrbench.kernels.scalar_decay.autograd import backward_problem
 from lrbench.kernels.scalar_decay.choice import shape_of_tensors
 from lrbench.kernels.scalar_decay.config import fit_chunk
 from lrbench.kernels.scalar_decay.declare import SCHEMES
-from lrbench.kernels.scalar_decay.launch import Problem
+from lrbench.kernels.scalar_decay.launch import Pass
 from lrbench.tests.kernels.laws import Case
 
 RAGGED = {"batch": 1, "seq_len": 200, "num_heads": 2, "head_dim_qk": 72, "head_dim_v": 136}
@@ -226,7 +226,7 @@ def test_a_backward_walk_takes_the_engines_chunks(impl: str, batch: int, seq_len
     sizes = {"batch": batch, "seq_len": seq_len, "num_heads": 2, "head_dim_qk": 64, "head_dim_v": 128}
     q = torch.empty(batch, seq_len, 2, 64, device="meta")
     v = torch.empty(batch, seq_len, 2, 128, device="meta")
-    problem = Problem(
+    problem = Pass(
         gate="sig", scale=1.0, chunk=fit_chunk(chunk_size, seq_len), whole_heads=0, state_dtype=torch.float32,
         scheme=SCHEMES[impl],
     )  # fmt: skip
