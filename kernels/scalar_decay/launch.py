@@ -405,8 +405,7 @@ def choose_walk(
     N = cdiv(T, problem.chunk)
     every = problem.anchor_every
     num_anchors = cdiv(T, every)
-    parts, tiles_z, num_sums = config.launches(DX), cdiv(DZ, config.block_z), config.row_sums(DZ)
-    blocks = len(parts)
+    blocks, tiles_z, num_sums = len(config.launches(DX)), cdiv(DZ, config.block_z), config.row_sums(DZ)
     shape = _shape(size_x, size_z, H, problem.headroom)
     launches: list[Any] = []
     options: dict[str, Any]
@@ -414,7 +413,7 @@ def choose_walk(
         # Each walker writes its own anchors.
         shares, columns = num_sums // 4, tiles_z * config.block_z
         heads, scale = problem.whole_heads + N * (B * H - problem.whole_heads), math.log2(problem.scale)
-        for column, tile in parts:
+        for column, tile in config.launches(DX):
             numbers = scale, T, problem.chunk, N, B * H, problem.whole_heads, every, column
             options = {"num_warps": 4, "maxnreg": 128 if tile.resident == 2 else None, **register_options(capability)}
             keywords = {"SHAPE": shape, "ROLE": role, "TILE": tile, **options}
