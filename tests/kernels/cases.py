@@ -180,7 +180,7 @@ def tiled(form: str, dtype: torch.dtype, **keywords: Any) -> Any:
     return interpreted(op, impl, dtype, **{"label": form, **keywords, "kwargs": kwargs})
 
 
-MLP_SMALL = mlp.TileConfig(block_m=16, block_f=32, block_k=16, subtiles=2, group_m=2, use_tma=True, persistent=True)
+MLP_SMALL = mlp.GemmConfig(block_m=16, block_f=32, block_k=16, subtiles=2, group_m=2, use_tma=True, persistent=True)
 MLP_TILES = {
     "descriptors": MLP_SMALL,
     "pointers": replace(MLP_SMALL, use_tma=False, subtiles=1),
