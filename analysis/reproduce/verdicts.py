@@ -32,7 +32,7 @@ from ..model.prediction import stored_rows
 from ..model.runtime_model import runtime_model
 from ..transfer import gains
 from . import training
-from .entries import ERRORS, MEASURED, TRAINED, Asked, Claim, Terms
+from .entries import ERRORS, MEASURED, PLANNED_KEYS, TRAINED, Asked, Claim, Terms
 
 HOLDS, PARTLY, NOT, UNTESTABLE, UNMEASURED = VERDICTS = (
     "holds", "holds in part", "does not hold here", "not testable here", "not measured",
@@ -128,8 +128,14 @@ class Store:
         self.device = device or next((key for key, _ in most.most_common(1)), "")
         others = [row for row in others if row["device_accelerator"] == self.device and wanted(row)]
         self.others = sorted(others, key=itemgetter("measured_at"))
-        cases = grouped(filter(wanted, rows), itemgetter("device_accelerator", "case_id")).values()
-        self.cases = grouped(map(_newest, cases), itemgetter("device_accelerator", "op", "mode"))
+        self.cases = _by_case(filter(wanted, rows))
+
+    @classmethod
+    def of(cls, rows: Sequence[Row]) -> Store:
+        """Return the store of rows that are there already, of one device."""
+        store = cls([], next((row["device_accelerator"] or "" for row in rows), ""))
+        store.cases = _by_case(rows)
+        return store
 
     def error(self, metric: str, terms: Terms) -> float | str:
         """Return the mean of an error over the draws, of the newest row that terms select, or that there is none."""
@@ -152,11 +158,23 @@ class Store:
 
     def row(self, terms: Terms, device: str | None = None) -> Row | str:
         """Return the fastest row that terms select, or why there is none: not measured, or a status."""
-        wanted = {"state_dtype": "fp32", **terms}
+        wanted = {"state_dtype": "fp32", **{key: value for key, value in terms.items() if key not in PLANNED_KEYS}}
         cases = self.cases.get((device or self.device, wanted["op"], wanted["mode"]), [])
         rows = [row for row in cases if _matches(row, wanted)]
         ok = [row for row in rows if row["status"] == "ok"]
         return min(ok, key=itemgetter("time_ms")) if ok else rows[0]["status"] if rows else UNMEASURED
+
+
+def _by_case(rows: Iterable[Row]) -> dict[tuple[Any, ...], list[Row]]:
+    """Return device, operation and mode -> the best row of each case."""
+    cases = grouped(rows, itemgetter("device_accelerator", "case_id")).values()
+    return grouped(map(_newest, cases), lambda row: (row["device_accelerator"] or "", row["op"], row["mode"]))
+
+
+def memory_bytes(row: Row) -> int | None:
+    """Return the peak of one call above its inputs, None where it was not measured."""
+    known = row["peak_memory_bytes"] is not None and row["input_bytes"] is not None
+    return row["peak_memory_bytes"] - row["input_bytes"] if known else None
 
 
 def _newest(rows: Iterable[Row]) -> Row:
@@ -195,7 +213,7 @@ def evaluate(asked: Asked, store: Store) -> Found:
         lines = [_translated(asked, line, store) for line in lines]
         # What was not measured is fitted, and --run may still measure it.
         lacking = () if any(line.interval for line in lines) else lacking
-    lines = tuple(_judged(claim, line, n) for n, line in enumerate(lines))
+    lines = tuple(judged(claim, line, n) for n, line in enumerate(lines))
     return dataclasses.replace(_verdict(asked, lines, lacking), missing=tuple(missing))
 
 
@@ -216,7 +234,8 @@ def _metric(asked: Asked, terms: dict[str, Any], store: Store) -> float | str:
         twice = metric == "memory" and row["mode"] == "fwbw" and row["measured_at"] < ONCE_SINCE
         return UNMEASURED if twice or row[STORED[metric]] is None else row[STORED[metric]]
     if metric == "allocated":
-        return UNMEASURED if row["peak_memory_bytes"] is None else row["peak_memory_bytes"] - row["input_bytes"]
+        used = memory_bytes(row)
+        return UNMEASURED if used is None else used
     if metric == "tokens_per_s":
         return 1e3 * row["batch"] * row["seq_len"] / row["time_ms"]
     counted = count_case(*case_of(row, row["mode"], row["dtype"]))
@@ -319,12 +338,12 @@ def _translated(asked: Asked, line: Line, store: Store) -> Line:
     return dataclasses.replace(line, values={store.device: (line.ours,)}, ours=ours, interval=interval, there=there)
 
 
-def _judged(claim: Claim, line: Line, n: int) -> Line:
+def judged(claim: Claim, line: Line, n: int) -> Line:
     """Return a line with the document's bound and whether it holds."""
-    bounds = {"": claim.states, "≥ ": claim.at_least, "≤ ": claim.at_most}
-    at: dict[str, Any] = {sign: bound[n] if isinstance(bound, tuple) else bound for sign, bound in bounds.items()}
-    words = " ".join(f"{sign}{shown(claim, bound)}" for sign, bound in at.items() if bound is not None)
-    states, least, most = at.values()
+    bounds = claim.bounds(n)
+    signs = zip(("", "≥ ", "≤ "), bounds.values(), strict=True)
+    words = " ".join(f"{sign}{shown(claim, bound)}" for sign, bound in signs if bound is not None)
+    states, least, most = bounds.values()
     ours, holds = line.outcome, None
     if isinstance(ours, str):
         holds = float(ours == states)
