@@ -21,6 +21,7 @@ from operator import attrgetter, itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ..analysis.accelerators.known import get_accelerator
 from ..analysis.accelerators.roofs import write_roofs
 from ..analysis.check.statistics import Interval, median, ratio_interval
 from ..analysis.counts import count_case
@@ -32,6 +33,7 @@ from ..kernels.baselines.spec import Baseline
 from ..kernels.common.sizes import next_power_of_two
 from ..kernels.spec import MODES, Implementation
 from ..results import store
+from ..results.arguments import one_of
 from ..results.schema import Case, Environment, Record
 from ..results.select import Row, grouped
 from ..results.toml_tables import Refused, read_toml
@@ -62,7 +64,7 @@ FREE_CORES_GAIN = 1.6
 
 
 class Bar(NamedTuple):
-    """A claim on one problem: theirs / ours, in time or memory, is at least so much. Or sides to measure beside others.
+    """A claim on one problem: theirs / ours, in time or memory, is at least so much. Or sides to measure beside those.
 
     Attributes:
         family: its table in the file, whose bars are measured together.
@@ -130,16 +132,19 @@ def load_bars(path: Path = FILE) -> list[Bar]:
     bars = []
     for family, document in read_toml(path, Mapping[str, Document], "bars").items():
         try:
+            if document.device != "cpu":
+                get_accelerator(document.device)
             for key, asked in claims_of(document):
                 claim = asked.claim
                 if not claim.beside and (claim.at_least is None or len(claim.ratio or ()) != 2):
                     raise Refused(asked.id, "a ratio of two sides with at_least, or beside", claim.kind)
+                one_of(f"{asked.id}.metric", claim.metric, ("time", "allocated"))
                 for each in asked.apart():
                     (point,) = each.points()
                     shared = each.shared(point)
                     try:
                         label = f"{asked.entry.where.format(**shared)}, {shared['dtype']}"
-                    except KeyError as error:
+                    except LookupError as error:
                         where = f"entries.{key}.where must name sizes of the problem in braces"
                         raise ValueError(f"{where}, got {error}") from None
                     bars.append(Bar(family, label, point, each))
@@ -280,7 +285,7 @@ def measure_bars(
         RuntimeError: the device could not be found out, or its copy not be measured.
     """
     began = time.monotonic()
-    on_gpu = {bar.family: bar.asked.document.device for bar in bars if not bar.on_cpu}
+    on_gpu = {bar.family: get_accelerator(bar.asked.document.device).key for bar in bars if not bar.on_cpu}
     if on_gpu and (here := probe_environment()).device_kind != "cuda":
         raise ValueError(f"the bars {', '.join(on_gpu)} need an NVIDIA GPU, and none is here")
     note(*store.recovered_notes(output))
@@ -326,23 +331,26 @@ class _Measuring:
         shares = any(COPY in bar.impls for bar in claimed)
         copies_ms = self._copy(bars[0].label) if shares else []
         entries: list[Entry] = []
-        missed = ["missed"] * len(claimed)
+        # For each bar what it is judged on, and what a miss is called.
+        raced: list[tuple[list[Entry], str]] = []
         if bars[0].on_cpu:
             gain = _thread_gain()
-            for n, bar in enumerate(claimed):
+            for bar in claimed:
                 with _worker(on_cpu=True) as own:
-                    entries += self._race(own, planned_cases([bar]), on_cpu=True)
+                    found = [*self._race(own, planned_cases([bar]), on_cpu=True)]
                 before, gain = gain, _thread_gain()
                 note(f"two threads reached {before:.3g} and {gain:.3g} times one before and after {bar.name}")
-                if min(before, gain) < FREE_CORES_GAIN:
-                    missed[n] = "missed, not decidable here"
+                free = min(before, gain) >= FREE_CORES_GAIN
+                raced.append((found, "missed" if free else "missed, not decidable here"))
+                entries += found
         else:
             for mode in _modes(bars):
                 entries += self._race(self.session, planned_cases(bars, mode), on_cpu=False)
+            raced = [(entries, "missed")] * len(claimed)
         if shares:
             copies_ms += self._copy(bars[0].label)
-        pairs = zip(claimed, missed, strict=True)
-        return entries, [(bar, judge(bar, entries, copies_ms, missed=word)) for bar, word in pairs]
+        pairs = zip(claimed, raced, strict=True)
+        return entries, [(bar, judge(bar, own, copies_ms, missed=word)) for bar, (own, word) in pairs]
 
     def _race(self, session: ReplaceableWorker, planned: Sequence[PlannedCase], *, on_cpu: bool) -> Iterator[Entry]:
         """Time cases in turn, keep their rows and yield them."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import sys
 import types
 import typing
@@ -72,7 +73,7 @@ def _convert(form: Any, value: Any, where: str, expected: str | None = None) -> 
     if isinstance(form, type) and dataclasses.is_dataclass(form):
         fields = dataclasses.fields(form)
         required = [each.name for each in fields if each.default is each.default_factory is dataclasses.MISSING]
-        hints = typing.get_type_hints(form, include_extras=True)
+        hints = _hints(form)
         forms = {each.name: hints[each.name] for each in fields}
         return form(**_convert_table(forms, value, where, required, expected))
     if origin is Annotated:
@@ -114,6 +115,11 @@ def _convert_table(
         if key not in table:
             raise Refused(_below(where, key), _expected(forms[key]), None)
     return {key: _convert(forms[key], value, _below(where, key)) for key, value in table.items()}
+
+
+@functools.cache
+def _hints(form: type) -> dict[str, Any]:
+    return typing.get_type_hints(form, include_extras=True)
 
 
 def _below(where: str, key: str) -> str:

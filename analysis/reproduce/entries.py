@@ -274,6 +274,9 @@ def _inherited(sides: Mapping[str, Side], name: str) -> Side:
             raise Refused(f"sides.{name}.like", f"another one of {', '.join(sides)}", like)
         seen.append(str(like))
         found = {**sides[str(like)], **found}
+    for key, value in found.items():
+        if isinstance(value, tuple) and key != "chunk_sizes":
+            raise Refused(f"sides.{name}.{key}", "one value", list(value))
     return found
 
 
@@ -339,10 +342,12 @@ def _check_terms(terms: Mapping[str, Any], metric: str) -> None:
     operation = get_operation(str(terms.get("op", "")))
     if terms.get("impl", DEFAULT) not in (DEFAULT, COPY):
         # Of ours, an option of the operation may follow.
-        get_implementation(operation.name, terms["impl"].partition("+")[0])
-    lengths = terms.get("chunk_sizes", "every")
-    if lengths != "every" and not all(n == "own" or isinstance(n, int) for n in lengths):
+        get_implementation(operation.name, str(terms["impl"]).partition("+")[0])
+    lengths = terms.get("chunk_sizes", ("own",))
+    if lengths != "every" and not (isinstance(lengths, tuple) and all(n == "own" or type(n) is int for n in lengths)):
         raise Refused("chunk_sizes", "'every' or a list, each an integer or 'own'", lengths)
+    if not isinstance(terms.get("options", ""), str):
+        raise Refused("options", "a text", terms["options"])
     for size in operation.sizes:
         if size not in terms:
             raise Refused(size, "said, by the side, rows or over", None)

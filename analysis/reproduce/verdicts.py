@@ -30,7 +30,6 @@ from ..model.chunk_size import coefficients
 from ..model.fit import case_of
 from ..model.prediction import stored_rows
 from ..model.runtime_model import runtime_model
-from ..transfer import gains
 from . import training
 from .entries import ERRORS, MEASURED, PLANNED_KEYS, TRAINED, Asked, Claim, Terms
 
@@ -137,24 +136,19 @@ class Store:
         store.cases = _by_case(rows)
         return store
 
-    def error(self, metric: str, terms: Terms) -> float | str:
-        """Return the mean of an error over the draws, of the newest row that terms select, or that there is none."""
+    def other(self, metric: str, terms: Terms) -> float | str:
+        """Return an error's mean over the draws, or what is said of a training, of the newest row that terms select."""
         rows = [row for row in self.others if _matches(row, terms)]
-        return rows[-1][f"{metric}_mean"] if rows else UNMEASURED
-
-    def trained(self, metric: str, terms: Terms) -> float | str:
-        """Return what is said of the newest training that terms select, or that there is none."""
-        rows = [row for row in self.others if _matches(row, terms)]
-        alike = {**terms, "impl": training.REFERENCE}
-        alike.pop("seed", None)
+        if rows and metric in ERRORS:
+            return rows[-1][f"{metric}_mean"]
+        if rows and metric != "curve_distance":
+            said = training.spikes if metric == "spikes" else training.gradient_spread
+            return said(rows[-1]["gradient_norms"])
+        alike = {key: value for key, value in terms.items() if key != "seed"} | {"impl": training.REFERENCE}
         references = {row["seed"]: row["losses"] for row in self.others if _matches(row, alike)}
-        if not rows or (metric == "curve_distance" and (terms["seed"] not in references or len(references) < 2)):
+        if not rows or len(references) < 2 or terms["seed"] not in references:
             return UNMEASURED
-        if metric == "curve_distance":
-            return training.curve_distance(rows[-1]["losses"], references, int(terms["seed"]))
-        return {"spikes": training.spikes, "gradient_spread": training.gradient_spread}[metric](
-            rows[-1]["gradient_norms"]
-        )
+        return training.curve_distance(rows[-1]["losses"], references, int(terms["seed"]))
 
     def row(self, terms: Terms, device: str | None = None) -> Row | str:
         """Return the fastest row that terms select, or why there is none: not measured, or a status."""
@@ -220,10 +214,8 @@ def evaluate(asked: Asked, store: Store) -> Found:
 def _metric(asked: Asked, terms: dict[str, Any], store: Store) -> float | str:
     """Return a side's metric at a point, or why there is none."""
     metric = terms.pop("metric", asked.claim.metric)
-    if metric in ERRORS:
-        return store.error(metric, terms)
-    if metric in TRAINED:
-        return store.trained(metric, terms)
+    if metric in ERRORS or metric in TRAINED:
+        return store.other(metric, terms)
     if metric not in MEASURED:
         return _counted(metric, **terms)
     row = store.row(terms)
@@ -252,6 +244,8 @@ def _counted(metric: str, *, mode: str, dtype: str, device: str = "h100_sxm", **
     if metric == "number":
         return terms["number"]
     if metric in ("gain_before", "gain_after"):
+        from ..transfer import gains
+
         return gains(**terms)[metric == "gain_after"]
     if metric in ("saved_share", "extra_tokens"):
         (model,) = (each for each in kv_savings.MODELS if each.name == terms["model"])

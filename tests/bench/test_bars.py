@@ -347,6 +347,14 @@ def test_a_family_a_problem_or_a_bar_is_chosen() -> None:
         ("{seq_len}", "{tokens}", r"short.where must name sizes of the problem in braces, got 'tokens'"),
         ('seq_len = [64], mode = ["fw"]', "seq_len = 64", r"short.over.seq_len must be a list of at least one value"),
         ('seq_len = [64], mode = ["fw"]', '"batch, seq_len" = [[1]]', r"over.batch, seq_len must be lists, each of 2"),
+        ('device = "cpu"', 'device = "h2000"', "trial.accelerator must be one of"),
+        ("at_least = 1e6", 'at_least = 1e6, metric = "memory"', r"claims 3.metric must be one of time, allocated"),
+        ('{ impl = "parallel" }', '{ impl = "parallel", options = 1 }', r"parallel: options must be a text, got 1"),
+        (
+            '{ impl = "parallel" }',
+            '{ impl = ["parallel"] }',
+            r"sides.parallel.impl must be one value",
+        ),
         ("at_least = 1e6", "at_most = 1e6", r"claims 3 must be a ratio of two sides with at_least, or beside"),
     ],
 )
