@@ -109,9 +109,14 @@ class Bar(NamedTuple):
         return "/".join((self.mode, *self.impls, *memory))
 
     @property
-    def on_cpu(self) -> bool:
-        """Whether it is a bar of the CPU."""
-        return self.asked.document.device == "cpu"
+    def device_kind(self) -> str:
+        """Where it is measured: cuda or cpu."""
+        return "cpu" if self.asked.document.device == "cpu" else "cuda"
+
+    @property
+    def is_beside(self) -> bool:
+        """Whether it only says what is measured."""
+        return self.asked.claim.beside is not None
 
 
 Entry = tuple[Record, str]
@@ -169,10 +174,9 @@ def select(bars: Sequence[Bar], name: str | None, only: str | None = None) -> li
         if name in (None, group[0].family, problem, group[0].shared["op"]):
             chosen += group
             continue
-        claimed = (bar for bar in group if not bar.asked.claim.beside)
-        named = [bar for bar in claimed if name in (f"{problem}/{bar.name}", *bar.impls)]
+        named = [bar for bar in group if not bar.is_beside and name in (f"{problem}/{bar.name}", *bar.impls)]
         modes = {bar.mode for bar in named if BEST in bar.impls}
-        chosen += [*named, *(bar for bar in group if bar.asked.claim.beside and bar.mode in modes)]
+        chosen += [*named, *(bar for bar in group if bar.is_beside and bar.mode in modes)]
     if not chosen:
         words = "" if only is None else f" with {only!r} in a label"
         known = ", ".join(grouped(bars, attrgetter("family")))
@@ -184,13 +188,9 @@ def select(bars: Sequence[Bar], name: str | None, only: str | None = None) -> li
 def list_rows(bars: Sequence[Bar]) -> list[dict[str, Any]]:
     """Return a row per bar: its name and the ratio asked for."""
     return [
-        {
-            "name": f"{bar.problem}/{bar.name}",
-            "ratio": bar.asked.claim.at_least,
-            "device": "cpu" if bar.on_cpu else "cuda",
-        }
+        {"name": f"{bar.problem}/{bar.name}", "ratio": bar.asked.claim.at_least, "device": bar.device_kind}
         for bar in bars
-        if not bar.asked.claim.beside
+        if not bar.is_beside
     ]
 
 
@@ -201,8 +201,8 @@ def brief_rows(bars: Sequence[Bar]) -> list[dict[str, Any]]:
     several = len({bar.family for bar in bars}) > 1
     rows = []
     for name, group in grouped(bars, attrgetter("family" if several else "problem")).items():
-        claimed = [bar for bar in group if not bar.asked.claim.beside]
-        about = {"device": "cpu" if group[0].on_cpu else "cuda", "problems": len({bar.problem for bar in group})}
+        claimed = [bar for bar in group if not bar.is_beside]
+        about = {"device": group[0].device_kind, "problems": len({bar.problem for bar in group})}
         beside = list(dict.fromkeys(bar.impls[1] for bar in claimed))
         rows.append({"name": name, **(about if several else {}), "bars": len(claimed), "beside": beside})
     return rows
@@ -285,7 +285,7 @@ def measure_bars(
         RuntimeError: the device could not be found out, or its copy not be measured.
     """
     began = time.monotonic()
-    on_gpu = {bar.family: get_accelerator(bar.asked.document.device).key for bar in bars if not bar.on_cpu}
+    on_gpu = {bar.family: get_accelerator(bar.asked.document.device).key for bar in bars if bar.device_kind == "cuda"}
     if on_gpu and (here := probe_environment()).device_kind != "cuda":
         raise ValueError(f"the bars {', '.join(on_gpu)} need an NVIDIA GPU, and none is here")
     note(*store.recovered_notes(output))
@@ -298,7 +298,7 @@ def measure_bars(
             stack.enter_context(hold_gpus(int(name in on_gpu)))
             if name in on_gpu:
                 compile_first(problems.values(), here)
-            session = stack.enter_context(_worker(on_cpu=name not in on_gpu))
+            session = stack.enter_context(_worker(family[0].device_kind))
             environment = Environment(**session.call("bench.environment:environment_here"))
             run = Run.start(environment)
             with store.RunWriter(output, file_name(f"{store.BARS_PREFIX}{name}", run.run_id)) as writer:
@@ -327,17 +327,17 @@ class _Measuring:
 
     def measure(self, bars: Sequence[Bar]) -> tuple[list[Entry], list[tuple[Bar, Verdict]]]:
         """Return the rows of a problem, and its bars with the verdicts on them."""
-        claimed = [bar for bar in bars if not bar.asked.claim.beside]
+        claimed = [bar for bar in bars if not bar.is_beside]
         shares = any(COPY in bar.impls for bar in claimed)
         copies_ms = self._copy(bars[0].label) if shares else []
         entries: list[Entry] = []
         # For each bar what it is judged on, and what a miss is called.
         raced: list[tuple[list[Entry], str]] = []
-        if bars[0].on_cpu:
+        if bars[0].device_kind == "cpu":
             gain = _thread_gain()
             for bar in claimed:
-                with _worker(on_cpu=True) as own:
-                    found = [*self._race(own, planned_cases([bar]), on_cpu=True)]
+                with _worker("cpu") as own:
+                    found = [*self._race(own, planned_cases([bar]), "cpu")]
                 before, gain = gain, _thread_gain()
                 note(f"two threads reached {before:.3g} and {gain:.3g} times one before and after {bar.name}")
                 free = min(before, gain) >= FREE_CORES_GAIN
@@ -345,28 +345,28 @@ class _Measuring:
                 entries += found
         else:
             for mode in _modes(bars):
-                entries += self._race(self.session, planned_cases(bars, mode), on_cpu=False)
+                entries += self._race(self.session, planned_cases(bars, mode), "cuda")
             raced = [(entries, "missed")] * len(claimed)
         if shares:
             copies_ms += self._copy(bars[0].label)
         pairs = zip(claimed, raced, strict=True)
         return entries, [(bar, judge(bar, own, copies_ms, missed=word)) for bar, (own, word) in pairs]
 
-    def _race(self, session: ReplaceableWorker, planned: Sequence[PlannedCase], *, on_cpu: bool) -> Iterator[Entry]:
+    def _race(self, session: ReplaceableWorker, planned: Sequence[PlannedCase], device: str) -> Iterator[Entry]:
         """Time cases in turn, keep their rows and yield them."""
         limits = Limits(
             timeout_s=math.inf,
             rounds=self.rounds,
-            settle=on_cpu,
+            settle=device == "cpu",
             time_incorrect_peers=True,
-            device_kind="cpu" if on_cpu else "cuda",
+            device_kind=device,
         )
         for item, reply in run_in_turn(session, planned, self.run.environment, limits, lambda item: note(str(item))):
             record = build_record(self.run, item, reply)
             self.writer.append(record)
             remark = "" if record.status == "ok" else f"{record.status}: {record.reason}"
             faults = reply.get("page_faults") or [0]
-            if on_cpu and max(faults) and not remark:
+            if device == "cpu" and max(faults) and not remark:
                 remark = f"{min(faults):,} to {max(faults):,} page faults a call, {median(faults):,.0f} in the median"
             yield record, remark
 
@@ -380,13 +380,13 @@ class _Measuring:
         return row.time_samples_ms
 
 
-def _worker(*, on_cpu: bool) -> ReplaceableWorker:
-    return ReplaceableWorker({"CUDA_VISIBLE_DEVICES": ""} if on_cpu else None)
+def _worker(device: str) -> ReplaceableWorker:
+    return ReplaceableWorker({"CUDA_VISIBLE_DEVICES": ""} if device == "cpu" else None)
 
 
 def _thread_gain() -> float:
     """Return the gain measured in a process of its own: setting torch's threads changes MKL's choices for good."""
-    with _worker(on_cpu=True) as session:
+    with _worker("cpu") as session:
         return session.call("bench.calibrate:thread_gain_here")["gain"]
 
 

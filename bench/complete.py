@@ -145,8 +145,8 @@ def run_complete(folder: Path | None, *, timeout_s: float, time_limit_s: float |
         raise ValueError(f"{environment.device_name} is no accelerator that lrbench knows: lrbench gpus")
     folder = folder or Path("results") / device
     session.check_folder(folder)
-    on_cpu = environment.device_kind == "cpu"
-    own = [bar for bar in bars.load_bars() if bar.on_cpu == on_cpu and bar.asked.document.complete]
+    here = (bar for bar in bars.load_bars() if bar.device_kind == environment.device_kind)
+    own = [bar for bar in here if bar.asked.document.complete]
     note(*recovered_notes(folder))
     measured = [folder] if files_in(folder, verdicts.ROW_SETS) else []
     rows = verdicts.Store(measured, device, lambda row: is_of(row, environment.git_commit))

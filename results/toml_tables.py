@@ -22,6 +22,7 @@ class Must(NamedTuple):
 AMOUNT = Annotated[float, Must("a number of at least 0", lambda value: value >= 0)]
 SIZE = Annotated[int, Must("a positive integer", lambda value: value >= 1)]
 
+_hints = functools.cache(typing.get_type_hints)
 _WORDS = {str: "a text", bool: "true or false", int: "an integer", float: "a number"}
 
 
@@ -73,7 +74,7 @@ def _convert(form: Any, value: Any, where: str, expected: str | None = None) -> 
     if isinstance(form, type) and dataclasses.is_dataclass(form):
         fields = dataclasses.fields(form)
         required = [each.name for each in fields if each.default is each.default_factory is dataclasses.MISSING]
-        hints = _hints(form)
+        hints = _hints(form, include_extras=True)
         forms = {each.name: hints[each.name] for each in fields}
         return form(**_convert_table(forms, value, where, required, expected))
     if origin is Annotated:
@@ -115,11 +116,6 @@ def _convert_table(
         if key not in table:
             raise Refused(_below(where, key), _expected(forms[key]), None)
     return {key: _convert(forms[key], value, _below(where, key)) for key, value in table.items()}
-
-
-@functools.cache
-def _hints(form: type) -> dict[str, Any]:
-    return typing.get_type_hints(form, include_extras=True)
 
 
 def _below(where: str, key: str) -> str:

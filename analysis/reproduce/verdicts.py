@@ -221,13 +221,11 @@ def _metric(asked: Asked, terms: dict[str, Any], store: Store) -> float | str:
     row = store.row(terms)
     if isinstance(row, str):
         return row
-    if metric in STORED:
+    if metric in STORED or metric == "allocated":
         # An older row's memory holds a gradient twice.
         twice = metric == "memory" and row["mode"] == "fwbw" and row["measured_at"] < ONCE_SINCE
-        return UNMEASURED if twice or row[STORED[metric]] is None else row[STORED[metric]]
-    if metric == "allocated":
-        used = memory_bytes(row)
-        return UNMEASURED if used is None else used
+        value = row[STORED[metric]] if metric in STORED else memory_bytes(row)
+        return UNMEASURED if twice or value is None else value
     if metric == "tokens_per_s":
         return 1e3 * row["batch"] * row["seq_len"] / row["time_ms"]
     counted = count_case(*case_of(row, row["mode"], row["dtype"]))
