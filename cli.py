@@ -663,12 +663,12 @@ def bars(
         verdicts += found
         if format == "table":
             display.show(bars.entry_rows(entries), format)
-            display.show([verdict.row() for verdict in found], format)
+            display.show(found, format)
     if format != "table" or len(verdicts) > len(found):
-        display.show([verdict.row() for verdict in verdicts], format)
-    if verdicts and all(verdict.ratio is None for verdict in verdicts):
+        display.show(verdicts, format)
+    if verdicts and all(verdict["ratio"] is None for verdict in verdicts):
         raise typer.Exit(2)
-    raise typer.Exit(0 if all(verdict.held for verdict in verdicts) else 1)
+    raise typer.Exit(int(any(verdict["outcome"] != "held" for verdict in verdicts)))
 
 
 @command(EXPLAIN, "count mlstm_sig --seq-len 8k --chunk-size 256", batch="1")

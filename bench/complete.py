@@ -6,12 +6,10 @@ compare, and the bars. Cases that the folder has are not measured again, so ever
 
 from __future__ import annotations
 
-import itertools
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
-from operator import itemgetter
+from collections.abc import Mapping, Sequence
+from operator import attrgetter, itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -34,13 +32,11 @@ FILE = HERE / "sweeps.toml"
 
 LISTS = {
     "op": "ops", "impl": "impls", "provider": "baselines", "mode": "modes", "dtype": "dtypes",
-    "state_dtype": "state_dtypes", "seq_len": "seq_lens", "head_dim_v": "head_dims", "head_dim_qk": "head_dims_qk",
-    "chunk_size": "chunk_sizes", "channels": "channels", "d_model": "d_models", "d_ff": "d_ffs",
+    "state_dtype": "state_dtypes", "batch": "batches", "seq_len": "seq_lens", "head_dim_v": "head_dims",
+    "head_dim_qk": "head_dims_qk", "chunk_size": "chunk_sizes", "channels": "channels", "d_model": "d_models",
+    "d_ff": "d_ffs",
 }  # fmt: skip
 """Key of a side -> the field of a request that lists its values."""
-
-SWEPT = ("mode", "chunk_size", "seq_len", "batch")
-"""Keys in which the cases of one request may differ."""
 
 
 def load_sweeps(path: Path = FILE) -> tuple[Request, ...]:
@@ -60,47 +56,30 @@ def sweeps_file(name: str) -> Path:
     return path
 
 
-def missing_requests(found: Sequence[Found]) -> Iterator[Request]:
-    """Yield requests for the cases that the claims have no row of."""
-    cases = [
-        {"kernel": _family(each.asked.document.kernel, terms["op"]), **terms}
+def missing_requests(found: Sequence[Found]) -> list[Request]:
+    """Return requests for the cases that the claims have no row of."""
+    lacking = (
+        _request(each.asked.document.kernel, each.asked.terms(side, point))
         for each in found
         for side, point, why in each.missing
         if why == verdicts.UNMEASURED and each.asked.claim.metric in entries.MEASURED
-        for terms in [each.asked.terms(side, point)]
-    ]
-
-    def shared(terms: Mapping[str, Any]) -> tuple[Any, ...]:
-        return "chunk_size" in terms, *sorted((key, value) for key, value in terms.items() if key not in SWEPT)
-
-    for group in grouped(cases, shared).values():
-        tokens = {terms["batch"] * terms["seq_len"] for terms in group if "batch" in terms}
-        if len(tokens) == 1:
-            yield _request(group, tokens=tokens.pop())
-        else:
-            for same in grouped(group, lambda terms: terms.get("batch")).values():
-                batch = same[0].get("batch")
-                yield _request(same, batches=None if batch is None else (batch,))
+    )
+    return list(dict.fromkeys(lacking))
 
 
-def _family(kernel: str, op: str) -> str:
-    """Return the document's family if it has the operation or is compared with it, else the operation's own."""
+def _request(kernel: str, terms: Mapping[str, Any]) -> Request:
+    """Return the request of a side's cases: of the document's family if it has the operation or is compared with it."""
     beside = (baseline.op for baseline in baselines_for(kernel))
-    return kernel if op in (*FAMILIES[kernel], *beside) else named_family(op)[0]
-
-
-def _request(cases: Sequence[dict[str, Any]], **sizes: Any) -> Request:
-    """Return the request of cases that differ in their lists alone."""
-    first = cases[0]
-    fields: dict[str, Any] = {
-        field: tuple(sorted({terms[name] for terms in cases})) for name, field in LISTS.items() if name in first
-    }
-    # Ours are no baselines.
-    if fields.get("baselines") == ("lrbench",):
+    if terms["op"] not in (*FAMILIES[kernel], *beside):
+        kernel = named_family(terms["op"])[0]
+    fields: dict[str, Any] = {field: (terms[name],) for name, field in LISTS.items() if name in terms}
+    if terms.get("provider") == "lrbench":
+        # Ours are no baselines.
         fields["baselines"] = ("none",)
-    own = {} if "d_model" in first else sizes
-    alone: dict[str, Any] = {name: first.get(name) for name in ("num_heads", "layers")}
-    return Request(kernel=first["kernel"], **alone, **fields, **own)
+    if "d_model" in terms:
+        # All its tokens are its seq_len.
+        fields.pop("batches", None)
+    return Request(kernel=kernel, num_heads=terms.get("num_heads"), layers=terms.get("layers"), **fields)
 
 
 def missing_errors(found: Sequence[Found]) -> list[int]:
@@ -166,8 +145,8 @@ def run_complete(folder: Path | None, *, timeout_s: float, time_limit_s: float |
         raise ValueError(f"{environment.device_name} is no accelerator that lrbench knows: lrbench gpus")
     folder = folder or Path("results") / device
     session.check_folder(folder)
-    known = bars.load_bars().items()
-    families = {n: each for n, each in known if each.device == environment.device_kind and each.complete}
+    here = (bar for bar in bars.load_bars() if bar.device_kind == environment.device_kind)
+    own = [bar for bar in here if bar.asked.document.complete]
     note(*recovered_notes(folder))
     measured = [folder] if files_in(folder, verdicts.ROW_SETS) else []
     rows = verdicts.Store(measured, device, lambda row: is_of(row, environment.git_commit))
@@ -175,20 +154,20 @@ def run_complete(folder: Path | None, *, timeout_s: float, time_limit_s: float |
     sweep: dict[str, Any] = {"gpu": device, "timeout_s": timeout_s, "retry": False, "calibrate": False}
     try:
         left = run_missing(found, more=load_sweeps(), output=folder, time_limit_s=ends - time.monotonic(), **sweep)
-        if not left and (missing := unfinished(families, folder, environment)):
+        if not left and (missing := unfinished(own, folder, environment)):
             limit_s = ends - time.monotonic()
             for _, judged in bars.measure_bars(missing, rounds=None, output=folder, time_limit_s=limit_s):
                 for verdict in judged:
-                    note(" | ".join(f"{name} {value}" for name, value in verdict.row().items() if value is not None))
-            left = bool(unfinished(families, folder, environment))
+                    note(" | ".join(f"{name} {value}" for name, value in verdict.items() if value is not None))
+            left = bool(unfinished(own, folder, environment))
     finally:
         note(*merge(folder))
     note(f"{folder}: {'some is left: the same command goes on' if left else 'all that can be measured here is there'}")
     return folder, left
 
 
-def unfinished(families: bars.Families, folder: Path, environment: Environment) -> bars.Families:
-    """Return the problems of which no run in a folder has all cases, of the same code on the same device.
+def unfinished(known: Sequence[bars.Bar], folder: Path, environment: Environment) -> list[bars.Bar]:
+    """Return the bars of the problems of which no run in a folder has all cases, of the same code on the same device.
 
     Cases that cannot be tried here do not count: merging drops their rows, so they would always be missing.
     """
@@ -197,16 +176,9 @@ def unfinished(families: bars.Families, folder: Path, environment: Environment) 
         {row["case_id"] for row in rows}
         for rows in grouped(rows_of(folder, environment, accelerator=None), itemgetter("run_id")).values()
     ]
-
-    def left(kernel: str, problem: bars.Problem) -> bool:
-        sides = (bars.planned_cases(kernel, problem, mode, problem.impls) for mode in problem.modes)
-        tried, _ = separate([*itertools.chain.from_iterable(sides)], environment)
-        cases = {item.case.case_id for item in tried}
-        return not any(cases <= run for run in runs)
-
-    found = {}
-    for name, family in families.items():
-        if problems := tuple(each for each in family.problems if left(family.kernel, each)):
-            overall = family.overall if problems == family.problems else ()
-            found[name] = replace(family, problems=problems, overall=overall)
-    return found
+    left: list[bars.Bar] = []
+    for problem in grouped(known, attrgetter("problem")).values():
+        cases = {item.case.case_id for item in separate(bars.planned_cases(problem), environment)[0]}
+        if not any(cases <= run for run in runs):
+            left += problem
+    return left

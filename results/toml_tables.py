@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import sys
 import types
 import typing
@@ -21,6 +22,7 @@ class Must(NamedTuple):
 AMOUNT = Annotated[float, Must("a number of at least 0", lambda value: value >= 0)]
 SIZE = Annotated[int, Must("a positive integer", lambda value: value >= 1)]
 
+_hints = functools.cache(typing.get_type_hints)
 _WORDS = {str: "a text", bool: "true or false", int: "an integer", float: "a number"}
 
 
@@ -72,7 +74,7 @@ def _convert(form: Any, value: Any, where: str, expected: str | None = None) -> 
     if isinstance(form, type) and dataclasses.is_dataclass(form):
         fields = dataclasses.fields(form)
         required = [each.name for each in fields if each.default is each.default_factory is dataclasses.MISSING]
-        hints = typing.get_type_hints(form, include_extras=True)
+        hints = _hints(form, include_extras=True)
         forms = {each.name: hints[each.name] for each in fields}
         return form(**_convert_table(forms, value, where, required, expected))
     if origin is Annotated:

@@ -30,9 +30,8 @@ from ..model.chunk_size import coefficients
 from ..model.fit import case_of
 from ..model.prediction import stored_rows
 from ..model.runtime_model import runtime_model
-from ..transfer import gains
 from . import training
-from .entries import ERRORS, MEASURED, TRAINED, Asked, Claim, Terms
+from .entries import ERRORS, MEASURED, PLANNED_KEYS, TRAINED, Asked, Claim, Terms
 
 HOLDS, PARTLY, NOT, UNTESTABLE, UNMEASURED = VERDICTS = (
     "holds", "holds in part", "does not hold here", "not testable here", "not measured",
@@ -128,35 +127,48 @@ class Store:
         self.device = device or next((key for key, _ in most.most_common(1)), "")
         others = [row for row in others if row["device_accelerator"] == self.device and wanted(row)]
         self.others = sorted(others, key=itemgetter("measured_at"))
-        cases = grouped(filter(wanted, rows), itemgetter("device_accelerator", "case_id")).values()
-        self.cases = grouped(map(_newest, cases), itemgetter("device_accelerator", "op", "mode"))
+        self.cases = _by_case(filter(wanted, rows))
 
-    def error(self, metric: str, terms: Terms) -> float | str:
-        """Return the mean of an error over the draws, of the newest row that terms select, or that there is none."""
-        rows = [row for row in self.others if _matches(row, terms)]
-        return rows[-1][f"{metric}_mean"] if rows else UNMEASURED
+    @classmethod
+    def of(cls, rows: Sequence[Row]) -> Store:
+        """Return the store of rows that are there already, of one device."""
+        store = cls([], next((row["device_accelerator"] or "" for row in rows), ""))
+        store.cases = _by_case(rows)
+        return store
 
-    def trained(self, metric: str, terms: Terms) -> float | str:
-        """Return what is said of the newest training that terms select, or that there is none."""
+    def other(self, metric: str, terms: Terms) -> float | str:
+        """Return an error's mean over the draws, or what is said of a training, of the newest row that terms select."""
         rows = [row for row in self.others if _matches(row, terms)]
-        alike = {**terms, "impl": training.REFERENCE}
-        alike.pop("seed", None)
+        if rows and metric in ERRORS:
+            return rows[-1][f"{metric}_mean"]
+        if rows and metric != "curve_distance":
+            said = training.spikes if metric == "spikes" else training.gradient_spread
+            return said(rows[-1]["gradient_norms"])
+        alike = {key: value for key, value in terms.items() if key != "seed"} | {"impl": training.REFERENCE}
         references = {row["seed"]: row["losses"] for row in self.others if _matches(row, alike)}
-        if not rows or (metric == "curve_distance" and (terms["seed"] not in references or len(references) < 2)):
+        if not rows or len(references) < 2 or terms["seed"] not in references:
             return UNMEASURED
-        if metric == "curve_distance":
-            return training.curve_distance(rows[-1]["losses"], references, int(terms["seed"]))
-        return {"spikes": training.spikes, "gradient_spread": training.gradient_spread}[metric](
-            rows[-1]["gradient_norms"]
-        )
+        return training.curve_distance(rows[-1]["losses"], references, int(terms["seed"]))
 
     def row(self, terms: Terms, device: str | None = None) -> Row | str:
         """Return the fastest row that terms select, or why there is none: not measured, or a status."""
-        wanted = {"state_dtype": "fp32", **terms}
+        wanted = {"state_dtype": "fp32", **{key: value for key, value in terms.items() if key not in PLANNED_KEYS}}
         cases = self.cases.get((device or self.device, wanted["op"], wanted["mode"]), [])
         rows = [row for row in cases if _matches(row, wanted)]
         ok = [row for row in rows if row["status"] == "ok"]
         return min(ok, key=itemgetter("time_ms")) if ok else rows[0]["status"] if rows else UNMEASURED
+
+
+def _by_case(rows: Iterable[Row]) -> dict[tuple[Any, ...], list[Row]]:
+    """Return device, operation and mode -> the best row of each case."""
+    cases = grouped(rows, itemgetter("device_accelerator", "case_id")).values()
+    return grouped(map(_newest, cases), lambda row: (row["device_accelerator"] or "", row["op"], row["mode"]))
+
+
+def memory_bytes(row: Row) -> int | None:
+    """Return the peak of one call above its inputs, None where it was not measured."""
+    known = row["peak_memory_bytes"] is not None and row["input_bytes"] is not None
+    return row["peak_memory_bytes"] - row["input_bytes"] if known else None
 
 
 def _newest(rows: Iterable[Row]) -> Row:
@@ -195,28 +207,25 @@ def evaluate(asked: Asked, store: Store) -> Found:
         lines = [_translated(asked, line, store) for line in lines]
         # What was not measured is fitted, and --run may still measure it.
         lacking = () if any(line.interval for line in lines) else lacking
-    lines = tuple(_judged(claim, line, n) for n, line in enumerate(lines))
+    lines = tuple(judged(claim, line, n) for n, line in enumerate(lines))
     return dataclasses.replace(_verdict(asked, lines, lacking), missing=tuple(missing))
 
 
 def _metric(asked: Asked, terms: dict[str, Any], store: Store) -> float | str:
     """Return a side's metric at a point, or why there is none."""
     metric = terms.pop("metric", asked.claim.metric)
-    if metric in ERRORS:
-        return store.error(metric, terms)
-    if metric in TRAINED:
-        return store.trained(metric, terms)
+    if metric in ERRORS or metric in TRAINED:
+        return store.other(metric, terms)
     if metric not in MEASURED:
         return _counted(metric, **terms)
     row = store.row(terms)
     if isinstance(row, str):
         return row
-    if metric in STORED:
+    if metric in STORED or metric == "allocated":
         # An older row's memory holds a gradient twice.
         twice = metric == "memory" and row["mode"] == "fwbw" and row["measured_at"] < ONCE_SINCE
-        return UNMEASURED if twice or row[STORED[metric]] is None else row[STORED[metric]]
-    if metric == "allocated":
-        return UNMEASURED if row["peak_memory_bytes"] is None else row["peak_memory_bytes"] - row["input_bytes"]
+        value = row[STORED[metric]] if metric in STORED else memory_bytes(row)
+        return UNMEASURED if twice or value is None else value
     if metric == "tokens_per_s":
         return 1e3 * row["batch"] * row["seq_len"] / row["time_ms"]
     counted = count_case(*case_of(row, row["mode"], row["dtype"]))
@@ -233,6 +242,8 @@ def _counted(metric: str, *, mode: str, dtype: str, device: str = "h100_sxm", **
     if metric == "number":
         return terms["number"]
     if metric in ("gain_before", "gain_after"):
+        from ..transfer import gains
+
         return gains(**terms)[metric == "gain_after"]
     if metric in ("saved_share", "extra_tokens"):
         (model,) = (each for each in kv_savings.MODELS if each.name == terms["model"])
@@ -319,12 +330,12 @@ def _translated(asked: Asked, line: Line, store: Store) -> Line:
     return dataclasses.replace(line, values={store.device: (line.ours,)}, ours=ours, interval=interval, there=there)
 
 
-def _judged(claim: Claim, line: Line, n: int) -> Line:
+def judged(claim: Claim, line: Line, n: int) -> Line:
     """Return a line with the document's bound and whether it holds."""
-    bounds = {"": claim.states, "≥ ": claim.at_least, "≤ ": claim.at_most}
-    at: dict[str, Any] = {sign: bound[n] if isinstance(bound, tuple) else bound for sign, bound in bounds.items()}
-    words = " ".join(f"{sign}{shown(claim, bound)}" for sign, bound in at.items() if bound is not None)
-    states, least, most = at.values()
+    bounds = claim.bounds(n)
+    signs = zip(("", "≥ ", "≤ "), bounds.values(), strict=True)
+    words = " ".join(f"{sign}{shown(claim, bound)}" for sign, bound in signs if bound is not None)
+    states, least, most = bounds.values()
     ours, holds = line.outcome, None
     if isinstance(ours, str):
         holds = float(ours == states)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 import math
 from contextlib import nullcontext
-from functools import partial
 from pathlib import Path
+from statistics import median
 from typing import Any
 from unittest.mock import Mock
 
@@ -15,7 +15,7 @@ import pytest
 from lrbench.analysis.accelerators.roofs import RoofRow, stored_roofs
 from lrbench.analysis.counts import count_case
 from lrbench.bench import bars, calibrate, clock, compile_ahead, run
-from lrbench.bench.bars import BEST, COPY, DEFAULT, Bar, Entry, judge, judge_overall
+from lrbench.bench.bars import COPY, DEFAULT, Bar, Entry, judge, judge_overall
 from lrbench.bench.complete import unfinished
 from lrbench.bench.environment import current_environment
 from lrbench.bench.plan import PlannedCase
@@ -23,27 +23,34 @@ from lrbench.bench.worker import Worker
 from lrbench.bench.workers import Limits, decode_request, encode_request
 from lrbench.kernels import mlstm_sig
 from lrbench.results import store
+from lrbench.results.schema import case_id
+from lrbench.results.select import grouped
 from lrbench.tests.bench.runs import H200, PROCESSOR
 from lrbench.tests.command_line import Lrbench, refused
 from lrbench.tests.results.test_store import RECORD
 
-BAR = Bar(ours="torch", theirs="peer", mode="fw", ratio=1.5)
-
 TRIAL = """
 [trial]
+title = "A trial"
 kernel = "tfla"
 device = "cpu"
 
-[[trial.problems]]
-label = "T={seq_len}"
-op = "mlstm_sig"
-dtype = "fp32"
-sizes = { batch = 1, seq_len = 64, num_heads = 2, head_dim_qk = 16, head_dim_v = 32 }
-sides.torch = { chunk_sizes = [16, 32] }
-bars = [
-  { ours = "torch", theirs = "parallel", mode = "fw", ratio = 1e-6 },
-  { ours = "torch", theirs = "copy", mode = "fw", ratio = 1e-9 },
-  { ours = "torch", theirs = "parallel", mode = "fwbw", ratio = 1e6 },
+[trial.sides]
+torch = { impl = "torch", chunk_sizes = [16, 32] }
+parallel = { impl = "parallel" }
+parallel-64 = { impl = "parallel", chunk_size = 64 }
+copy = { impl = "copy" }
+default = { impl = "default" }
+best = {}
+
+[trial.entries.short]
+where = "T={seq_len}"
+rows = { op = "mlstm_sig", dtype = "fp32", batch = 1, num_heads = 2, head_dim_qk = 16, head_dim_v = 32 }
+over = { seq_len = [64], mode = ["fw"] }
+claims = [
+  { ratio = ["parallel", "torch"], at_least = 1e-6 },
+  { ratio = ["copy", "torch"], at_least = 1e-9 },
+  { ratio = ["parallel", "torch"], over = { seq_len = [64], mode = ["fwbw"] }, at_least = 1e6 },
 ]
 """
 
@@ -51,95 +58,107 @@ bars = [
 def entry(impl: str, chunk_size: int, samples_ms: list[float], mode: str = "fw", **columns: Any) -> Entry:
     """Return a measured row of a side; its remark is the row's status and reason."""
     if samples_ms:
-        columns |= {"time_samples_ms": samples_ms, "time_ms": samples_ms[0]}
+        columns |= {"time_samples_ms": samples_ms, "time_ms": median(samples_ms)}
     sizes = {"batch": 1, "seq_len": 64, "num_heads": 2, "head_dim_qk": 16, "head_dim_v": 32, "chunk_size": chunk_size}
     columns = {"time_samples_ms": None, "time_ms": None, "input_bytes": 0, **sizes, **columns}
     record = dataclasses.replace(RECORD, impl=impl, mode=mode, dtype="fp32", **columns)
+    record = dataclasses.replace(record, case_id=case_id(dataclasses.asdict(record)))
     return record, "" if record.status == "ok" else f"{record.status}: {record.reason}"
 
 
-judged = partial(judge, "T=64")
+def bar(folder: Path, claim: str, ratio: float) -> Bar:
+    """Return a bar of the trial's problem, ``claim`` and that ratio asked for."""
+    head, _ = TRIAL.split("claims = [")
+    (found,) = trial(folder, f"{head}claims = [{{ {claim}, at_least = {ratio} }}]")
+    return found
+
+
+AHEAD = 'ratio = ["parallel", "torch"]'
 
 
 @pytest.mark.parametrize(("theirs_ms", "outcome"), [(3.0, "held"), (2.9, "missed")])
-def test_best_chunk_lengths_are_compared(theirs_ms: float, outcome: str) -> None:
+def test_best_chunk_lengths_are_compared(theirs_ms: float, outcome: str, tmp_path: Path) -> None:
     measured = [
         entry("torch", 32, [9.0] * 8),
-        entry("torch+option", 64, [2.0] * 8),
+        entry("torch", 128, [2.0] * 8),
         entry("torch", 64, [0.1] * 8, mode="fwbw"),
-        entry("peer", 64, [theirs_ms] * 8),
-        entry("peer", 128, [8.0] * 8),
+        entry("parallel", 64, [theirs_ms] * 8),
+        entry("parallel", 128, [8.0] * 8),
     ]
-    row = judged(BAR, measured).row()
-    assert (row["ours"], row["theirs"]) == ("torch+option (64) 2 ms", f"peer (64) {theirs_ms:.3g} ms")
+    row = judge(bar(tmp_path, AHEAD, 1.5), measured)
+    assert (row["ours"], row["theirs"]) == ("torch (128) 2 ms", f"parallel (64) {theirs_ms:.3g} ms")
     assert row["ratio"] == row["ci_low"] == row["ci_high"] == pytest.approx(theirs_ms / 2)
     assert row["outcome"] == outcome
 
 
-def test_memory_is_that_of_our_fastest_and_of_the_chunk_named() -> None:
-    bar = Bar(ours="torch", theirs="peer", mode="fw", ratio=1.0, quantity="memory", their_chunk_size=128)
+def test_memory_is_that_of_our_fastest_and_of_the_chunk_named(tmp_path: Path) -> None:
     measured = [
         entry("torch", 32, [9.0] * 8, peak_memory_bytes=1),
         entry("torch", 64, [2.0] * 8, peak_memory_bytes=200),
-        entry("peer", 64, [1.0] * 8, peak_memory_bytes=900),
-        entry("peer", 128, [8.0] * 8, peak_memory_bytes=300),
+        entry("parallel", 64, [8.0] * 8, peak_memory_bytes=300),
+        entry("parallel", 128, [1.0] * 8, peak_memory_bytes=900),
     ]
-    verdict = judged(bar, measured)
-    assert (verdict.ratio, verdict.held, verdict.interval) == (pytest.approx(1.5), True, None)
+    verdict = judge(bar(tmp_path, 'ratio = ["parallel-64", "torch"], metric = "allocated"', 1.0), measured)
+    assert (verdict["ratio"], verdict["outcome"], verdict["ci_low"]) == (pytest.approx(1.5), "held", None)
 
 
-def test_a_share_of_the_copy_is_that_of_the_compulsory_bytes() -> None:
-    bar = Bar(ours="torch", theirs=COPY, mode="fw", ratio=0.8)
+def test_a_share_of_the_copy_is_that_of_the_compulsory_bytes(tmp_path: Path) -> None:
     ours = entry("torch", 64, [1.25] * 8)
     count = count_case("mlstm_sig", "torch", "fw", "fp32", None, ours[0].sizes)
     assert count is not None
     a_millisecond = bars.COPIED_BYTES / count.compulsory_bytes
-    verdict = judged(bar, [ours], copies_ms=[a_millisecond] * 8)
-    assert verdict.ratio == pytest.approx(0.8)
-    assert verdict.theirs == "copy 1 ms"
+    verdict = judge(bar(tmp_path, 'ratio = ["copy", "torch"]', 0.8), [ours], copies_ms=[a_millisecond] * 8)
+    assert verdict["ratio"] == pytest.approx(0.8)
+    assert verdict["theirs"] == "copy 1 ms"
 
 
 @pytest.mark.parametrize(
     ("theirs", "words"),
     [
-        ([], "peer: was not measured"),
-        ([entry("peer", 64, [], status="oom", reason="too large")], "peer: oom: too large"),
+        ([], "parallel: not measured"),
+        ([entry("parallel", 64, [], status="oom", reason="too large")], "parallel: oom: too large"),
     ],
 )
-def test_a_bar_without_its_peer_is_not_held(theirs: list[Entry], words: str) -> None:
-    verdict = judged(BAR, [entry("torch", 64, [1.0] * 8), *theirs])
-    assert (verdict.held, verdict.ratio, verdict.theirs) == (False, None, words)
-    assert verdict.row()["outcome"] == "not measured"
+def test_a_bar_without_its_peer_is_not_held(theirs: list[Entry], words: str, tmp_path: Path) -> None:
+    verdict = judge(bar(tmp_path, AHEAD, 1.5), [entry("torch", 64, [1.0] * 8), *theirs])
+    assert (verdict["outcome"], verdict["ratio"], verdict["theirs"]) == ("not measured", None, words)
 
 
-def test_the_geometric_mean_is_over_all_problems() -> None:
-    problems = [[entry("torch", 64, [1.0] * 8), entry("peer", 64, [ms] * 8)] for ms in (1.0, 4.0)]
-    verdicts = [judged(BAR, measured) for measured in problems]
-    mean = judge_overall("trial", bars.replace(BAR, ratio=2.0), verdicts)
-    assert mean.ratio == pytest.approx(2.0)
-    assert mean.held
-    mean = judge_overall("trial", BAR, [*verdicts, judged(BAR, problems[0][:1])])
-    assert (mean.held, mean.ours) == (False, "1 of 3 problems could not be compared")
+def test_a_peer_whose_numbers_are_off_is_compared(tmp_path: Path) -> None:
+    off = entry("parallel", 64, [2.0] * 8, status="incorrect", reason="off")
+    assert judge(bar(tmp_path, AHEAD, 1.5), [entry("torch", 64, [1.0] * 8), off])["ratio"] == 2.0
 
 
-def test_the_regret_of_a_default_is_against_the_fastest_of_all_sides() -> None:
-    bar = Bar(ours=DEFAULT, theirs=BEST, mode="fw", ratio=0.9)
-    others = [entry("torch", 64, [3.0] * 8), entry("peer", 32, [2.0] * 8), entry("peer", 32, [0.1] * 8, mode="fwbw")]
-    verdicts = [judged(bar, [entry(DEFAULT, 0, [ms] * 8), *others]) for ms in (1.0, 2.5, 2.2)]
-    assert [verdict.row()["regret"] for verdict in verdicts] == pytest.approx([0.0, 0.25, 0.1])
-    assert [verdict.row()["outcome"] for verdict in verdicts] == ["held", "missed", "held"]
-    assert (verdicts[1].theirs, judged(bar, others).row()["outcome"]) == ("peer (32) 2 ms", "not measured")
-    overall = judge_overall("trial", bar, verdicts)
-    assert (overall.ratio, overall.held) == (pytest.approx(2 / 2.2), True)
-    assert overall.ours == "median of 3 problems; worst 0.8 at T=64"
+def test_the_geometric_mean_is_over_all_problems(tmp_path: Path) -> None:
+    problems = [[entry("torch", 64, [1.0] * 8), entry("parallel", 64, [ms] * 8)] for ms in (1.0, 4.0)]
+    for asked, outcome in ((2.0, "held"), (2.1, "missed")):
+        own = bar(tmp_path, f"{AHEAD}, overall = {asked}", 1.5)
+        mean = judge_overall(own, [judge(own, measured) for measured in problems])
+        assert (mean["ratio"], mean["ci_low"], mean["outcome"]) == (pytest.approx(2.0), pytest.approx(2.0), outcome)
+    mean = judge_overall(own, [judge(own, measured) for measured in (*problems, problems[0][:1])])
+    assert (mean["outcome"], mean["ours"]) == ("not measured", "1 of 3 problems could not be compared")
+
+
+def test_the_regret_of_a_default_is_against_the_fastest_of_all_sides(tmp_path: Path) -> None:
+    own = bar(tmp_path, 'ratio = ["best", "default"], overall = 0.9', 0.9)
+    others = [
+        entry("torch", 64, [3.0] * 8), entry("parallel", 32, [2.0] * 8), entry("parallel", 32, [0.1] * 8, mode="fwbw"),
+    ]  # fmt: skip
+    verdicts = [judge(own, [entry(DEFAULT, 0, [ms] * 8), *others]) for ms in (1.0, 2.5, 2.2)]
+    assert [verdict["regret"] for verdict in verdicts] == pytest.approx([0.0, 0.25, 0.1])
+    assert [verdict["outcome"] for verdict in verdicts] == ["held", "missed", "held"]
+    assert (verdicts[1]["theirs"], judge(own, others)["outcome"]) == ("parallel (32) 2 ms", "not measured")
+    overall = judge_overall(own, verdicts)
+    assert (overall["ratio"], overall["outcome"]) == (pytest.approx(2 / 2.2), "held")
+    assert overall["ours"] == "median of 3 problems; worst 0.8 at T=64, fp32"
 
 
 def test_a_default_side_is_what_a_user_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     """No implementation and no chunk length is given; beside it stands every chunk length that is feasible."""
-    problem = next(problem for problem in bars.load_bars()["default-choice"].problems if "T=300, B=1" in problem.label)
-    default, *others = bars.planned_cases("tfla", problem, "fw", problem.impls)
-    chunks = {impl: [each.case.chunk_size for each in others if each.case.impl == impl] for impl in problem.sides}
-    assert chunks == {"whole_state": [64, 128, 256, 512], "fused_chunk": [64, 128, 256, 512]}
+    default, *others = bars.planned_cases(bars.select(bars.load_bars(), "default-choice", "T=300, B=1,"), "fw")
+    chunks = grouped(others, lambda each: each.case.impl)
+    assert {*chunks} == {"whole_state", "fused_chunk"}
+    assert all([each.case.chunk_size for each in group] == [64, 128, 256, 512] for group in chunks.values())
     given: list[dict[str, Any]] = []
     monkeypatch.setattr(mlstm_sig, "mlstm_sig", lambda *tensors, **keywords: given.append(keywords))
     ((received,), _) = decode_request(encode_request([default], Limits(timeout_s=1.0)))
@@ -147,18 +166,12 @@ def test_a_default_side_is_what_a_user_calls(monkeypatch: pytest.MonkeyPatch) ->
     assert given == [{}]
 
 
-def test_too_few_samples_leave_no_interval() -> None:
-    verdicts = [judged(BAR, [entry("torch", 64, [1.0, 1.1, 1.2]), entry("peer", 64, [2.0, 2.1, 2.2])])] * 2
-    for verdict in (verdicts[0], judge_overall("trial", BAR, verdicts)):
-        row = verdict.row()
+def test_too_few_samples_leave_no_interval(tmp_path: Path) -> None:
+    own = bar(tmp_path, f"{AHEAD}, overall = 1.5", 1.5)
+    measured = [entry("torch", 64, [1.0, 1.1, 1.2]), entry("parallel", 64, [2.0, 2.1, 2.2])]
+    verdicts = [judge(own, measured)] * 2
+    for row in (verdicts[0], judge_overall(own, verdicts)):
         assert (row["ratio"], row["ci_low"], row["ci_high"]) == (pytest.approx(2.1 / 1.1), None, None)
-
-
-def test_a_miss_on_a_busy_machine_is_marked_and_missed_all_the_same() -> None:
-    verdict = judged(BAR, [entry("torch", 64, [1.0] * 8), entry("peer", 64, [1.0] * 8)])
-    busy = bars.replace(verdict, undecidable=True)
-    assert (busy.held, busy.row()["outcome"]) == (False, "missed, not decidable here")
-    assert bars.replace(busy, ratio=2.0).row()["outcome"] == "held"
 
 
 @pytest.fixture
@@ -186,16 +199,20 @@ def race(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[object, 
 
 @pytest.mark.parametrize(
     ("gains", "busy"),
-    [((1.9, 1.8, 1.7, 1.8), 0), ((1.9, 1.5, 1.9, 1.9), 2), ((1.9, 1.9, 1.9, 1.5), 1), ((1.5,) * 4, 3)],
+    [((1.9, 1.8, 1.7, 1.8), 0), ((1.9, 1.5, 1.9, 1.9), 1), ((1.9, 1.9, 1.9, 1.5), 1), ((1.5,) * 4, 2)],
 )
 def test_bars_on_a_cpu_are_measured_between_two_looks_at_its_threads(
     gains: tuple[float, ...], busy: int, race: list[Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """A process of its own for each bar, with that bar's sides alone."""
+    """A process of its own for each bar, with that bar's sides alone. What is held is held all the same: the copy's."""
     left = iter(gains)
     monkeypatch.setattr(bars, "_thread_gain", lambda: next(left))
-    ((entries, verdicts),) = bars.measure_bars(bars.load_bars(), rounds=6, output=tmp_path / "out")
-    assert sum(verdict.undecidable for verdict in verdicts) == busy
+    own, copy, grad = bars.load_bars()
+    claim = dataclasses.replace(own.asked.claim, at_least=1e9)
+    own = own._replace(asked=own.asked._replace(claim=claim))
+    ((entries, verdicts),) = bars.measure_bars([own, copy, grad], rounds=6, output=tmp_path / "out")
+    outcomes = [verdict["outcome"] for verdict in verdicts]
+    assert outcomes.count("missed, not decidable here") == busy
     assert len({id(session) for session, _ in race}) == 3
     sides = [{item.case.impl for item in planned} for _, planned in race]
     assert sides == [{"torch", "parallel"}, {"torch"}, {"torch", "parallel"}]
@@ -226,7 +243,7 @@ def test_two_threads_are_measured_in_a_process_of_its_own() -> None:
     assert math.isfinite(gain) and gain > 0
 
 
-def trial(folder: Path, text: str = TRIAL) -> bars.Families:
+def trial(folder: Path, text: str = TRIAL) -> list[Bar]:
     folder.mkdir(exist_ok=True)
     (folder / "bars.toml").write_text(text)
     return bars.load_bars(folder / "bars.toml")
@@ -247,7 +264,7 @@ def test_a_problem_is_checked_measured_kept_and_judged(
     """The command on the CPU: every side, mode and chunk length is a row in the file, and a missed bar fails it."""
     monkeypatch.setattr(bars, "COPIED_BYTES", 2**20)
     declared = trial(tmp_path / "in")
-    longer = trial(tmp_path / "in", TRIAL.replace("seq_len = 64", "seq_len = [64, 128]"))
+    longer = trial(tmp_path / "in", TRIAL.replace("seq_len = [64]", "seq_len = [64, 128]"))
     monkeypatch.setattr(bars, "load_bars", lambda: declared)
     monkeypatch.setattr(bars, "_thread_gain", lambda: 2.0)
     code, out, err = lrbench("bars trial --rounds 6 --format csv", "--output", tmp_path)
@@ -272,39 +289,41 @@ def test_a_problem_is_checked_measured_kept_and_judged(
     assert all(row["status"] == "ok" and len(row["time_samples_ms"]) == 6 for row in rows)
     # What a run has in full is finished, at its commit; what another one plans is not, and waits where time is out.
     here = current_environment()
-    assert unfinished(declared, tmp_path, here) == {}
+    assert unfinished(declared, tmp_path, here) == []
     assert unfinished(declared, tmp_path, dataclasses.replace(here, git_commit="c" * 40)) == declared
-    ((problem,),) = (family.problems for family in unfinished(longer, tmp_path, here).values())
-    assert problem.label == "T=128, fp32"
+    assert {each.label for each in unfinished(longer, tmp_path, here)} == {"T=128, fp32"}
     assert list(bars.measure_bars(longer, rounds=6, output=tmp_path / "late", time_limit_s=0)) == []
 
 
 def test_a_family_a_problem_or_a_bar_is_chosen() -> None:
     declared = bars.load_bars()
     assert bars.select(declared, None) == declared
-    assert bars.select(declared, "wkv") == {"wkv": declared["wkv"]}
-    part = bars.select(declared, "gated-mlp", "65536")["gated-mlp"]
-    assert (len(part.problems), part.overall) == (3, ())
-    (whole,) = bars.select(declared, "tfla/16 heads x 128/256, T=8192, B=8, bf16")["tfla"].problems
+    wkv = bars.select(declared, "wkv")
+    assert wkv == [each for each in declared if each.family == "wkv"]
+    assert len({each.problem for each in bars.select(declared, "gated-mlp", "65536")}) == 3
+    whole = bars.select(declared, "tfla/16 heads x 128/256, T=8192, B=8, bf16")
     name = "tfla/16 heads x 128/256, T=8192, B=8, bf16/fwbw/fused_chunk/mlstm_kernels.xl_chunk_siging/memory"
-    (single,) = bars.select(declared, name)["tfla"].problems
-    assert (len(whole.bars), whole.modes) == (8, ("fw", "fwbw"))
-    assert (single.bars, single.modes) == (whole.bars[-1:], ("fwbw",))
+    (single,) = bars.select(declared, name)
+    assert (len(whole), {each.mode for each in whole}) == (8, {"fw", "fwbw"})
+    assert (single, single.mode) == (whole[-1], "fwbw")
     for name, families in (("rglru_layer", {"rglru"}), ("mlstm_exp", {"tfla-cpu", "tfla", "default-choice"})):
         chosen = bars.select(declared, name)
-        assert ({*chosen}, {p.op for each in chosen.values() for p in each.problems}) == (families, {name})
+        assert ({each.family for each in chosen}, {each.shared["op"] for each in chosen}) == (families, {name})
     peer = bars.select(declared, "mlstm_kernels.limit_chunk")
-    (problem,) = peer["tfla"].problems
-    assert ({*peer}, [bar.mode for bar in problem.bars]) == ({"tfla"}, ["fw", "fwbw"])
-    assert {"whole_state", "mlstm_kernels.limit_chunk"} == set(problem.impls)
+    assert [(each.family, each.mode) for each in peer] == [("tfla", "fw"), ("tfla", "fwbw")]
+    cases = bars.planned_cases(peer)
+    assert {"whole_state", "mlstm_kernels.limit_chunk"} == {each.case.impl for each in cases}
+    # The best of all sides needs the others.
+    best = bars.planned_cases(bars.select(declared, "default-choice/4 heads x 64/64, T=100, B=1, bf16/fw/default/best"))
+    assert {(each.case.impl, each.case.mode) for each in best} == {
+        (impl, "fw") for impl in (DEFAULT, "whole_state", "fused_chunk")
+    }
     with pytest.raises(ValueError, match=r"NAME must be tfla-cpu, .*, an operation, an implementation, or .*, got 'x'"):
         bars.select(declared, "x")
     with pytest.raises(ValueError, match="got 'tfla' with 'T=7,' in a label"):
         bars.select(declared, "tfla", "T=7,")
-    assert [row["name"] for row in bars.brief_rows(declared)] == [*declared]
-    assert {row["name"] for row in bars.brief_rows({"wkv": declared["wkv"]})} == {
-        f"wkv/{problem.label}" for problem in declared["wkv"].problems
-    }
+    assert [row["name"] for row in bars.brief_rows(declared)] == [*dict.fromkeys(each.family for each in declared)]
+    assert {row["name"] for row in bars.brief_rows(wkv)} == {each.problem for each in wkv}
     listed = [row["name"] for row in bars.list_rows(declared)]
     assert len(set(listed)) == len(listed) == 296
     assert all([row["name"] for row in bars.list_rows(bars.select(declared, name))] == [name] for name in listed[::7])
@@ -313,17 +332,16 @@ def test_a_family_a_problem_or_a_bar_is_chosen() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ('op = "mlstm_sig"\n', "", r"trial.problems 1.op must be a text, got nothing"),
-        (
-            'mode = "fwbw"',
-            'mode = "both"',
-            r"bars 3.mode must be 'fw' or 'fwbw' or 'bw' or 'step' or 'train', got 'both'",
-        ),
-        ("[16, 32]", '[16, "best"]', r"sides.torch.chunk_sizes 2 must be an integer or 'own', got 'best'"),
-        ("sizes = {", "size = {", r"must be a table without other keys than label, op, .*, got 'size'"),
-        ("{seq_len}", "{tokens}", r"label must name sizes of the problem in braces, got 'tokens'"),
-        ("seq_len = 64", "seq_len = 6.4", r"sizes.seq_len must be an integer or a list, each an integer, got 6.4"),
-        ('dtype = "fp32"', "shapes = [[1, 64]]", "shapes must have a number for each size of mlstm_sig"),
+        ('op = "mlstm_sig", ', "", r"trial.entries.short.claims 1, side parallel: op must be one of"),
+        ('"fwbw"', '"both"', r"claims 3, side parallel: mode must be one of fw, fwbw, bw, step, train, got 'both'"),
+        ("[16, 32]", '[16, "best"]', r"side torch: chunk_sizes must be 'every' or a list, each an integer or 'own'"),
+        ("{seq_len}", "{tokens}", r"short.where must name sizes of the problem in braces, got 'tokens'"),
+        ('seq_len = [64], mode = ["fw"]', "seq_len = 64", r"short.over.seq_len must be a list of at least one value"),
+        ('device = "cpu"', 'device = "h2000"', "trial.accelerator must be one of"),
+        ("at_least = 1e6", 'at_least = 1e6, metric = "memory"', r"claims 3.metric must be one of time, allocated"),
+        ('{ impl = "parallel" }', '{ impl = "parallel", options = 1 }', r"parallel: options must be a text, got 1"),
+        ('{ impl = "parallel" }', '{ impl = ["parallel"] }', r"sides.parallel.impl must be one value"),
+        ("at_least = 1e6", "at_most = 1e6", r"claims 3 must be a ratio of two sides with at_least, or beside"),
     ],
 )
 def test_what_does_not_fit_a_file_of_bars_is_refused(old: str, new: str, message: str, tmp_path: Path) -> None:
@@ -357,36 +375,27 @@ def test_problems_are_compiled_before_any_is_timed(
     monkeypatch.setattr(bars, "hold_gpus", nullcontext)
     monkeypatch.setattr(compile_ahead, "compile_ahead", lambda cases, *_: found.extend(cases))
     monkeypatch.setattr(bars, "_worker", Mock(side_effect=RuntimeError("timed")))
-    families = bars.select(bars.load_bars(), name, only)
+    chosen = bars.select(bars.load_bars(), name, only)
     with pytest.raises(RuntimeError, match="timed"):
-        list(bars.measure_bars(families, rounds=None, output=tmp_path / "out"))
+        list(bars.measure_bars(chosen, rounds=None, output=tmp_path / "out"))
     assert "these bars were set on h200_sxm: on NVIDIA H100 " in capsys.readouterr().err
     assert {item.case.provider for item in found} == providers
     compiled = {(i.case.op, i.case.impl, i.case.chunk_size, i.case.dtype, i.case.num_heads) for i in found}
-    for problem in families[name].problems:
-        planned = bars.planned_cases(families[name].kernel, problem, "fwbw", problem.impls)
-        for item in run.separate(planned, here)[0]:
-            case = item.case
-            assert (case.op, case.impl, case.chunk_size, case.dtype, case.num_heads) in compiled
+    for item in run.separate(bars.planned_cases(chosen, "fwbw"), here)[0]:
+        case = item.case
+        assert (case.op, case.impl, case.chunk_size, case.dtype, case.num_heads) in compiled
 
 
-@pytest.mark.parametrize(
-    ("family", "problem"),
-    [(family, problem) for family in bars.load_bars().values() for problem in family.problems],
-    ids=lambda each: each.label if isinstance(each, bars.Problem) else "",
-)
-def test_every_side_is_declared_and_every_share_counted(family: bars.Family, problem: bars.Problem) -> None:
-    for mode in problem.modes:
-        planned = bars.planned_cases(family.kernel, problem, mode, problem.impls)
+@pytest.mark.parametrize("problem", grouped(bars.load_bars(), lambda each: each.problem).values(), ids=str)
+def test_every_side_is_declared_and_every_share_counted(problem: list[Bar]) -> None:
+    for each in problem:
+        planned = bars.planned_cases([each])
         for item in planned:
-            assert family.device in item.target.devices
+            assert each.device_kind in item.target.devices
             case = item.case
             sizes = {**case.sizes, "chunk_size": case.chunk_size}
-            assert item.target.why_unsupported(mode, case.dtype, case.state_dtype, sizes) is None
-        for bar in problem.bars:
-            if (bar.theirs, bar.mode) == (COPY, mode):
-                (ours,) = (item.case for item in planned if item.case.impl == bar.ours)
-                count = count_case(ours.op, ours.impl, ours.mode, ours.dtype, ours.state_dtype, ours.sizes)
-                assert count is not None and count.compulsory_bytes > 0
-    assert {bar.mode for bar in problem.bars} <= set(problem.modes)
-    assert {bar.name for bar in family.overall} <= {bar.name for bar in problem.bars}
+            assert item.target.why_unsupported(case.mode, case.dtype, case.state_dtype, sizes) is None
+        if COPY in each.impls:
+            (ours,) = (item.case for item in planned)
+            count = count_case(ours.op, ours.impl, ours.mode, ours.dtype, ours.state_dtype, ours.sizes)
+            assert count is not None and count.compulsory_bytes > 0

@@ -11,7 +11,7 @@ from lrbench import __version__
 from lrbench.analysis import counts
 from lrbench.analysis.accelerators.known import get_accelerator
 from lrbench.analysis.model import runtime_model
-from lrbench.bench.bars import DEFAULT, Problem, planned_cases
+from lrbench.bench.bars import load_bars, planned_cases, select
 from lrbench.bench.derived import Run, build_record
 from lrbench.bench.environment import Environment
 from lrbench.bench.plan import PlannedCase
@@ -92,8 +92,7 @@ def test_numbers_that_are_none_become_null() -> None:
 
 
 def test_a_row_that_names_no_implementation_says_that_a_slower_one_ran() -> None:
-    problem = Problem(label="p", op=CASE.op, sizes=CASE.sizes, dtype="bf16", bars=())
-    (item,) = planned_cases("tfla", problem, "fw", [DEFAULT])
+    (item,) = planned_cases(select(load_bars(), "default-choice", "16 heads x 128/256, T=8192, B=8, bf16")[:1])
     old = dataclasses.replace(H200, triton_version="3.5.0")
     ran = {"status": "ok", "reason": None, "columns": {"time_ms": 1.0}}
 

@@ -78,6 +78,8 @@ def claims(folder: Path, text: str, head: str = HEAD) -> list[Asked]:
     [
         ('ratio = ["theirs", "ours"]\nat_least = 2', "holds", "2 to 4 at seq_len 1k/8k"),
         ('ratio = ["theirs", "ours"]\nat_least = 3', "holds in part", "holds at seq_len 8k (4); not at seq_len 1k (2)"),
+        ('ratio = ["theirs", "ours"]\nat_least = [2, 4]\nover = { "seq_len, batch" = [[1024, 64], [8192, 8]] }',
+         "holds", "2 to 4 at seq_len 1k, batch 64 and seq_len 8k, batch 8"),
         ('ratio = ["theirs", "ours"]\nat_least = 5', "does not hold here", "2 to 4"),
         ('ratio = ["theirs", "ours"]\nstates = [2, 4]\nwithin = 0.01', "holds", "2 to 4"),
         ('ratio = ["theirs", "ours", "attention", "ours"]\nstates = [4, 1]\nwithin = 0.01', "holds", "1 to 4"),
@@ -225,6 +227,10 @@ def test_times_of_another_device_are_translated(tmp_path: Path) -> None:
         ('value = "typo"\nstates = 1\n[sides.typo]\nlike = "ours"\nimpl = "fusd"', "side typo: impl must be one of"),
         ('value = "odd"\nstates = 1\n[sides.odd]\nmetric = "speed"', "side odd: metric must be one of"),
         ('value = "open"\nstates = 1\n[sides.open]\nop = "mlstm_sig"', "side open: num_heads must be said"),
+        ('value = "ours"\nstates = 1\nrows = { mode = "fww" }', "side ours: mode must be one of fw, fwbw"),
+        ('value = "ours"\nstates = 1\nover = { "seq_len, batch" = [[1024]] }',
+         "entries.fig1.claims 1.over.seq_len, batch must be lists, each of 2, got (1024,)"),
+        ('beside = ["ours"]', "entries.fig1.claims 1 must be a claim, got 'beside'"),
         ('value = "loop"\nstates = 1\n[sides.loop]\nlike = "loop"', "sides.loop.like must be another one of"),
     ],
 )  # fmt: skip
@@ -338,8 +344,10 @@ def test_run_sweeps_what_has_no_row(
     monkeypatch.setattr(session, "run_sweep", sweep)
     shown = lrbench("reproduce a-doc", "--results", results, "--run", "--output", tmp_path / "rows")[1]
     assert "holds: " in shown
-    assert [(each.impls, each.seq_lens, each.tokens, each.batches) for requests in asked for each in requests] == [
-        ((impl,), (2048, 4096), 65536, None) for impl in ("mlstm_kernels.xl_chunk_siging", "fused_chunk")
+    assert [(each.impls, each.seq_lens, each.batches) for requests in asked for each in requests] == [
+        ((impl,), (seq_len,), (65536 // seq_len,))
+        for impl in ("mlstm_kernels.xl_chunk_siging", "fused_chunk")
+        for seq_len in (2048, 4096)
     ]
     arguments = ("reproduce", "a-doc", "--results", results, "--run", "--output", tmp_path / "others")
     code = lrbench(*arguments, "--time-limit", "0")[0]
