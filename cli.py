@@ -1019,7 +1019,6 @@ def roofline(
 ) -> None:
     """Draw the rooflines of accelerators with the points measured on them, and the share of the roof reached."""
     from .analysis.figures.roofline import roofline as drawing
-    from .analysis.figures.selection import check_one
     from .analysis.figures.style import check_format, save_figure
 
     check_format(output)
@@ -1027,10 +1026,7 @@ def roofline(
     named = _names(gpu, "gpu") or ()
     accelerators = [_accelerator(name, "spec" if n else roofs) for n, name in enumerate(named)]
     frame, selection = shown.selection(results)
-    if not accelerators:
-        measured = frame["device_accelerator"].value_counts()
-        check_one({("gpu", key): number for key, number in measured.items()})
-        accelerators = [_accelerator(next(iter(measured.index), None), roofs)]
+    accelerators = accelerators or [_accelerator(_measured_on(results), roofs)]
     print(save_figure(drawing(frame, accelerators, selection).at(width), output, dpi=dpi))
 
 
@@ -1081,11 +1077,13 @@ def report(
 
 
 def _measured_on(results: list[Path]) -> str | None:
-    """Return the accelerator of most rows, None where no row is of a known one."""
+    """Return the accelerator that rows are of; None where it is not known, ValueError where there are several."""
+    from .analysis.figures.selection import check_one
     from .results.store import read_results
 
     found = Counter(filter(None, read_results(results, ["device_accelerator"])["device_accelerator"].to_pylist()))
-    return found.most_common(1)[0][0] if found else None
+    check_one({("gpu", key): number for key, number in found.items()})
+    return next(iter(found), None)
 
 
 def _reported(gpu: str) -> list[Path]:

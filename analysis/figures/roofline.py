@@ -1,7 +1,7 @@
 """Roofline figure: FLOP/s over arithmetic intensity, accelerators' roofs and the points measured on them.
 
 Roofline(alpha, beta) = min(beta I, alpha) (TFLA paper, eq. 121). A point stands on the roof of the device that measured
-it and on no other: rows from a CPU or from another GPU are left out of a GPU's figure, and the note says how many.
+it and on no other: rows from a CPU or from another GPU are left out of a GPU's figure.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def roofline(
     shares = shares if chunks else []
     one_row = len(roofs) == 1 or not shares
     notes = (
-        *_notes(frame, points, accelerators, dtype),
+        *_notes(points, accelerators, dtype),
         busy_note(points),
         failure_note(unmeasured(chosen)),
         hidden,
@@ -249,7 +249,7 @@ def _measured_beside(accelerator: Accelerator, dtype: str) -> Roofs | None:
     return None if measured is None or dtype not in measured.matrix_flops or accelerator.is_measured else measured
 
 
-def _notes(frame: pd.DataFrame, points: pd.DataFrame, accelerators: Sequence[Accelerator], dtype: str) -> list[str]:
+def _notes(points: pd.DataFrame, accelerators: Sequence[Accelerator], dtype: str) -> list[str]:
     main, parts = accelerators[0], []
     if points["chunk_size"].isna().any() and points["chunk_size"].notna().any():
         parts.append("None: no chunk axis.")
@@ -262,9 +262,4 @@ def _notes(frame: pd.DataFrame, points: pd.DataFrame, accelerators: Sequence[Acc
     bare = [each.name for each in accelerators if each.key not in set(points["device_accelerator"])]
     if bare:
         parts.append(f"Roof only, nothing measured: {', '.join(bare)}.")
-    elsewhere = ok_rows(frame[~frame["device_accelerator"].isin([each.key for each in accelerators])])
-    if not elsewhere.empty:
-        names = ", ".join(sorted({str(name) for name in elsewhere["device_name"].dropna()}))
-        many = "rows measured on other devices" if len(elsewhere) > 1 else "row measured on another device"
-        parts.append(f"Not on this roofline: {len(elsewhere)} {many} ({names}).")
     return parts + suspect_notes(points)

@@ -38,7 +38,6 @@ def test_a_cpu_row_never_stands_on_a_gpus_roofline() -> None:
     both = pd.concat([sweep(), cpu], ignore_index=True)
     figure = roofline(both, ["h200"], Selection(head_dim=256, seq_len=8192))
     assert series_label("mlstm_sig", "torch") not in lines(figure, 0)
-    assert "1 row measured on another device" in text(figure)
     with pytest.raises(ValueError, match="gpu must not name the CPU beside others, got h200_sxm, cpu"):
         roofline(both, ["h200", "cpu"])
 
@@ -59,7 +58,6 @@ def test_several_accelerators_in_one_figure() -> None:
     both = pd.concat([sweep(), other], ignore_index=True)
     figure = roofline(both, ["b200", "h200", "h100"], Selection(head_dim=256, seq_len=8192, modes=("fw",)))
     assert "Roof only, nothing measured: NVIDIA B200." in text(figure)
-    assert "Not on this roofline" not in text(figure)
     drawn = lines(figure, 0)
     ours = series_label("mlstm_sig", "fused_chunk")
     assert drawn[f"{ours}, h100_sxm"] == list(zip(other["intensity"], other["tflops"], strict=True))
