@@ -28,7 +28,7 @@ from .selection import (
     suspect_notes,
     unmeasured,
 )
-from .style import axis_prefix, series_label, series_style
+from .style import axis_prefix, series_label, series_style, sizes_in_words
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -103,6 +103,7 @@ def _drawing(
         needs: the column without which a row is no point.
     """
     x = chosen.over
+    chosen, lone = (chosen, "") if x == "chunk_size" else _without_lone_chunks(chosen)
     rows = best_rows(chosen.rows, ("op", "impl", "mode", x))
     twice = rows[gradient_twice(rows)] if needs == "peak_memory_bytes" else rows[:0]
     if needs:
@@ -124,9 +125,22 @@ def _drawing(
     left_out = twice[twice.index.isin(chosen.rows.index)]
     names = ", ".join(sorted({series_label(*each) for each in zip(left_out["op"], left_out["impl"], strict=True)}))
     counted = f"Memory not shown, since a gradient was counted twice: {names}." if names else ""
-    note = " ".join(filter(None, [*_notes(chosen, rows, timed=needs != "peak_memory_bytes"), counted, hidden]))
+    note = " ".join(filter(None, [*_notes(chosen, rows, timed=needs != "peak_memory_bytes"), lone, counted, hidden]))
     words = describe(chosen, *setting)
     return Drawing(grid=grid, title=title, finding=finding, setting=words, note=note, rows=rows, x=x)
+
+
+def _without_lone_chunks(chosen: Chosen) -> tuple[Chosen, str]:
+    """Leave out points at which one chunk size was measured, of lines with several at two points, and say which."""
+    rows, line = ok_rows(chosen.rows), ["op", "impl", "mode"]
+    sizes = rows.groupby([*line, chosen.over])["chunk_size"].transform("nunique")
+    several = rows[chosen.over].where(sizes > 1).groupby([rows[name] for name in line]).transform("nunique")
+    lone = rows[(sizes == 1) & (several > 1)]
+    names = [
+        f"{series_label(*key)} at {sizes_in_words(group[chosen.over])}" for key, group in lone.groupby(["op", "impl"])
+    ]
+    said = f"Left out, since one chunk size was measured: {', '.join(names)}." if names else ""
+    return dataclasses.replace(chosen, rows=chosen.rows.drop(index=lone.index)), said
 
 
 def _notes(chosen: Chosen, shown: pd.DataFrame, *, timed: bool) -> list[str]:

@@ -484,11 +484,13 @@ def _same_problem(frame: pd.DataFrame, theory: Theory) -> pd.DataFrame:
     """Return the fastest measured row per implementation, device and chunk size of the problem that is modelled."""
     rows = ok_rows(latest_rows(frame))
     rows = rows[rows["chunk_size"].notna() & rows["device_accelerator"].notna()]
-    names = ("op", "mode", "dtype", "state_dtype")
-    for name, value in {**{name: getattr(theory, name) for name in names}, **theory.sizes}.items():
-        known = sorted(set(rows[name].dropna()))
+    names = ("op", "mode", "dtype", "state_dtype", "seq_len", "head_dim", "tokens")
+    wanted = {name: getattr(theory, name) for name in names} | theory.sizes
+    for name, value in wanted.items():
+        column = rows["head_dim_v" if name == "head_dim" else name]
+        known = sorted({each if isinstance(each, str) else int(each) for each in column.dropna()})
         if value not in known:
-            listed = ", ".join(each if isinstance(each, str) else f"{each:g}" for each in known) or "none"
+            listed = ", ".join(map(str, known)) or "none"
             raise ValueError(f"{name} must be one of {listed} in these results, of the problem modelled, got {value}")
-        rows = rows[rows[name] == value]
+        rows = rows[column == value]
     return best_rows(rows, ("op", "impl", "device_accelerator", "chunk_size"))

@@ -104,13 +104,18 @@ class Subject:
 
     @functools.cached_property
     def selection(self) -> Selection:
-        """The selection of every figure: of lengths in every mode :data:`SEQ_LEN`, else the longest."""
+        """The selection of all other figures: of lengths in every mode :data:`SEQ_LEN`, else the longest."""
         if self.chosen is None:
             return Selection(device=self.device)
         of_modes = [set(lengths) for _, lengths in ok_rows(self.chosen.rows).groupby("mode")["seq_len"]]
         common = set.intersection(*of_modes)
         usual = SEQ_LEN if SEQ_LEN in common else max(map(int, common), default=None)
         return self._at_most_rows(dataclasses.replace(self.chosen, seq_len=usual), "")
+
+    @functools.cached_property
+    def selection_over_chunks(self) -> Selection:
+        """The selection of figures over chunk size, at the sequence length of which they have most rows."""
+        return self._at_most_rows(dataclasses.replace(self.selection, seq_len=None), "chunk_size")
 
     def _at_most_rows(self, selection: Selection, over: str) -> Chosen:
         def ask(each: Selection) -> Chosen:

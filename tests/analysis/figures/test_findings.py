@@ -140,6 +140,17 @@ def test_operations_have_colours_and_their_implementations_markers_of_their_own(
     assert series_style("x", "unknown.kernel") == series_style("x", "unknown.kernel")
 
 
+def test_a_length_with_one_chunk_size_is_left_out() -> None:
+    """Unless a line has no two points at which several were measured."""
+    sizes = {1024: (64, 128), 2048: (64,), 8192: (64, 128)}
+    rows = [made.row("mlstm_sig", OURS, seq_len=t, chunk_size=chunk) for t, chunks in sizes.items() for chunk in chunks]
+    figure = plot("runtime", made.frame(rows))
+    assert [x for x, _ in lines(figure, 0)[OURS_LABEL]] == [1024, 8192]
+    assert f"Left out, since one chunk size was measured: {OURS_LABEL} at 2k." in text(figure)
+    alone = plot("runtime", made.frame(row for row in rows if row["chunk_size"] == 64))
+    assert [x for x, _ in lines(alone, 0)[OURS_LABEL]] == list(LENGTHS)
+
+
 def test_memory_with_a_gradient_counted_twice_is_not_shown() -> None:
     old, new = "2026-11-21T14:00:00+00:00", "2026-11-21T17:00:00+00:00"
     rows = [
