@@ -58,10 +58,11 @@ pages: $(VENV)/.ready
 	$(BIN)/lrbench results --derive --format markdown > results/README.md
 	$(BIN)/lrbench reproduce --format markdown > docs/reproductions.md
 	$(BIN)/lrbench results --triton --format markdown > docs/triton.md
-	$(BIN)/lrbench plot runtime results/h200_sxm --kernel tfla -o docs/figures/tfla_h200.png
+	$(BIN)/lrbench plot runtime results/h200_sxm --kernel tfla --tokens 64k --head-dim 256 --head-dim-qk 128 \
+	    -o docs/figures/tfla_h200.png
 	$(BIN)/lrbench plot model results/h200_sxm --gpu h100,h200,b200 -o docs/figures/model_h200.png
-	$(BIN)/lrbench roofline results/h200_sxm --gpu h200,b200 --head-dim 256 --op mlstm_sig,mlstm_exp,attention --mode fw \
-	    -o docs/figures/roofline_h200.png
+	$(BIN)/lrbench roofline results/h200_sxm --gpu h200,b200 --kernel tfla --op mlstm_sig,mlstm_exp,attention --mode fw \
+	    --tokens 64k --seq-len 8k --head-dim 256 -o docs/figures/roofline_h200.png
 
 # Processes of their own, since triton reads TRITON_INTERPRET once, when it is imported. pytest exits with 5, and so make
 # fails, when a stage finds no test.

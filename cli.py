@@ -391,49 +391,39 @@ class Problem(HeadsProblem):
 
 @dataclass(frozen=True, kw_only=True)
 class Shown:
-    """The rows that a figure shows."""
+    """The rows that a figure shows. What they have several values of must be given."""
 
-    kernel: Annotated[
-        str | None, field("Family of kernels, or an operation [of those with --op's rows, all; else the largest].")
+    kernel: Annotated[str | None, field("Family of kernels, or an operation.")]
+    dtype: Annotated[str | None, field("Dtype [counts: bf16].")]
+    state_dtype: Annotated[str | None, field("Dtype of states [counts: fp32].")]
+    tokens: Annotated[int | None, size("Batch x sequence length [counts: 64k].")]
+    batch: Annotated[int | None, size("Batch, held in place of --tokens.")]
+    head_dim: Annotated[
+        int | None, size("Value head dim, of the operations that were measured there [counts: 512; others: their own].")
     ]
-    dtype: Annotated[str | None, field("Dtype [the one with most rows; counts: bf16].")]
-    state_dtype: Annotated[str | None, field("Dtype of states [fp32].")]
-    tokens: Annotated[int | None, size("Batch x sequence length [the one with most rows; counts: 64k].")]
-    batch: Annotated[int | None, size("Batch, held in place of --tokens [as the rows vary].")]
-    head_dim: Annotated[int | None, size("Value head dim [the one with most points; counts: 512].")]
-    head_dim_qk: Annotated[int | None, size("Query-key head dim [as --head-dim; counts: half for mLSTM, else equal].")]
-    channels: Annotated[int | None, size("Channels; with heads, heads x value head dim [the number with most rows].")]
-    d_model: Annotated[int | None, size("Input columns of a gated MLP [the number with most rows].")]
-    d_ff: Annotated[int | None, size("Output columns of a gated MLP [the number with most rows].")]
-    seq_len: Annotated[int | None, size("Length, where one is shown [8k; of most points].")]
-    mode: Annotated[str | None, field("Modes, comma-separated [all; counts: one, fw].")]
+    head_dim_qk: Annotated[int | None, size("Query-key head dim, as --head-dim [counts: half for mLSTM, else equal].")]
+    channels: Annotated[int | None, size("Channels; with heads, heads x value head dim.")]
+    d_model: Annotated[int | None, size("Input columns of a gated MLP.")]
+    d_ff: Annotated[int | None, size("Output columns of a gated MLP.")]
+    seq_len: Annotated[int | None, size("Length, where one is shown [counts: 8k].")]
+    mode: Annotated[str | None, field("Modes, comma-separated [all calls; counts: one, fw].")]
     op: Annotated[str | None, field("Operations, comma-separated [all; counts: one, mlstm_sig].")]
     impl: Annotated[str | None, field("Implementations, comma-separated [the eight that say most].")]
     every: Annotated[bool, field("Every implementation.", flag="--all", default=False)]
 
     def selection(self, results: Sequence[Path], device: str | None = None) -> tuple[pd.DataFrame, Selection]:
-        """Return the results and which of their rows are meant; say which family, where none is named.
-
-        Raises:
-            ValueError: an option that names nothing, or no results.
-        """
+        """Return the results and which of their rows are meant; ValueError for an option that names nothing."""
         from .analysis.accelerators.known import canonical_key
         from .analysis.figures.selection import Selection
         from .bench.plan import named_family
-        from .results.select import families, load_results
+        from .results.select import load_results
 
         modes, ops, impls = (_names(getattr(self, name), name) for name in ("mode", "op", "impl"))
         frame, kernel = load_results(results), self.kernel
         if kernel is not None and kernel in set(frame["op"]) - set(frame["kernel"]):
             # An operation's name stands for it in place of a family's.
-            ops = named_family(kernel, ops)[1]
-            kernel = None
+            kernel, ops = None, named_family(kernel, ops)[1]
         device = device and canonical_key(device)
-        found = families(frame if impls is None else frame[frame["impl"].isin(impls)])
-        # Operations that are named may be of several families.
-        if kernel is None and ops is None and len(found) > 1:
-            kernel = found[0]
-            note(f"--kernel {kernel}: the results hold {', '.join(found[1:])} as well")
         axes = {name: value for name, value in vars(self).items() if name not in ("kernel", "mode", "op", "impl")}
         return frame, Selection(kernel=kernel, device=device, modes=modes, ops=ops, impls=impls, **axes)
 
@@ -963,7 +953,7 @@ def _accelerator(gpu: str | None, roofs: str) -> Accelerator:
     return accelerator
 
 
-@command(DRAW, "plot runtime results/h200_sxm --op mlstm_sig --head-dim 256 -o runtime.svg")
+@command(DRAW, "plot runtime results/h200_sxm --op mlstm_sig --tokens 64k --head-dim 256 -o runtime.svg")
 def plot(
     shown: Shown,
     kind: Annotated[
@@ -989,7 +979,7 @@ def plot(
     Figures from the counts show one problem: mlstm_sig forward, T = 8k, 64k tokens, head dims 256 and 512, unless
     said otherwise.
     """
-    from .analysis.figures.plots import MODEL, OVER_LENGTH, RESULT_KINDS, check_kind, drawing, modelled_operation
+    from .analysis.figures.plots import OVER_LENGTH, RESULT_KINDS, check_kind, drawing
     from .analysis.figures.selection import Selection
     from .analysis.figures.style import check_format, save_figure
     from .analysis.figures.theory import Theory
@@ -1009,20 +999,18 @@ def plot(
     else:
         frame = load_results(results) if results else None
         named = {name: getattr(shown, name) for name in ("op", "head_dim", "seq_len", "tokens", "mode", "dtype")}
-        if kind == MODEL and frame is not None:
-            named["op"] = named["op"] or modelled_operation(frame)
         named |= {"state_dtype": shown.state_dtype, "gpus": _names(gpu, "gpu"), "causal_factor": causal_factor}
         named |= {"head_dim_qk": shown.head_dim_qk, "every": shown.every}
         theory = Theory(**{name: value for name, value in named.items() if value is not None})
     print(save_figure(drawing(kind, frame, selection, theory).at(width), output, dpi=dpi))
 
 
-@command(DRAW, "roofline results/h200_sxm --gpu h200 -o roofline.svg")
+@command(DRAW, "roofline results/h200_sxm --op mlstm_sig --tokens 64k --head-dim 256 --seq-len 8k -o roofline.svg")
 def roofline(
     shown: Shown,
     results: Annotated[list[Path], typer.Argument(help="Result files or folders.")],
     gpu: Annotated[
-        str | None, option("Accelerators, comma-separated; see `lrbench gpus` [the one with most rows].")
+        str | None, option("Accelerators, comma-separated; see `lrbench gpus` [the one that was measured].")
     ] = None,
     output: Figure = Path("roofline.png"),
     width: Width = None,
@@ -1038,9 +1026,7 @@ def roofline(
     named = _names(gpu, "gpu") or ()
     accelerators = [_accelerator(name, "spec" if n else roofs) for n, name in enumerate(named)]
     frame, selection = shown.selection(results)
-    if not accelerators:
-        most = [*frame["device_accelerator"].mode()[:1]]
-        accelerators = [_accelerator(most[0] if most else None, roofs)]
+    accelerators = accelerators or [_accelerator(_measured_on(results), roofs)]
     print(save_figure(drawing(frame, accelerators, selection).at(width), output, dpi=dpi))
 
 
@@ -1091,11 +1077,13 @@ def report(
 
 
 def _measured_on(results: list[Path]) -> str | None:
-    """Return the accelerator of most rows, None where no row is of a known one."""
+    """Return the accelerator that rows are of; None where it is not known, ValueError where there are several."""
+    from .analysis.figures.selection import check_one
     from .results.store import read_results
 
     found = Counter(filter(None, read_results(results, ["device_accelerator"])["device_accelerator"].to_pylist()))
-    return found.most_common(1)[0][0] if found else None
+    check_one({("gpu", key): number for key, number in found.items()})
+    return next(iter(found), None)
 
 
 def _reported(gpu: str) -> list[Path]:

@@ -30,10 +30,10 @@ Line = tuple[str, str]
 def lines_in_order(rows: pd.DataFrame, x: str) -> list[Line]:
     """Return the lines of a figure, those first that say most beside ours.
 
-    Ours is our fastest implementation of the first operation that has lines of full length. After it come the fastest
-    of each other author for the same operation, others' fastest of every operation that we have no kernel of and of
-    every operation of the same family, our second one of the operation, our fastest of the other operations, and the
-    rest. Lines with less than a third of its points are left out. Over chunk size lines are compared at their best.
+    Of each author the fastest implementation of an operation comes first: ours and others' of the first operation that
+    we have measured, others' of operations that we have no kernel of, of the same family and of other families, then
+    ours. Lines with less than a third of the points of ours are left out. Over chunk size lines are compared at their
+    best.
 
     Args:
         rows: one measured row for each point, of all panels.
@@ -47,28 +47,21 @@ def lines_in_order(rows: pd.DataFrame, x: str) -> list[Line]:
     table = points.assign(slowness=slowness).groupby(["op", "impl", "provider"])["slowness"]
     lines = table.agg(["size", "median"]).reset_index().sort_values("median", kind="stable")
     own = lines[lines["provider"] == OURS]
-    long = (own if len(own) else lines)["size"].max()
-    lines = lines[3 * lines["size"] >= long]
-    own = lines[(lines["provider"] == OURS) & (2 * lines["size"] >= long)]
+    own = lines if own.empty else own
+    lines = lines[3 * lines["size"] >= own["size"].max()]
     ops = [*OPERATION_LABELS, *sorted(set(lines["op"]) - set(OPERATION_LABELS))]
-    first = min(own["op"] if len(own) else lines["op"], key=ops.index)
-    ranked: list[tuple[int, int, Line]] = []
-    seen: dict[object, int] = {}
-    for place, line in enumerate(lines.itertuples(index=False)):
-        mine, same = line.provider == OURS, line.op == first
-        group = (line.op, line.provider) if mine or same else line.op
-        nth = seen[group] = seen.get(group, 0) + 1
-        in_order = (
-            mine and same and nth == 1,
-            not mine and same and nth == 1,
-            not mine and line.op not in FAMILY and nth == 1,
-            not mine and FAMILY.get(line.op) == FAMILY.get(first) and nth == 1,
-            mine and same and nth == 2,
-            mine and nth == 1,
-            True,
-        )
-        ranked.append((in_order.index(True), place, (line.op, line.impl)))
-    return [line for *_, line in sorted(ranked)]
+    first = min(own["op"][2 * own["size"] >= own["size"].max()], key=ops.index)
+    author = lines["provider"].where((lines["op"] == first) | (lines["provider"] == OURS), "")
+    family = lines["op"].map(FAMILY)
+    keys = (
+        lines.groupby([lines["op"], author]).cumcount() > 0,
+        lines["op"] != first,
+        (lines["provider"] == OURS) != (lines["op"] == first),
+        family.notna(),
+        family != FAMILY.get(first),
+    )
+    order = sorted(range(len(lines)), key=lambda n: [bool(key.iloc[n]) for key in keys])
+    return [*lines[["op", "impl"]].iloc[order].itertuples(index=False, name=None)]
 
 
 def main_lines(chosen: Chosen, rows: pd.DataFrame, x: str) -> tuple[Chosen, pd.DataFrame, Line, str]:

@@ -10,9 +10,9 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from ...results.select import best_rows, of_family, ok_rows, short_size
+from ...results.select import best_rows, ok_rows, short_size
 from ..derive import gradient_twice
-from .findings import OURS, beside_others, best_chunk, in_lines, main_lines
+from .findings import beside_others, best_chunk, in_lines, main_lines
 from .layout import Drawing, Panel, measured_line
 from .selection import (
     MODE_TITLES,
@@ -21,18 +21,14 @@ from .selection import (
     at_best_chunk,
     busy_note,
     choose,
-    choose_over_width,
     describe,
     failure_note,
-    lone_chunks,
     lowered_runs,
     modes_of,
-    other_head_dims,
     suspect_notes,
     unmeasured,
-    without_lone_chunks,
 )
-from .style import axis_prefix, series_label, series_style
+from .style import axis_prefix, series_label, series_style, sizes_in_words
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -107,7 +103,7 @@ def _drawing(
         needs: the column without which a row is no point.
     """
     x = chosen.over
-    chosen, lone = (chosen, chosen.rows[:0]) if x == "chunk_size" else without_lone_chunks(chosen)
+    chosen, lone = (chosen, "") if x == "chunk_size" else _without_lone_chunks(chosen)
     rows = best_rows(chosen.rows, ("op", "impl", "mode", x))
     twice = rows[gradient_twice(rows)] if needs == "peak_memory_bytes" else rows[:0]
     if needs:
@@ -129,14 +125,26 @@ def _drawing(
     left_out = twice[twice.index.isin(chosen.rows.index)]
     names = ", ".join(sorted({series_label(*each) for each in zip(left_out["op"], left_out["impl"], strict=True)}))
     counted = f"Memory not shown, since a gradient was counted twice: {names}." if names else ""
-    said = _notes(chosen, rows, timed=needs != "peak_memory_bytes")
-    note = " ".join(filter(None, [said, lone_chunks(lone, rows, x), counted, hidden]))
+    note = " ".join(filter(None, [*_notes(chosen, rows, timed=needs != "peak_memory_bytes"), lone, counted, hidden]))
     words = describe(chosen, *setting)
     return Drawing(grid=grid, title=title, finding=finding, setting=words, note=note, rows=rows, x=x)
 
 
-def _notes(chosen: Chosen, shown: pd.DataFrame, *, timed: bool = True) -> str:
-    """Return what stands under a figure: other head dims, why points are ringed, and what was not measured.
+def _without_lone_chunks(chosen: Chosen) -> tuple[Chosen, str]:
+    """Leave out points at which one chunk size was measured, of lines with several at two points, and say which."""
+    rows, line = ok_rows(chosen.rows), ["op", "impl", "mode"]
+    sizes = rows.groupby([*line, chosen.over])["chunk_size"].transform("nunique")
+    several = rows[chosen.over].where(sizes > 1).groupby([rows[name] for name in line]).transform("nunique")
+    lone = rows[(sizes == 1) & (several > 1)]
+    names = [
+        f"{series_label(*key)} at {sizes_in_words(group[chosen.over])}" for key, group in lone.groupby(["op", "impl"])
+    ]
+    said = f"Left out, since one chunk size was measured: {', '.join(names)}." if names else ""
+    return dataclasses.replace(chosen, rows=chosen.rows.drop(index=lone.index)), said
+
+
+def _notes(chosen: Chosen, shown: pd.DataFrame, *, timed: bool) -> list[str]:
+    """Return what stands under a figure: why points are ringed or hollow, and what was not measured.
 
     Args:
         timed: whether times are shown, which clocks change.
@@ -147,8 +155,7 @@ def _notes(chosen: Chosen, shown: pd.DataFrame, *, timed: bool = True) -> str:
             f"Times of {runs} runs, most with lowered clocks: what a kernel takes then depends on what ran before it. "
             "Within a run they compare."
         )
-    said = (other_head_dims(chosen), *doubts, busy_note(shown), failure_note(unmeasured(chosen)))
-    return " ".join(filter(None, said))
+    return [*doubts, busy_note(shown), failure_note(unmeasured(chosen))]
 
 
 def runtime_over_length(frame: pd.DataFrame, selection: Selection) -> Drawing:
@@ -185,26 +192,16 @@ def runtime_and_memory(frame: pd.DataFrame, selection: Selection) -> Drawing:
 
 
 def decoding_over_context(frame: pd.DataFrame, selection: Selection) -> Drawing:
-    """Time and memory of a decoding step over the tokens in attention's cache; a state's are the same at each of them.
-
-    At one batch, that of most contexts unless the selection says which.
-    """
+    """Time and memory of a decoding step over the tokens in attention's cache; a state's are the same at each."""
     import pandas as pd
 
-    steps = frame if selection.kernel is None else of_family(frame, selection.kernel)
-    steps = steps[steps["mode"] == "step"]
-    cached = steps[steps["context"].notna()]
-    for column, wanted in (("op", selection.ops), ("impl", selection.impls)):
-        cached = cached if wanted is None else cached[cached[column].isin(wanted)]
-    if ok_rows(cached).empty:
-        raise ValueError("results must hold decoding steps of attention, which have a context, got none")
-    if selection.batch is None and selection.tokens is None:
-        counts = ok_rows(cached).groupby("batch")["context"].nunique()
-        selection = dataclasses.replace(selection, batch=int(counts[counts == counts.max()].index.max()))
-    if selection.head_dim is None:
-        ours = ok_rows(steps[steps["provider"] == OURS])["head_dim_v"].mode()
-        selection = dataclasses.replace(selection, head_dim=None if ours.empty else int(ours.max()))
+    steps = frame[frame["mode"] == "step"]
+    lacking = "results must hold decoding steps of attention, which have a context, got none"
+    if steps.empty:
+        raise ValueError(lacking)
     chosen = choose(steps, selection, "context")
+    if ok_rows(chosen.rows)["context"].isna().all():
+        raise ValueError(lacking)
     states = chosen.rows[chosen.rows["context"].isna()]
     everywhere = [states.assign(context=context) for context in sorted(set(chosen.rows["context"].dropna()))]
     rows = pd.concat([chosen.rows[chosen.rows["context"].notna()], *everywhere], ignore_index=True)
@@ -243,7 +240,12 @@ def runtime_over_width(frame: pd.DataFrame, selection: Selection) -> Drawing:
 
     Implementations with one width only are left out. TFLA paper, figure 17.
     """
-    chosen = choose_over_width(frame, selection)
+    chosen = choose(frame, selection, "width")
+    several = chosen.rows.groupby(["op", "impl"])[chosen.over].transform("nunique") > 1
+    chosen = dataclasses.replace(chosen, rows=chosen.rows[several])
+    if ok_rows(chosen.rows).empty:
+        lacking = "more than one head dim, or number of channels, of an implementation"
+        raise ValueError(f"results must hold {lacking} for this figure, got none")
     title = "Runtime over head dim" if chosen.over == "head_dim_v" else "Runtime over channels"
     return _drawing(chosen, lambda _: [TIME], title, at_best_chunk(chosen), "median")
 

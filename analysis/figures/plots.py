@@ -6,8 +6,6 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from ...results.arguments import one_of
-from ...results.select import ok_rows
-from ..model.chunk_size import CHUNKWISE_OPERATIONS
 from . import measured
 from . import theory as theories
 from .layout import Drawing
@@ -57,20 +55,6 @@ def check_kind(kind: str, *, results: bool) -> None:
         raise ValueError(f"results must name files or folders for the figure {kind}, got none")
     if kind in THEORY_KINDS and results:
         raise ValueError(f"results must be left out for the figure {kind}, which is drawn from the counts, got some")
-
-
-def modelled_operation(frame: pd.DataFrame) -> str:
-    """Return the operation of results that the model's figure is about: its usual one, else that with most rows.
-
-    ValueError where no measured row is of an operation whose chunk size has a model.
-    """
-    counts = ok_rows(frame)["op"].value_counts()
-    known = [op for op in counts.index if op in CHUNKWISE_OPERATIONS]
-    if not known:
-        listed = ", ".join(sorted(counts.index)) or "none"
-        raise ValueError(f"results must hold measured rows of one of {', '.join(CHUNKWISE_OPERATIONS)}, got {listed}")
-    usual = Theory().op
-    return usual if usual in known else str(known[0])
 
 
 def drawing(

@@ -1,7 +1,7 @@
 """Roofline figure: FLOP/s over arithmetic intensity, accelerators' roofs and the points measured on them.
 
 Roofline(alpha, beta) = min(beta I, alpha) (TFLA paper, eq. 121). A point stands on the roof of the device that measured
-it and on no other: rows from a CPU or from another GPU are left out of a GPU's figure, and the note says how many.
+it and on no other: rows from a CPU or from another GPU are left out of a GPU's figure.
 """
 
 from __future__ import annotations
@@ -19,14 +19,12 @@ from .layout import Drawing, Line, Panel, measured_line, write
 from .measured import LABELS
 from .selection import (
     MODE_TITLES,
-    Chosen,
     Selection,
     busy_note,
     choose,
     describe,
     failure_note,
     modes_of,
-    other_head_dims,
     suspect_notes,
     unmeasured,
 )
@@ -58,19 +56,22 @@ def roofline(
     """
     accelerators = _accelerators(frame, gpus)
     main = accelerators[0]
-    chosen = choose(frame[frame["device_accelerator"] == main.key], selection, over="")
-    points = _points(frame, accelerators, chosen)
+    keys = [each.key for each in accelerators]
+    chosen = choose(frame[frame["device_accelerator"].isin(keys)], selection, over="", devices=True)
+    points = _points(chosen.rows, accelerators)
+    chosen = dataclasses.replace(chosen, rows=chosen.rows[chosen.rows["device_accelerator"] == main.key])
     at_best = best_rows(points[points["device_accelerator"] == main.key], ("op", "impl", "mode"))
     chosen, at_best, first, hidden = main_lines(chosen, at_best, "seq_len")
     points = points[in_lines(points, zip(at_best["op"], at_best["impl"], strict=True))]
-    peak = max(each.peak_flops(chosen.dtype) or 0 for each in accelerators)
+    dtype = str(chosen.dtype)
+    peak = max(each.peak_flops(dtype) or 0 for each in accelerators)
     unit, prefix = axis_prefix(peak)
     chunks = sorted(map(float, set(points["chunk_size"].dropna())))
     beyond = 2 * max(chunks, default=8)
     points = points.assign(
         reached=points["tflops"] * (1e12 / unit), place=points["chunk_size"].astype(float).fillna(beyond)
     )
-    ridges = [each.intensity(chosen.dtype) or 1.0 for each in accelerators]
+    ridges = [each.intensity(dtype) or 1.0 for each in accelerators]
     low, high = points["intensity"].min(), points["intensity"].max()
     intensities = (min(0.4 * low, min(ridges) / 12), max(1.8 * high, 4 * max(ridges)))
     floor = 10 ** math.floor(math.log10(0.7e12 * points["tflops"].min()))
@@ -86,7 +87,7 @@ def roofline(
                 y_label=f"{prefix}FLOP/s",
                 x_limits=intensities,
                 y_limits=rates,
-                decorate=lambda axes: _roofs(axes, accelerators, chosen.dtype, unit),
+                decorate=lambda axes: _roofs(axes, accelerators, dtype, unit),
                 leaders=False,
             )
         )
@@ -107,8 +108,7 @@ def roofline(
     shares = shares if chunks else []
     one_row = len(roofs) == 1 or not shares
     notes = (
-        other_head_dims(chosen),
-        *_notes(frame, points, accelerators, chosen.dtype),
+        *_notes(points, accelerators, dtype),
         busy_note(points),
         failure_note(unmeasured(chosen)),
         hidden,
@@ -141,22 +141,15 @@ def _accelerators(frame: pd.DataFrame, gpus: str | Accelerator | Sequence[str | 
     return [main if main.is_measured else with_stored_roofs(main), *known.values()]
 
 
-def _points(frame: pd.DataFrame, accelerators: Sequence[Accelerator], chosen: Chosen) -> pd.DataFrame:
-    """Return the points measured on each accelerator in the chosen setting, and their shares of its roof."""
-    import pandas as pd
-
-    measured, points = ok_rows(frame)["device_accelerator"], []
-    for accelerator in accelerators:
-        if not (measured == accelerator.key).any():
-            continue
-        rows = choose(frame[frame["device_accelerator"] == accelerator.key], chosen, over="").rows
-        rows = best_rows(rows, ("op", "impl", "mode", "chunk_size"))
-        rows = rows[(rows["intensity"] > 0) & (rows["tflops"] > 0)]
-        if rows.empty:
-            raise ValueError(f"results must hold counted rows measured on {accelerator.key} for its roofline, got none")
-        shares = [100 * row.tflops * 1e12 / _roof_at(row, accelerator) for row in rows.itertuples()]
-        points.append(rows.assign(share=shares))
-    return pd.concat(points)
+def _points(rows: pd.DataFrame, accelerators: Sequence[Accelerator]) -> pd.DataFrame:
+    """Return the fastest row at each chunk size and the share that it reaches of its accelerator's roof."""
+    points = best_rows(rows, ("device_accelerator", "op", "impl", "mode", "chunk_size"))
+    points = points[(points["intensity"] > 0) & (points["tflops"] > 0)]
+    main, by_key = accelerators[0].key, {each.key: each for each in accelerators}
+    if main not in set(points["device_accelerator"]):
+        raise ValueError(f"results must hold counted rows measured on {main} for its roofline, got none")
+    shares = [100 * r.tflops * 1e12 / _roof_at(r, by_key[r.device_accelerator]) for r in points.itertuples()]
+    return points.assign(share=shares)
 
 
 def _roof_at(row: Any, accelerator: Accelerator) -> float:
@@ -256,7 +249,7 @@ def _measured_beside(accelerator: Accelerator, dtype: str) -> Roofs | None:
     return None if measured is None or dtype not in measured.matrix_flops or accelerator.is_measured else measured
 
 
-def _notes(frame: pd.DataFrame, points: pd.DataFrame, accelerators: Sequence[Accelerator], dtype: str) -> list[str]:
+def _notes(points: pd.DataFrame, accelerators: Sequence[Accelerator], dtype: str) -> list[str]:
     main, parts = accelerators[0], []
     if points["chunk_size"].isna().any() and points["chunk_size"].notna().any():
         parts.append("None: no chunk axis.")
@@ -269,9 +262,4 @@ def _notes(frame: pd.DataFrame, points: pd.DataFrame, accelerators: Sequence[Acc
     bare = [each.name for each in accelerators if each.key not in set(points["device_accelerator"])]
     if bare:
         parts.append(f"Roof only, nothing measured: {', '.join(bare)}.")
-    elsewhere = ok_rows(frame[~frame["device_accelerator"].isin([each.key for each in accelerators])])
-    if not elsewhere.empty:
-        names = ", ".join(sorted({str(name) for name in elsewhere["device_name"].dropna()}))
-        many = "rows measured on other devices" if len(elsewhere) > 1 else "row measured on another device"
-        parts.append(f"Not on this roofline: {len(elsewhere)} {many} ({names}).")
     return parts + suspect_notes(points)

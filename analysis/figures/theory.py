@@ -400,8 +400,8 @@ def runtime_over_chunk_size(theory: Theory, frame: pd.DataFrame | None) -> Drawi
 
     Args:
         frame: result rows; their devices are drawn as well, in the colour of their model, and so is, where there is
-            room, what fused_chunk takes, fitted to all of a device's rows. None: the model alone. ValueError
-            where no row is of this problem.
+            room, what fused_chunk takes, fitted to all of a device's rows. None: the model alone. ValueError names what
+            no row has of this problem.
     """
     measured = None if frame is None else _same_problem(frame, theory)
     devices = [] if measured is None else [get_accelerator(key) for key in measured["device_accelerator"].unique()]
@@ -482,14 +482,15 @@ def _walk_times(
 
 def _same_problem(frame: pd.DataFrame, theory: Theory) -> pd.DataFrame:
     """Return the fastest measured row per implementation, device and chunk size of the problem that is modelled."""
-    names = ("op", "mode", "dtype", "state_dtype")
-    wanted = {**{name: getattr(theory, name) for name in names}, **theory.sizes}
-    rows = latest_rows(frame)
-    for name, value in wanted.items():
-        rows = rows[rows[name] == value]
+    rows = ok_rows(latest_rows(frame))
     rows = rows[rows["chunk_size"].notna() & rows["device_accelerator"].notna()]
-    rows = best_rows(rows, ("op", "impl", "device_accelerator", "chunk_size"))
-    if rows.empty:
-        listed = ", ".join(f"{name} {value}" for name, value in wanted.items())
-        raise ValueError(f"results must hold measured rows of the problem that is modelled ({listed}), got none")
-    return rows
+    names = ("op", "mode", "dtype", "state_dtype", "seq_len", "head_dim", "tokens")
+    wanted = {name: getattr(theory, name) for name in names} | theory.sizes
+    for name, value in wanted.items():
+        column = rows["head_dim_v" if name == "head_dim" else name]
+        known = sorted({each if isinstance(each, str) else int(each) for each in column.dropna()})
+        if value not in known:
+            listed = ", ".join(map(str, known)) or "none"
+            raise ValueError(f"{name} must be one of {listed} in these results, of the problem modelled, got {value}")
+        rows = rows[column == value]
+    return best_rows(rows, ("op", "impl", "device_accelerator", "chunk_size"))

@@ -34,7 +34,8 @@ def drawing_of(subject: Subject, kind: str, *, every: bool = False) -> Drawing:
 
     ``every`` as in :class:`.Selection`; ValueError where there is nothing to show.
     """
-    selection = dataclasses.replace(subject.selection, every=every)
+    selection = subject.selection_over_chunks if kind in ("chunk-size", "trade-off") else subject.selection
+    selection = dataclasses.replace(selection, every=every)
     if kind != "roofline":
         return drawing(kind, subject.rows, selection)
     # A CPU's row stands on no GPU's roofline.

@@ -25,21 +25,15 @@ from ...results.store import committed_results, read_results
 from ..accelerators.known import Accelerator, get_accelerator
 from ..accelerators.roofs import with_stored_roofs
 from ..derive import derive_anew, without_removed
-from ..figures.selection import (
-    Chosen,
-    Selection,
-    choose,
-    dims_in_words,
-    held_in_words,
-    length_in_words,
-    modes_of,
-    widths_in_words,
-)
+from ..figures.selection import Chosen, Selection, answers, choose, length_in_words, modes_of, setting_in_words
 from ..figures.style import series_label, sizes_in_words
 from .markup import Cell
 
 if TYPE_CHECKING:
     import pandas as pd
+
+SEQ_LEN = 8192
+"""Sequence length of figures and tables at a single one, where it was measured: that of the TFLA paper."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -101,26 +95,38 @@ class Subject:
         return pd.concat(both).sort_values("time_ms")
 
     @functools.cached_property
-    def setting_shown(self) -> Selection | None:
-        """Device, dtype and dtype of states that all figures show; None where nothing was measured."""
-        measured = ok_rows(self.rows)
-        if measured.empty:
-            return None
-        dtype = str(measured["dtype"].mode()[0])
-        states = measured["state_dtype"][measured["dtype"] == dtype]
-        # fp32 (None) unless there are others only.
-        other = None if states.isna().any() or (states == "fp32").any() else str(states.mode()[0])
-        return Selection(device=self.device, dtype=dtype, state_dtype=other)
-
-    @functools.cached_property
     def chosen(self) -> Chosen | None:
-        """What figures show, see :func:`..selection.choose`; None where nothing was measured."""
-        return None if self.setting_shown is None else choose(self.rows, self.setting_shown)
+        """What figures show: of each size and dtype the value with most rows; None where nothing was measured."""
+        if ok_rows(self.rows).empty:
+            return None
+        selection = Selection(kernel=self.family or None, device=self.device)
+        return self._at_most_rows(selection, "seq_len")
 
     @functools.cached_property
+    def selection(self) -> Selection:
+        """The selection of all other figures: of lengths in every mode :data:`SEQ_LEN`, else the longest."""
+        if self.chosen is None:
+            return Selection(device=self.device)
+        of_modes = [set(lengths) for _, lengths in ok_rows(self.chosen.rows).groupby("mode")["seq_len"]]
+        common = set.intersection(*of_modes)
+        usual = SEQ_LEN if SEQ_LEN in common else max(map(int, common), default=None)
+        return self._at_most_rows(dataclasses.replace(self.chosen, seq_len=usual), "")
+
+    @functools.cached_property
+    def selection_over_chunks(self) -> Selection:
+        """The selection of figures over chunk size, at the sequence length of which they have most rows."""
+        return self._at_most_rows(dataclasses.replace(self.selection, seq_len=None), "chunk_size")
+
+    def _at_most_rows(self, selection: Selection, over: str) -> Chosen:
+        def ask(each: Selection) -> Chosen:
+            return choose(self.rows, each, over)
+
+        return ask(dataclasses.replace(selection, **answers(ask, selection)))
+
+    @property
     def seq_len(self) -> int | None:
-        """The sequence length at which single figures are given, the one that figures choose; None as ``chosen``."""
-        return None if self.setting_shown is None else choose(self.rows, self.setting_shown, over="").seq_len
+        """The sequence length at which single figures are given; None where nothing was measured."""
+        return self.selection.seq_len
 
     @property
     def on_target(self) -> bool:
@@ -137,21 +143,9 @@ class Subject:
         """Modes with measured rows, in the order of figures."""
         return modes_of(ok_rows(self.rows))
 
-    @property
-    def selection(self) -> Selection:
-        """The selection of every figure: the setting that the whole report shows."""
-        if self.setting_shown is None or self.chosen is None:
-            return Selection(device=self.device)
-        held = {name: getattr(self.chosen, name) for name in ("tokens", "batch", "channels", "d_model", "d_ff")}
-        return dataclasses.replace(self.setting_shown, **held)
-
     def setting(self) -> str:
         """Return the setting of the figures in words: tokens, widths, dtype, head dim."""
-        if self.chosen is None:
-            return ""
-        parts = [*held_in_words(self.chosen), *widths_in_words(self.chosen)]
-        parts += [self.chosen.dtype, *dims_in_words(self.chosen)]
-        return ", ".join(parts)
+        return "" if self.chosen is None else ", ".join(setting_in_words(self.chosen))
 
     def best(self, mode: str) -> pd.DataFrame:
         """Return every implementation's fastest trusted row at every sequence length, in the report's setting."""

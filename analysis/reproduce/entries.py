@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
 from ...kernels.baselines import get_implementation, get_operation
-from ...kernels.spec import MODES
+from ...kernels.common.spec import MODES
 from ...results.arguments import one_of, unknown
 from ...results.schema import SIZE_COLUMNS
 from ...results.toml_tables import AMOUNT, Must, Refused, read_toml

@@ -18,6 +18,15 @@ from lrbench.results.store import committed_results
 
 from .. import rows as made
 
+COMMITTED = {
+    "tfla": Selection(kernel="tfla", tokens=65536, head_dim=256, head_dim_qk=128, channels=4096, seq_len=8192),
+    "lightning": Selection(kernel="lightning", tokens=65536, head_dim=128, seq_len=65536),
+    "rglru": Selection(kernel="rglru", batch=8, channels=1024, seq_len=8192),
+    "wkv": Selection(kernel="wkv", dtype="bf16", batch=1, channels=256, seq_len=8192),
+    "gated-mlp": Selection(kernel="gated-mlp", d_model=4096, seq_len=65536),
+}
+"""Family -> a problem of which the committed rows have most."""
+
 
 @functools.cache
 def committed() -> pd.DataFrame:

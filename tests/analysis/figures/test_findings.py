@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from typing import Any
 
@@ -18,7 +19,7 @@ from lrbench.bench.plan import Request, plan
 from lrbench.results.select import short_size
 
 from .. import rows as made
-from .drawing import committed, lines, plot, roofline, text
+from .drawing import COMMITTED, committed, lines, plot, roofline, text
 
 LENGTHS = (1024, 2048, 8192)
 OURS, THEIRS = "fused_chunk", "mlstm_kernels.xl_chunk_siging"
@@ -42,7 +43,7 @@ def pair(factor: float = 3.0, **columns: Any) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("kernel", ["tfla", "lightning", "rglru", "wkv", "gated-mlp"])
 def test_a_figure_of_committed_rows_makes_one_statement(kind: str, kernel: str) -> None:
     """At most eight lines, no two alike, ours first to be seen, several sizes along the axis, a sentence on top."""
-    selection = Selection(kernel=kernel)
+    selection = COMMITTED[kernel]
     try:
         figure = roofline(committed(), "h200", selection) if kind == "roofline" else plot(kind, committed(), selection)
     except ValueError:
@@ -64,10 +65,12 @@ def test_a_figure_of_committed_rows_makes_one_statement(kind: str, kernel: str) 
 
 
 def test_all_shows_every_line() -> None:
-    few, every = (lines(plot("runtime", committed(), Selection(kernel="tfla", every=on)), 0) for on in (False, True))
+    few, every = (
+        lines(plot("runtime", committed(), dataclasses.replace(COMMITTED["tfla"], every=on)), 0) for on in (False, True)
+    )
     assert len(few) == MAX_LINES < len(every)
     assert set(few) < set(every)
-    named = Selection(kernel="tfla", impls=("whole_state", OURS, "xl_chunk", "limit_chunk"))
+    named = dataclasses.replace(COMMITTED["tfla"], impls=("whole_state", OURS, "xl_chunk", "limit_chunk"))
     assert len(lines(plot("runtime", committed(), named), 0)) > MAX_LINES
 
 
@@ -137,23 +140,8 @@ def test_operations_have_colours_and_their_implementations_markers_of_their_own(
     assert series_style("x", "unknown.kernel") == series_style("x", "unknown.kernel")
 
 
-@pytest.mark.parametrize(("held", "said"), [("batch", "batch 8"), ("tokens", "65,536 tokens")])
-def test_what_varies_in_the_rows_is_along_the_axis(held: str, said: str) -> None:
-    """A row at another batch or number of tokens, however often it was measured, leaves no single point."""
-    rows = [
-        made.row("mlstm_sig", OURS, seq_len=t, batch=8 if held == "batch" else 65536 // t, chunk_size=chunk)
-        for t in LENGTHS
-        for chunk in (64, 128)
-    ]
-    rows += [made.row("mlstm_sig", OURS, seq_len=4096, batch=3, chunk_size=chunk) for chunk in made.CHUNKS]
-    figure = plot("runtime", made.frame(rows))
-    assert [x for x, _ in lines(figure, 0)[OURS_LABEL]] == list(LENGTHS)
-    assert said in text(figure)
-    chosen = plot("runtime", made.frame(rows), Selection(batch=3))
-    assert [x for x, _ in lines(chosen, 0)[OURS_LABEL]] == [4096]
-
-
-def test_a_length_with_one_chunk_size_is_left_out_or_told() -> None:
+def test_a_length_with_one_chunk_size_is_left_out() -> None:
+    """Unless a line has no two points at which several were measured."""
     sizes = {1024: (64, 128), 2048: (64,), 8192: (64, 128)}
     rows = [made.row("mlstm_sig", OURS, seq_len=t, chunk_size=chunk) for t, chunks in sizes.items() for chunk in chunks]
     figure = plot("runtime", made.frame(rows))
@@ -161,26 +149,6 @@ def test_a_length_with_one_chunk_size_is_left_out_or_told() -> None:
     assert f"Left out, since one chunk size was measured: {OURS_LABEL} at 2k." in text(figure)
     alone = plot("runtime", made.frame(row for row in rows if row["chunk_size"] == 64))
     assert [x for x, _ in lines(alone, 0)[OURS_LABEL]] == list(LENGTHS)
-    assert f"At the one chunk size that was measured: {OURS_LABEL}." in text(alone)
-    takes_one = [made.row("gla", "fla.chunk_gla", seq_len=t, chunk_size=64) for t in LENGTHS]
-    assert "one chunk size" not in text(plot("runtime", made.frame(takes_one)))
-
-
-def test_what_is_left_out_takes_the_value_of_most_points() -> None:
-    """Of a line over length the chunk sizes are one point; over chunk size the length with most of them is shown."""
-    narrow = {"num_heads": 64, "head_dim_v": 64}
-    rows = [made.row("mlstm_sig", OURS, **narrow, chunk_size=chunk) for chunk in made.CHUNKS]
-    rows += [made.row("mlstm_sig", OURS, seq_len=t, chunk_size=64) for t in LENGTHS[:2]]
-    rows += [made.row("mlstm_sig", OURS, seq_len=8192, chunk_size=chunk) for chunk in (64, 128)]
-    few = made.frame(rows)
-    figure = plot("runtime", few)
-    assert [x for x, _ in lines(figure, 0)[OURS_LABEL]] == list(LENGTHS)
-    # With fewer than two points left, those of one chunk size stay and are named.
-    assert f"At the one chunk size that was measured: {OURS_LABEL} at 1k, 2k." in text(figure)
-    rows += [made.row("mlstm_sig", OURS, seq_len=65536, **narrow, chunk_size=L) for L in (*made.CHUNKS, 2048)]
-    shown = drawing("chunk-size", made.frame(rows))
-    assert "T = 65,536" in shown.setting and "128 (qk), 64 (v)" in shown.setting
-    assert "T = 8,192" in drawing("chunk-size", few).setting
 
 
 def test_memory_with_a_gradient_counted_twice_is_not_shown() -> None:
@@ -211,29 +179,23 @@ def simple_gla_rows() -> list[dict[str, Any]]:
 
 
 def test_lines_and_factors_are_between_equal_problems() -> None:
-    """Of an operation one pair of head dims is shown, at which ours and a peer were measured; the rest is told."""
-    frame = made.frame(simple_gla_rows())
+    """Of an operation one pair of head dims is shown."""
+    frame, selection = made.frame(simple_gla_rows()), Selection(head_dim_qk=256, seq_len=8192)
     ours, peer = (series_label("simple_gla", impl) for impl in (OURS, "fla.chunk_simple_gla"))
-    for selection in (Selection(), Selection(head_dim=256)):
-        shown = drawing("runtime", frame, selection)
-        assert shown.finding == "simple GLA: ours is 3 times as fast as fla at every sequence length"
-        assert "head dim 256 (qk), 256 (v)" in shown.setting
-        drawn = lines(plot("runtime", frame, selection), 0)
-        assert set(drawn) == {ours, peer}
-        assert {ms for _, ms in drawn[ours]} == {1.0}
-        assert f"Left out, measured at other head dims: {series_label('simple_gla', 'whole_state')}." in shown.note
-    assert lines(plot("chunk-size", frame), 0)[ours] == [(64, 1.0), (128, 2.0)]
-    drawn_points = [
-        line for axes in roofline(frame, "h200").axes[:1] for line in axes.lines if line.get_label() == ours
-    ]
-    assert [len(line.get_xdata()) for line in drawn_points] == [2]
-    alone = drawing("runtime", made.frame(row for row in simple_gla_rows() if row["provider"] == "lrbench"))
-    assert "head dim 128 (qk), 256 (v)" in alone.setting
+    shown = drawing("runtime", frame, selection)
+    assert shown.finding == "simple GLA: ours is 3 times as fast as fla at every sequence length"
+    assert "head dim 256 (qk), 256 (v)" in shown.setting
+    drawn = lines(plot("runtime", frame, selection), 0)
+    assert set(drawn) == {ours, peer}
+    assert {ms for _, ms in drawn[ours]} == {1.0}
+    assert lines(plot("chunk-size", frame, selection), 0)[ours] == [(64, 1.0), (128, 2.0)]
+    assert len(lines(roofline(frame, "h200", selection), 0)[ours]) == 2
 
 
-def test_query_key_head_dims_that_differ_are_said_of_their_operation() -> None:
-    shown = drawing("runtime", made.frame([*simple_gla_rows(), *pair()]))
-    assert "head dim 256 (qk; mLSTMsig: 128), 256 (v)" in shown.setting
+def test_head_dims_that_differ_are_said_of_their_operation() -> None:
+    """An operation that was not measured at those that are chosen is shown at its own."""
+    shown = drawing("runtime", made.frame([*simple_gla_rows(), *pair()]), Selection(head_dim_qk=256))
+    assert "head dim 256 (qk), 256 (v) · mLSTMsig: 128 (qk), 256 (v)" in shown.setting
 
 
 def test_the_default_sweep_shows_the_peers_of_every_operation_beside_ours() -> None:
@@ -268,7 +230,7 @@ def test_a_width_has_one_query_key_head_dim() -> None:
 
 def test_the_committed_figures_hold_the_head_dims_of_an_operation() -> None:
     for kind in ("runtime", "memory", "chunk-size"):
-        rows = drawing(kind, committed(), Selection(kernel="tfla", every=True)).rows
+        rows = drawing(kind, committed(), dataclasses.replace(COMMITTED["tfla"], every=True)).rows
         heads = rows[rows["head_dim_v"].notna()].groupby("op")[["head_dim_qk", "head_dim_v", "num_heads"]].nunique()
         assert (heads == 1).all(axis=None), kind
 

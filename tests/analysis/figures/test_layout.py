@@ -12,7 +12,7 @@ from lrbench.analysis.figures.plots import KINDS, MODEL, RESULT_KINDS
 from lrbench.analysis.figures.selection import Selection
 from lrbench.analysis.figures.style import curve_style
 
-from .drawing import committed, decoding, plot, roofline
+from .drawing import COMMITTED, committed, decoding, plot, roofline
 
 
 def overlapping(figure: Figure) -> list[tuple[str, str]]:
@@ -42,11 +42,11 @@ def cut_off(figure: Figure) -> list[str]:
 def drawn(kind: str, width: float | None) -> Figure:
     """Draw a figure of all rows measured on the H200 at head dim 256, up to 16 implementations, or of the counts."""
     if kind == "context":
-        return plot(kind, decoding(), width=width)
+        return plot(kind, decoding(), Selection(batch=16, head_dim=256), width=width)
     frame = committed() if kind in (*RESULT_KINDS, MODEL, "roofline") else None
     if kind == "roofline":
-        return roofline(frame, ["h200", "b200"], Selection(head_dim=256), width)
-    return plot(kind, frame, Selection(head_dim=256 if kind != "head-dim" else None), width=width)
+        return roofline(frame, ["h200", "b200"], COMMITTED["tfla"], width)
+    return plot(kind, frame, COMMITTED["tfla"], width=width)
 
 
 @pytest.mark.parametrize("width", [None, 3.3, 7.0])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import re
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -11,7 +13,7 @@ import pytest
 from PIL import Image
 
 from lrbench.analysis.figures.plots import RESULT_KINDS, drawing
-from lrbench.analysis.figures.selection import Selection, failure_note
+from lrbench.analysis.figures.selection import Selection, Several, failure_note
 from lrbench.analysis.figures.style import FORMATS, save_figure, series_label
 from lrbench.analysis.figures.theory import Theory
 from lrbench.tests.command_line import Lrbench, Run, refused
@@ -41,20 +43,24 @@ def test_runtime_shows_every_implementation_at_its_best_chunk() -> None:
 
 @pytest.mark.parametrize("kind", ["runtime", "memory", "runtime-memory"])
 def test_other_head_dims_are_said(kind: str) -> None:
-    said = "Shown at the value head dim they were measured at: Mamba-2 at 64; attention at 128; GLA, simple GLA at 256."
-    assert said in words(drawing(kind, sweep(), Selection(head_dim=512, modes=("fw",), every=True)))
-    assert "Shown at the value" not in words(drawing(kind, sweep(), Selection(head_dim=512, ops=("mlstm_sig",))))
+    said = drawing(kind, sweep(), Selection(head_dim=512, modes=("fw",), every=True)).setting
+    assert "head dim 256 (qk), 512 (v)" in said
+    for other in ("Mamba-2: 64 (qk), 64 (v)", "attention: 128 (qk), 128 (v)", "GLA, simple GLA: 128 (qk), 256 (v)"):
+        assert other in said
+    alone = drawing(kind, sweep(), Selection(head_dim=512, ops=("mlstm_sig",))).setting
+    assert "head dim 256 (qk), 512 (v)" in alone and alone.count("(v)") == 1
 
 
 @pytest.mark.parametrize("kind", [kind for kind in RESULT_KINDS if kind != "context"])
 def test_failures_are_named(kind: str) -> None:
-    said = words(drawing(kind, sweep(), Selection(ops=("mlstm_exp", "mlstm_sig"), every=True)))
+    selection = Selection(ops=("mlstm_exp", "mlstm_sig"), head_dim=256, seq_len=8192, every=True)
+    said = words(drawing(kind, sweep(), selection))
     assert "mLSTMexp · mlstm_kernels xl_chunk fw, fwbw at T = " in said
     assert "crash (the compiler aborted the process)" in said
 
 
 def test_decoding_has_a_line_over_contexts_and_a_state_is_the_same_at_each() -> None:
-    figure = plot("context", decoding(), Selection(every=True))
+    figure = plot("context", decoding(), Selection(batch=16, head_dim=256, every=True))
     assert [axes.get_title(loc="left") for axes in figure.axes] == ["Decoding step: runtime", "Decoding step: memory"]
     times, memory = lines(figure, 0), lines(figure, 1)
     contexts = [1024, 8192, 32768, 131072]
@@ -70,22 +76,29 @@ def test_decoding_has_a_line_over_contexts_and_a_state_is_the_same_at_each() -> 
     said = text(figure)
     assert "times as fast as attention at every context" in said
     assert "batch 16" in said
-    assert "at context 32k, 128k: oom (CUDA out of memory)" in text(plot("context", decoding(), Selection(batch=256)))
+    largest = plot("context", decoding(), Selection(batch=256, head_dim=256))
+    assert "at context 32k, 128k: oom (CUDA out of memory)" in text(largest)
 
 
 def test_decoding_steps_are_no_points_over_lengths_or_chunks() -> None:
     both = pd.concat([sweep(), decoding()], ignore_index=True)
-    assert words(drawing("runtime", both)) == words(drawing("runtime", sweep()))
+    at = Selection(head_dim=256)
+    assert words(drawing("runtime", both, at)) == words(drawing("runtime", sweep(), at))
     # Elsewhere attention is shown at the longest context that ran.
-    assert "context 131,072" in words(drawing("runtime", decoding(), Selection(batch=16)))
-    wkv = decoding().assign(kernel="wkv", op="wkv4", provider="lrbench", context=None)
+    assert "context 131,072" in words(drawing("runtime", decoding(), Selection(batch=16, head_dim=256)))
+    without = dict.fromkeys(("context", "head_dim_v", "head_dim_qk"))
+    wkv = decoding().assign(kernel="wkv", op="wkv4", impl="scan", provider="lrbench", **without)
     beside = pd.concat([decoding(), wkv], ignore_index=True)
-    without = ((sweep(), Selection()), (decoding(), Selection(ops=("mlstm_sig",))), (beside, Selection(kernel="wkv")))
-    for frame, selection in without:
+    at = Selection(batch=16, head_dim=256)
+    for frame, more in (
+        (sweep(), {}),
+        (decoding(), {"ops": ("mlstm_sig",)}),
+        (beside, {"kernel": "wkv", "head_dim": None}),
+    ):
         with pytest.raises(
             ValueError, match="results must hold decoding steps of attention, which have a context, got none"
         ):
-            plot("context", frame, selection)
+            plot("context", frame, dataclasses.replace(at, **more))
 
 
 def test_a_failed_chunk_size_is_no_gap_where_another_one_was_measured() -> None:
@@ -102,7 +115,7 @@ def test_missing_packages_are_one_short_list() -> None:
 
 
 def test_chunk_size_figure_is_at_one_length() -> None:
-    figure = plot("chunk-size", sweep(), Selection(head_dim=512))
+    figure = plot("chunk-size", sweep(), Selection(head_dim=512, seq_len=8192))
     assert "T = 8,192" in text(figure)
     drawn = lines(figure, 0)
     assert [x for x, _ in drawn[series_label("mlstm_sig", "fused_chunk")]] == list(made.CHUNKS)
@@ -111,7 +124,7 @@ def test_chunk_size_figure_is_at_one_length() -> None:
 
 
 def test_head_dim_figure_leaves_out_fixed_head_dims() -> None:
-    drawn = lines(plot("head-dim", sweep()), 0)
+    drawn = lines(plot("head-dim", sweep(), Selection(seq_len=8192)), 0)
     assert [x for x, _ in drawn[series_label("mlstm_sig", "fused_chunk")]] == [64, 128, 256, 512]
     assert series_label("attention", "flash_attn.v4") not in drawn
 
@@ -128,23 +141,51 @@ def test_memory_is_in_gib() -> None:
     assert points[1024] == pytest.approx(row["peak_memory_bytes"].item() / 2**30)
 
 
-def test_several_devices_need_a_choice() -> None:
-    other = made.frame([made.row("mlstm_sig", "fused_chunk", accelerator="h100")])
-    both = pd.concat([sweep(), other], ignore_index=True)
-    with pytest.raises(
-        ValueError, match="device must be chosen where results hold several: NVIDIA H100 SXM, NVIDIA H2"
-    ):
-        plot("runtime", both)
-    assert "NVIDIA H100 SXM" in text(plot("runtime", both, Selection(device="h100_sxm")))
-    with pytest.raises(ValueError, match=r"device must be one of .*, got 'b200'"):
-        plot("runtime", both, Selection(device="b200"))
+SEVERAL = {
+    "kernel": ("lightning, tfla", {"op": "lightning", "impl": "fused_chunk", "kernel": "lightning"}),
+    "device": ("h100_sxm, h200_sxm", {"accelerator": "h100"}),
+    "dtype": ("bf16, fp16", {"dtype": "fp16"}),
+    "state_dtype": ("bf16, fp32", {"state_dtype": "bf16"}),
+    "seq_len": ("4096, 8192", {"seq_len": 4096}),
+    "tokens": ("8192, 65536 or --batch: 1, 8", {"batch": 1}),
+    "head_dim": ("128, 256", {"head_dim_v": 128, "num_heads": 32}),
+    "head_dim_qk": ("128, 256", {"head_dim_qk": 256}),
+    "channels": ("1024, 4096", {"num_heads": 4}),
+}
+"""What rows have two values of -> how it is asked for, and the columns of a row with the other value."""
+
+
+@pytest.mark.parametrize("name", SEVERAL)
+def test_what_rows_have_several_values_of_is_asked_for(name: str) -> None:
+    """The error names the option, lists the values and says which most rows have; with that one there is a figure."""
+    listed, other = SEVERAL[name]
+    usual = {"op": "mlstm_sig", "impl": "fused_chunk"}
+    rows = [made.row(**usual), made.row(**{**usual, "chunk_size": 64}), made.row(**{**usual, **other})]
+    frame, option = made.frame(rows), f"--{name.replace('_', '-')}"
+    with pytest.raises(Several, match=rf"of {name}.*: choose one with {option}: {listed}; most rows are of") as asked:
+        drawing("rate", frame)
+    most = re.search(rf"most rows are of {option} (\S+)", str(asked.value))[1]
+    chosen = dataclasses.replace(Selection(), **{name: int(most) if most.isdigit() else most})
+    shown = drawing("rate", frame, chosen).rows
+    assert sorted(shown["chunk_size"]) == [64, 128]
+    with pytest.raises(ValueError, match=rf"{name} must be one of .*, got '?7"):
+        drawing("rate", frame, dataclasses.replace(Selection(), **{name: 7 if most.isdigit() else "7"}))
+
+
+def test_tokens_or_batch_are_held_over_length() -> None:
+    rows = [made.row("mlstm_sig", "fused_chunk", seq_len=n, batch=8) for n in (1024, 8192)]
+    assert "batch 8" in drawing("runtime", made.frame(rows)).setting
+    rows.append(made.row("mlstm_sig", "fused_chunk", seq_len=4096, batch=3))
+    with pytest.raises(Several, match=r"tokens and batch: choose one with --tokens: .*12288.* or --batch: 3, 8; most"):
+        drawing("runtime", made.frame(rows))
+    assert sorted(drawing("runtime", made.frame(rows), Selection(batch=8)).rows["seq_len"]) == [1024, 8192]
 
 
 @pytest.mark.parametrize("suffix", FORMATS)
 def test_figures_are_reproducible_files(tmp_path: Path, suffix: str) -> None:
     files = [tmp_path / f"{name}{suffix}" for name in ("a", "b")]
     for file in files:
-        save_figure(plot("chunk-size", sweep()), file)
+        save_figure(plot("chunk-size", sweep(), Selection(head_dim=256, seq_len=8192)), file)
     assert files[0].read_bytes() == files[1].read_bytes()
     assert files[0].stat().st_size > 5000
 
@@ -166,7 +207,7 @@ def test_files_carry_the_alt_text(tmp_path: Path) -> None:
 
 
 def test_trade_off_runs_from_much_memory_to_little_over_chunk_size() -> None:
-    figure = plot("trade-off", sweep(), Selection(head_dim=256))
+    figure = plot("trade-off", sweep(), Selection(head_dim=256, seq_len=8192))
     points = lines(figure, 0)[series_label("mlstm_sig", "fused_chunk")]
     memory = [x for x, _ in points]
     assert memory == sorted(memory, reverse=True)
@@ -188,7 +229,7 @@ def test_runtime_and_memory_stand_over_one_another() -> None:
 
 def test_rate_work_and_time_belong_together() -> None:
     """Figure 23: TFLOP/s x ms = GFLOP at every chunk size."""
-    figure = plot("rate", sweep(), Selection(head_dim=256, ops=("mlstm_sig",), modes=("fw",)))
+    figure = plot("rate", sweep(), Selection(head_dim=256, seq_len=8192, ops=("mlstm_sig",), modes=("fw",)))
     rate, work, time = (dict(lines(figure, panel)[series_label("mlstm_sig", "fused_chunk")]) for panel in range(3))
     assert set(rate) == set(work) == set(time) == set(map(float, made.CHUNKS))
     for chunk in rate:
@@ -202,7 +243,7 @@ def test_suspect_points_are_ringed_and_explained() -> None:
         assert "Ringed, suspect: fused_chunk fw L = 256: " in text(each)
     rings = [line for line in figure.axes[0].lines if line.get_linestyle() == "None"]
     assert [(ring.get_xdata()[0], ring.get_ydata()[0]) for ring in rings] == [(8192, 0.2)]
-    assert "Ringed" not in text(plot("runtime", sweep()))
+    assert "Ringed" not in text(plot("runtime", sweep(), Selection(head_dim=256)))
 
 
 def test_points_of_a_busy_machine_are_hollow() -> None:
@@ -237,23 +278,19 @@ def test_points_of_a_busy_machine_are_hollow() -> None:
 @pytest.mark.parametrize(
     ("selection", "message"),
     [
-        ({"tokens": 5}, "tokens must be one of 65536 in these results, got 5"),
         ({"batch": 7}, "batch must be one of 1, 2, 4, 8, 16, 32, 64 in these results, got 7"),
-        ({"dtype": "fp64"}, "dtype must be one of bf16 in these results, got fp64"),
-        ({"state_dtype": "bf16"}, "state_dtype must be one of fp32 in these results, got bf16"),
-        ({"seq_len": 3072}, "seq_len must be one of 1024, .*, 65536 in these results, got 3072"),
         ({"impls": ("fused",)}, "impl must be one of .*, got 'fused'; did you mean fused_chunk"),
         ({"modes": ("step",)}, "mode must be one of fw, fwbw in these results, got 'step'"),
     ],
 )
 def test_what_was_not_measured_is_refused_with_what_was(selection: dict[str, Any], message: str) -> None:
-    for kind in ("chunk-size", *(("runtime", "head-dim") if "seq_len" not in selection else ())):
+    for kind in ("chunk-size", "runtime", "head-dim"):
         with pytest.raises(ValueError, match=message):
             plot(kind, sweep(), Selection(**selection))
 
 
 def test_one_family_is_drawn_unless_operations_are_named(run: Run, lrbench: Lrbench, tmp_path: Path) -> None:
-    """The one with most rows, which a line says, or the one named with --kernel."""
+    """Of several one must be named with --kernel."""
     rows = [made.row("mlstm_sig", "fused_chunk", seq_len=n) for n in (1024, 8192)]
     rows.append(made.row("lightning", "fused_chunk", kernel="lightning"))
     made.write(rows, tmp_path / "rows.parquet")
@@ -262,9 +299,8 @@ def test_one_family_is_drawn_unless_operations_are_named(run: Run, lrbench: Lrbe
         run("plot runtime", tmp_path, "-o", tmp_path / "f.svg", *options)
         return (tmp_path / "f.svg").read_text(encoding="utf-8"), run.err
 
-    text, said = drawn()
-    assert "mLSTMsig" in text and "Lightning" not in text
-    assert said == "--kernel tfla: the results hold lightning as well\n"
+    said = refused(lrbench, "plot runtime", tmp_path)
+    assert "choose one with --kernel: lightning, tfla; most rows are of --kernel tfla" in said
     text, said = drawn("--kernel", "lightning")
     assert "mLSTMsig" not in text and "Lightning" in text and not said
     text, said = drawn("--kernel", "mlstm_sig", "--device", "H200")

@@ -119,10 +119,10 @@ def test_measured_rows_stand_beside_their_accelerators_model() -> None:
 
 def test_rows_of_other_problems_are_refused() -> None:
     frame = made.frame([made.row("mlstm_exp", "fused_chunk")])
-    with pytest.raises(
-        ValueError, match=r"measured rows of the problem that is modelled \(op mlstm_sig, .*\), got none"
-    ):
+    with pytest.raises(ValueError, match=r"op must be one of mlstm_exp in these results, .* got mlstm_sig"):
         plot("model", frame)
+    with pytest.raises(ValueError, match=r"head_dim must be one of 256 in these results, .* got 64"):
+        plot("model", frame, theory=Theory(op="mlstm_exp", head_dim=64))
 
 
 def test_transfer_shows_both_mlstm_over_their_gates() -> None:

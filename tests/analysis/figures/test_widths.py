@@ -11,9 +11,9 @@ import pandas as pd
 import pytest
 from PIL import Image
 
-from lrbench.analysis.figures.plots import RESULT_KINDS, drawing, modelled_operation
+from lrbench.analysis.figures.plots import RESULT_KINDS, drawing
 from lrbench.analysis.figures.roofline import roofline
-from lrbench.analysis.figures.selection import Selection
+from lrbench.analysis.figures.selection import Selection, Several
 from lrbench.analysis.figures.style import save_figure, series_label
 from lrbench.tests.command_line import Run
 
@@ -66,12 +66,16 @@ def test_the_number_of_channels_is_said(channels: pd.DataFrame, kind: str) -> No
     def said(selection: Selection) -> str:
         return words(roofline(channels, "cpu", selection) if kind == "roofline" else drawing(kind, channels, selection))
 
-    assert "4,096 channels" in said(Selection())
-    narrow = said(Selection(channels=64))
+    wide, narrow = (said(Selection(channels=width, seq_len=8192)) for width in (4096, 64))
+    assert "4,096 channels" in wide
     assert " 64 channels" in narrow
     if kind in ("runtime", "memory", "runtime-memory"):
-        assert "Shown at the value head dim they were measured at: attention at 64." in narrow
-    assert "embedding dim" not in said(Selection())
+        assert "attention: 64 (qk), 64 (v)" in narrow
+    assert "embedding dim" not in wide
+    if kind == "roofline":
+        return
+    with pytest.raises(Several, match="channels: choose one with --channels: 64, 256, 4096; most rows are of"):
+        said(Selection(seq_len=8192))
 
 
 def test_a_width_that_was_not_measured_is_refused(channels: pd.DataFrame, mlp: pd.DataFrame) -> None:
@@ -98,10 +102,9 @@ def test_channels_stand_along_the_axis_of_the_figure_over_width(channels: pd.Dat
 
 def test_a_figure_over_width_needs_two(channels: pd.DataFrame, mlp: pd.DataFrame) -> None:
     one = channels[channels["embedding_dim"] == 64]
-    with pytest.raises(ValueError, match=r"more than one head dim, or number of channels, .*, got one"):
-        plot("head-dim", one)
-    with pytest.raises(ValueError, match="got gated MLP, which has neither"):
-        plot("head-dim", mlp)
+    for frame in (one, mlp):
+        with pytest.raises(ValueError, match=r"more than one head dim, or number of channels, .*, got none"):
+            plot("head-dim", frame, Selection(seq_len=1024, d_model=None if frame is one else 128))
 
 
 @pytest.mark.parametrize("d_model", [128, 256])
@@ -136,34 +139,17 @@ def test_small_quantities_have_units_of_their_size(channels: pd.DataFrame) -> No
     assert memory.get_ylabel() == "peak memory (MiB)"
 
 
-def test_the_model_is_of_the_operation_of_the_results(channels: pd.DataFrame) -> None:
-    def measured(*ops: str) -> pd.DataFrame:
-        return made.frame(made.row(op, "fused_chunk", chunk_size=64) for op in ops)
-
-    assert modelled_operation(measured("lightning")) == "lightning"
-    assert modelled_operation(measured("lightning", "mlstm_sig")) == "mlstm_sig"
-    with pytest.raises(ValueError, match=r"results must hold measured rows of one of .*, got attention, rglru"):
-        modelled_operation(channels)
-
-
 @pytest.mark.parametrize("command", ["plot runtime", "plot rate", "roofline --gpu cpu"])
 def test_commands_choose_a_width(command: str, run: Run, tmp_path: Path) -> None:
     results = made.write(channel_rows(), tmp_path / "rows.parquet")
     output = tmp_path / "figure.png"
-    run(command, results, "--channels", 64, "-o", output)
+    at = [] if command == "plot runtime" else ["--seq-len", "8k"]
+    run(command, results, "--channels", 64, *at, "-o", output)
     assert "64 channels" in Image.open(output).info["Description"]
-
-
-def test_the_models_figure_takes_the_operation_of_the_results(run: Run, tmp_path: Path) -> None:
-    sizes = {"num_heads": 8, "head_dim_qk": 512, "head_dim_v": 512}
-    rows = [made.row("lightning", "fused_chunk", chunk_size=chunk, **sizes) for chunk in (64, 128)]
-    results, output = made.write(rows, tmp_path / "rows.parquet"), tmp_path / "figure.png"
-    run("plot model", results, "--gpu", "h200", "-o", output)
-    assert "Lightning" in Image.open(output).info["Description"]
 
 
 def test_a_file_that_cannot_be_written_is_said(mlp: pd.DataFrame, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     output = tmp_path / "file" / "figure.png"
     with pytest.raises(ValueError, match=f"--output must be a file that can be written, got {re.escape(str(output))}"):
-        save_figure(plot("runtime", mlp), output)
+        save_figure(plot("runtime", mlp, Selection(d_model=128)), output)

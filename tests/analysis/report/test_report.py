@@ -435,6 +435,14 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.parametrize("command", ["report", "roofline"])
+def test_one_of_several_accelerators_is_chosen(command: str, lrbench: Lrbench, here: Path) -> None:
+    rows = [row("mlstm_sig", "fused_chunk", 1.0, accelerator=gpu) for gpu in ("h100", "h200", "h200")]
+    made.write(rows, here / "rows.parquet")
+    asked = "results hold several values of gpu: choose one with --gpu: h100_sxm, h200_sxm"
+    assert refused(lrbench, f"{command} rows.parquet") == f"lrbench: {asked}"
+
+
 def test_command_writes_a_page_and_says_where(lrbench: Lrbench, here: Path) -> None:
     rows = [row("mlstm_sig", "fused_chunk", 1.0), row("mlstm_sig", "fused_chunk", 2.0, chunk_size=64)]
     made.write(rows, here / "rows.parquet")
