@@ -74,8 +74,7 @@ def _convert(form: Any, value: Any, where: str, expected: str | None = None) -> 
     if isinstance(form, type) and dataclasses.is_dataclass(form):
         fields = dataclasses.fields(form)
         required = [each.name for each in fields if each.default is each.default_factory is dataclasses.MISSING]
-        hints = _hints(form, include_extras=True)
-        forms = {each.name: hints[each.name] for each in fields}
+        forms = {each.name: _hints(form, include_extras=True)[each.name] for each in fields}
         return form(**_convert_table(forms, value, where, required, expected))
     if origin is Annotated:
         converted = _convert(arguments[0], value, where, expected)
