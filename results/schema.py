@@ -146,8 +146,7 @@ class Case(_Problem, _Code):
 def case_id(row: Mapping[str, Any]) -> str:
     """Return the id of a row's case; a null context and null layers are left out, since early versions had neither."""
     named = {name: row[name] for name in CASE_COLUMNS if name not in ("context", "layers") or row[name] is not None}
-    text = json.dumps(named, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+    return hashlib.sha256(json.dumps(named, sort_keys=True, separators=(",", ":")).encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ Where to begin:
     normaliser.py, step.py   mLSTMexp's denominators; one decoding step
     autograd.py, launch.py   in which order a pass launches these kernels; their grids and outputs
     choice.py, config.py     chunk lengths; tile sizes and warps
-    chunkwise.py             the portable form in torch, with the weights of chunk_gates.py
+    chunkwise.py             the portable form in torch, which autograd differentiates
     declare.py, validate.py  what the engine offers and where it runs; checks of arguments
 
 Words that all of them use:

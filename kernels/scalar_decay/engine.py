@@ -159,7 +159,9 @@ def scalar_decay(
         if impl == "torch":
             chunk_size = DEFAULT_CHUNK_SIZE if chunk_size is None else chunk_size
             check_chunk_size(chunk_size)
-            return without_autocast(chunkwise, v, q, k, v, *log_gates(), chunk_size=chunk_size, **keywords)
+            # torch.compile would unroll the loops over chunks, anew for every length. disable imports the compiler.
+            run = torch.compiler.disable(chunkwise) if torch.compiler.is_compiling() else chunkwise
+            return without_autocast(run, v, q, k, v, *log_gates(), chunk_size=chunk_size, **keywords)
         return without_autocast(parallel if impl == "parallel" else recurrent, v, q, k, v, *log_gates(), **keywords)
 
     if normalizer_gradient:

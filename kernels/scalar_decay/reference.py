@@ -50,9 +50,10 @@ def public_stabiliser(m: Tensor) -> Tensor:
     return m.masked_fill(m <= MIN_STABILISER, -math.inf)
 
 
-def _denominator(nq: Tensor, m: Tensor, normalizer_gradient: bool) -> Tensor:
-    denominator = torch.maximum(nq.abs(), torch.exp(-m))
-    return denominator if normalizer_gradient else denominator.detach()
+def denominator(nq: Tensor, m: Tensor, normalizer_gradient: bool) -> Tensor:
+    """Return max(|n^T q|, exp(-m)), as a constant unless gradients are to pass through it."""
+    value = torch.maximum(nq.abs(), torch.exp(-m))
+    return value if normalizer_gradient else value.detach()
 
 
 def _rounded(x: Tensor, dtype: torch.dtype) -> Tensor:
@@ -64,7 +65,7 @@ def _rounded(x: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.where(rounded.isinf(), (x * 2.0**-16).to(dtype).to(wide) * 2.0**16, rounded)
 
 
-class _OperandMatmul(torch.autograd.Function):
+class OperandMatmul(torch.autograd.Function):
     """a @ b, and its gradients, with operands rounded to ``dtype`` and accumulated in float32 (float64 for float64)."""
 
     @staticmethod
@@ -79,6 +80,10 @@ class _OperandMatmul(torch.autograd.Function):
         a, b, grad = (_rounded(x, ctx.dtype) for x in (*ctx.saved_tensors, grad))
         # Forward passes run without autocast, but a backward pass may be called under it.
         return *(without_autocast(torch.matmul, a, *pair) for pair in ((grad, b.mT), (a.mT, grad))), None
+
+    @staticmethod
+    def jvp(ctx: Any, *_: Any) -> Any:
+        raise NotImplementedError("forms in plain torch have no forward-mode derivative, got an input with a tangent")
 
 
 def recurrent(
@@ -130,11 +135,11 @@ def recurrent(
             m_previous, m = m.detach(), torch.maximum(a + m, u).clamp(min=MIN_STABILISER).detach()
             a, u = a + m_previous - m, u - m
         decay, key, query = torch.exp(a)[..., None], torch.exp(u)[..., None] * k[:, t], scale * q[:, t]
-        c = decay[..., None] * c + _OperandMatmul.apply(key[..., :, None], v[:, t, :, None, :], operand_dtype)
-        h = _OperandMatmul.apply(query[..., None, :], c, operand_dtype)[..., 0, :]
+        c = decay[..., None] * c + OperandMatmul.apply(key[..., :, None], v[:, t, :, None, :], operand_dtype)
+        h = OperandMatmul.apply(query[..., None, :], c, operand_dtype)[..., 0, :]
         if normalize:
             n = decay * n + key
-            h = h / _denominator((n * query).sum(-1), m, normalizer_gradient)[..., None]
+            h = h / denominator((n * query).sum(-1), m, normalizer_gradient)[..., None]
         outputs.append(h)
     last: State = (c, n, public_stabiliser(m)) if normalize else c
     h = torch.stack(outputs, dim=1).to(out_dtype)
@@ -192,15 +197,15 @@ def parallel(
     weights = torch.exp(log_weights.to(dtype))
     inter = torch.exp(log_inter.to(dtype))[..., None]
 
-    scores = scale * _OperandMatmul.apply(q, k.mT, operand_dtype) * weights
-    h = _OperandMatmul.apply(scores, v, operand_dtype)
+    scores = scale * OperandMatmul.apply(q, k.mT, operand_dtype) * weights
+    h = OperandMatmul.apply(scores, v, operand_dtype)
     query = scale * q.to(dtype)
     if c0 is not None:
-        h = h + inter * _OperandMatmul.apply(query, c0.to(dtype), operand_dtype)
+        h = h + inter * OperandMatmul.apply(query, c0.to(dtype), operand_dtype)
     last: State
     # The positions' weights in the last output are also those in the last state.
     key = weights[..., -1, :, None] * k.to(dtype)
-    c = _OperandMatmul.apply(key.mT, v, operand_dtype)
+    c = OperandMatmul.apply(key.mT, v, operand_dtype)
     if c0 is not None:
         c = c + inter[..., -1:, :] * c0
     if normalize:
@@ -209,7 +214,7 @@ def parallel(
             nq = nq + inter[..., 0] * (query * n0[..., None, :]).sum(-1)
             n = n + inter[..., -1, :] * n0
         m = m.to(dtype)
-        h = h / _denominator(nq, m, normalizer_gradient)[..., None]
+        h = h / denominator(nq, m, normalizer_gradient)[..., None]
         last = (c, n, public_stabiliser(m[..., -1]))
     else:
         last = c

@@ -1,4 +1,4 @@
-"""The engine of scalar-decay operations, beside the laws: its groups of chunks, autograd, and options."""
+"""The engine of scalar-decay operations, beside the laws: its blocks of chunks, autograd, and options."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ LONG = heads(1, 300, 2, 16, 24)
         for dtype in (F64, F32, BF16)
     ),
 )  # fmt: skip
-def test_long_sequence_over_many_groups(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Groups of three chunks of both heads; mLSTMexp also with gradients through its denominators."""
-    monkeypatch.setitem(chunkwise.ROWS_PER_GROUP, "cpu", 2 * 48)
+def test_long_sequence_over_many_blocks(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks of three chunks of both heads; mLSTMexp also with gradients through its denominators."""
+    monkeypatch.setitem(chunkwise.ROWS_PER_BLOCK, "cpu", 2 * 48)
     laws.check_matches_reference(case)
 
 
@@ -45,23 +45,13 @@ def test_long_sequence_over_many_groups(case: Case, monkeypatch: pytest.MonkeyPa
     [*((op, {}) for op in laws.DECAY_GATES), ("mlstm_exp", {"normalizer_gradient": True})],
     ids=lambda x: "".join(x),
 )
-def test_groups_that_are_factored_and_groups_that_are_computed_pair_by_pair(
+def test_documents_over_many_blocks(
     op: str, options: dict[str, Any], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A document that starts within a group has its weights computed pair by pair; the other groups are factored."""
-    plan, kinds = chunkwise.plan, []
-
-    def recording_plan(*arguments: Any) -> Any:
-        segments, m = plan(*arguments)
-        kinds.append([(len(group.update), group.pairwise is None) for segment in segments for group in segment.groups])
-        return segments, m
-
-    monkeypatch.setattr(chunkwise, "plan", recording_plan)
-    monkeypatch.setitem(chunkwise.ROWS_PER_GROUP, "cpu", 2 * 48)
+    """Three chunks a block, then the two that are left, then the ragged one; documents start within two of them."""
+    monkeypatch.setitem(chunkwise.ROWS_PER_BLOCK, "cpu", 2 * 48)
     case = Case(op=op, dtype=dtype, sizes=heads(1, 190, 2, 16, 24), options=options, **CHUNKED)
     laws.check_packed_documents(case, starts=(100, 150))
-    # Three chunks a group, then the two that are left, then the ragged one; forwards, and again for the gradients.
-    assert kinds == [[(3, True), (3, True), (3, False), (2, False), (1, True)]] * 2
 
 
 @pytest.mark.parametrize("requires_grad", [False, True])

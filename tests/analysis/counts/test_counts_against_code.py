@@ -121,18 +121,17 @@ def counted(op: str, impl: str, mode: str, chunk_size: int | None) -> Count:
 @pytest.mark.parametrize("chunk_size", [64, 100, 256])
 def test_chunkwise_matrix_work_is_exact(op: str, chunk_size: int) -> None:
     forward, backward = run(op, "torch", chunk_size)
-    # mLSTMexp's n^T q is a product to torch; the paper, and so the count, has it among the vector work.
-    normaliser = 2 * SIZES["seq_len"] * 16 * HEADS if op == "mlstm_exp" else 0
-    assert forward == counted(op, "torch", "fw", chunk_size).tensor_flops + normaliser
-    expected = counted(op, "torch", "bw", chunk_size)
-    # The last chunk's state is the only one that no gradient needs, so it is not recomputed.
-    ragged = SIZES["seq_len"] % chunk_size
-    last_chunk = ragged or chunk_size
-    # A ragged last chunk is a group of its own, and the state that enters a group is kept from the forward pass.
-    kept = chunk_size if ragged else 0
-    unneeded = 2 * (last_chunk + kept) * CELLS * HEADS
-    recomputed = expected.recomputed_tensor_flops + normaliser - unneeded
-    assert backward == expected.tensor_flops + recomputed
+    seq_len, dim_qk = SIZES["seq_len"], SIZES["head_dim_qk"]
+    ragged = seq_len % chunk_size
+    # n is one more column of values to torch; the paper, and so the count, has it among the vector work.
+    scores = (seq_len - ragged) * chunk_size + ragged**2
+    column = 2 * HEADS * (scores + 2 * seq_len * dim_qk) if op == "mlstm_exp" else 0
+    assert forward == counted(op, "torch", "fw", chunk_size).tensor_flops + column
+    # No gradient comes from the last chunk's state, which is left out where that chunk is alone in its block.
+    alone = ragged or (chunk_size if chunk_size == seq_len else 0)
+    unneeded = 4 * alone * HEADS * (CELLS + (dim_qk if column else 0))
+    # Autograd stores scores and states: nothing is recomputed.
+    assert backward == counted(op, "torch", "bw", chunk_size).tensor_flops + 2 * column - unneeded
 
 
 @pytest.mark.parametrize("op", OPERATIONS)
