@@ -1335,7 +1335,7 @@ def results(
     ] = False,
     timeout: Timeout = 300.0,
     time_limit: Annotated[
-        float | None, option("Seconds after which --run starts nothing; the same command goes on.", min=0.0)
+        float | None, option("Seconds after which --run starts nothing; run the same command again to go on.", min=0.0)
     ] = None,
     every: Every = False,
     format: TableFormat = "table",

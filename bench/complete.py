@@ -162,7 +162,7 @@ def run_complete(folder: Path | None, *, timeout_s: float, time_limit_s: float |
             left = bool(unfinished(own, folder, environment))
     finally:
         note(*merge(folder))
-    note(f"{folder}: {'some is left: the same command goes on' if left else 'all that can be measured here is there'}")
+    note(f"{folder}: {'cases are left; run the same command again' if left else 'all cases of this machine are there'}")
     return folder, left
 
 

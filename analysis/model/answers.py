@@ -379,7 +379,7 @@ def chunk_size_answer(report: Mapping[str, Any], rows: int) -> str:
 
 
 def chunk_size_columns(report: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return of every candidate what a reader looks for: times and memory, measured and modelled."""
+    """Return a row of times and memory, measured and modelled, for each candidate."""
     fitted = report["candidates"][0]["predicted_ms"] is not None
     modelled = {"modelled_ms": "predicted_ms"} if fitted else {"at_least_ms": "low_ms", "no_overlap_ms": "high_ms"}
     return [

@@ -77,11 +77,11 @@ def test_calls_go_on_where_the_last_one_ended(
     folder = tmp_path / "cpu"
     command = ("results", folder, "--run")
     code, _, said = lrbench(*command, "--time-limit", "0")
-    assert code == 1 and f"{folder}: some is left: the same command goes on" in said, said
+    assert code == 1 and f"{folder}: cases are left; run the same command again" in said, said
     first = {path.name: days(path) for path in folder.iterdir()}
     assert first, "a call of no time measures one case all the same"
     code, _, said = lrbench(*command)
-    assert code == 0 and f"{folder}: all that can be measured here is there" in said, said
+    assert code == 0 and f"{folder}: all cases of this machine are there" in said, said
     assert {path.name for path in folder.iterdir()} == {"tfla.parquet", "wkv.parquet"}
     whole = {path.name: days(path) for path in folder.iterdir()}
     assert {case for rows in whole.values() for case in rows} == {
