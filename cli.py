@@ -375,7 +375,7 @@ class HeadsProblem:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Problem(HeadsProblem):
+class AnyProblem(HeadsProblem):
     """One problem of any operation."""
 
     channels: Annotated[int | None, size("Channels, of operations without heads [embedding, else 1024].")]
@@ -663,7 +663,7 @@ def bars(
 
 @command(EXPLAIN, "count mlstm_sig --seq-len 8k --chunk-size 256", batch="1")
 def count(
-    problem: Problem,
+    problem: AnyProblem,
     kernel: Kernel = None,
     formulation: Annotated[
         str | None, option("chunkwise, walk, parallel, scan, fused, ... [the operation's first].")
@@ -715,7 +715,7 @@ def count(
 
 @command(EXPLAIN, "best --gpu h100 --seq-len 8k --embedding 4096 --mode fwbw")
 def best(
-    problem: Problem,
+    problem: AnyProblem,
     kernel: Kernel = None,
     gpu: Gpu = None,
     results: Fitted = None,
@@ -775,7 +775,7 @@ def chunk_size(
 
 @command(EXPLAIN, "predict mlstm_sig --gpu b200 --seq-len 8k")
 def predict(
-    problem: Problem,
+    problem: AnyProblem,
     kernel: Kernel = None,
     impl: Annotated[str | None, option("Implementation [ours that `lrbench best` ranks first].")] = None,
     gpu: Gpu = None,
@@ -929,7 +929,7 @@ def kv_savings(
     if given and len(given) < len(own):
         missing = ", ".join("--" + name.replace("_", "-") for name in own if name not in given)
         raise ValueError(f"a model of your own needs all of its sizes; missing: {missing}")
-    models = (kv_savings.Model(name="own", **given),) if given else kv_savings.MODELS
+    models = (kv_savings.CacheModel(name="own", **given),) if given else kv_savings.MODELS
     rows = [
         dataclasses.asdict(saving)
         for number in parse_sizes(tokens, "--tokens")

@@ -27,7 +27,7 @@ from ..analysis.check.statistics import Interval, median, ratio_interval
 from ..analysis.counts import count_case
 from ..analysis.model.fit import case_of
 from ..analysis.reproduce.entries import COPY, DEFAULT, Asked, Document, claims_of
-from ..analysis.reproduce.verdicts import Line, Store, evaluate, judged, memory_bytes
+from ..analysis.reproduce.verdicts import ClaimLine, Store, evaluate, judged, memory_bytes
 from ..kernels import baselines
 from ..kernels.baselines.spec import Baseline
 from ..kernels.common.sizes import next_power_of_two
@@ -44,7 +44,7 @@ from .derived import Run, build_record
 from .executors import hold_gpus
 from .plan import PlannedCase, package_of
 from .run import file_name, run_in_turn, separate
-from .workers import Limits, ReplaceableWorker, probe_environment
+from .workers import ReplaceableWorker, RunLimits, probe_environment
 
 FILE = store.HERE / "bars.toml"
 BEST = "best"
@@ -354,7 +354,7 @@ class _Measuring:
 
     def _race(self, session: ReplaceableWorker, planned: Sequence[PlannedCase], device: str) -> Iterator[Entry]:
         """Time cases in turn, keep their rows and yield them."""
-        limits = Limits(
+        limits = RunLimits(
             timeout_s=math.inf,
             rounds=self.rounds,
             settle=device == "cpu",
@@ -441,12 +441,12 @@ def judge_overall(bar: Bar, verdicts: Sequence[Verdict]) -> Verdict:
             interval = Interval(low=low, high=high)
     claim = dataclasses.replace(bar.asked.claim, at_least=bar.asked.claim.overall)
     asked = bar._replace(asked=bar.asked._replace(claim=claim))
-    line = judged(claim, Line(point={}, ours=mean), 0)
+    line = judged(claim, ClaimLine(point={}, ours=mean), 0)
     return _verdict(asked, f"{bar.family}, overall", words, bar.impls[1], line, interval)
 
 
 def _verdict(
-    bar: Bar, problem: str, ours: str, theirs: str, line: Line, interval: Interval | None, missed: str = "missed"
+    bar: Bar, problem: str, ours: str, theirs: str, line: ClaimLine, interval: Interval | None, missed: str = "missed"
 ) -> Verdict:
     # Too few samples leave the interval open: from 0 to infinity.
     closed = interval if interval and math.isfinite(interval.high) else None

@@ -22,7 +22,7 @@ from ..results.select import grouped
 from .environment import Environment, version_of
 from .executors import LocalExecutor, Queue, autotunes, in_turn
 from .plan import PlannedCase
-from .workers import Limits
+from .workers import RunLimits
 
 MAX_COMPILE_JOBS = 16
 BATCH = 8
@@ -173,7 +173,7 @@ def compile_ahead(
     # Cases that differ in lengths alone share most kernels: side by side, each process would compile them all.
     rounds = itertools.zip_longest(*grouped(cases, lambda item: (item.triton, _kind(item))).values())
     cases = [item for each in rounds for item in each if item is not None]
-    limits = Limits(timeout_s=timeout_s, action="compile", device_kind="cuda")
+    limits = RunLimits(timeout_s=timeout_s, action="compile", device_kind="cuda")
     while cases:
         too_large = []
         queue = Queue(cases, lambda item: (item.triton, unit_of(item)))

@@ -16,7 +16,7 @@ from ..kernels.baselines.spec import Baseline
 from ..results.lock import hold
 from .environment import Environment, gpu_uuids
 from .plan import PlannedCase
-from .workers import Limits, ReplaceableWorker, Reply, Started, WorkerStoppedError, probe_environment
+from .workers import ReplaceableWorker, Reply, RunLimits, Started, WorkerStoppedError, probe_environment
 
 Outcomes = Generator[tuple[PlannedCase, Reply], None, None]
 
@@ -117,7 +117,7 @@ def in_turn(planned: Sequence[PlannedCase]) -> Iterator[PlannedCase]:
 
 
 def run_cases(
-    cases: Queue, limits: Limits, started: Started, session: ReplaceableWorker, stop: threading.Event | None = None
+    cases: Queue, limits: RunLimits, started: Started, session: ReplaceableWorker, stop: threading.Event | None = None
 ) -> Outcomes:
     """Run cases one after the other until none is left, each process of the queue in a worker of its own.
 
@@ -182,7 +182,7 @@ class LocalExecutor(contextlib.AbstractContextManager["LocalExecutor"]):
         """Return where cases are run, as a worker sees it; raises as :func:`.workers.ask_machine`."""
         return probe_environment(self.worker_to_ask())
 
-    def run(self, cases: Queue, limits: Limits, started: Started) -> Outcomes:
+    def run(self, cases: Queue, limits: RunLimits, started: Started) -> Outcomes:
         """Yield every case with its outcome; closing the iterator stops workers that are busy."""
         if len(self._sessions) == 1:
             yield from run_cases(cases, limits, started, self._sessions[0])

@@ -207,7 +207,7 @@ class Design(NamedTuple):
 
 
 def design(case: Case, inputs: Mapping[str, Tensor], mix: Mix) -> Design:
-    """Return the design of the model whose blocks mix tokens by the case's operation; see :class:`Model`."""
+    """Return the design of the model whose blocks mix tokens by the case's operation; see :class:`MixerModel`."""
     if case.op == "rglru":
         width = 3 * case.sizes["channels"] // 4
         block = partial(RecurrentBlock, mix, width, inputs["c"])
@@ -239,7 +239,7 @@ class Block(nn.Module):
         return x
 
 
-class Model(nn.Module):
+class MixerModel(nn.Module):
     """Embedding, blocks, norm and head; called with tokens and those that follow, it returns their cross entropy.
 
     Args:
@@ -272,7 +272,7 @@ class Model(nn.Module):
 class TrainingStep:
     """A model, AdamW and a batch of random tokens; each call takes a step on that batch and returns the loss before it.
 
-    Arguments as of :class:`Model`, on the device of ``inputs``; the vocabulary is the published model's.
+    Arguments as of :class:`MixerModel`, on the device of ``inputs``; the vocabulary is the published model's.
     """
 
     def __init__(self, case: Case, inputs: Mapping[str, Tensor], mix: Mix) -> None:
@@ -280,7 +280,7 @@ class TrainingStep:
         _, vocabulary = get_operation(case.op).model(case.sizes)
         torch.manual_seed(correctness.SEED)
         with device:
-            self.model = Model(case, inputs, mix, vocabulary)
+            self.model = MixerModel(case, inputs, mix, vocabulary)
             self.tokens = torch.randint(vocabulary, (case.sizes["batch"], case.sizes["seq_len"] + 1))
         if dtype == torch.float64:
             self.model.double()

@@ -29,7 +29,7 @@ from .environment import worker_settings
 from .ncu import KernelCounts
 from .plan import PlannedCase
 from .run import file_name
-from .workers import Limits, encode_request, not_measured
+from .workers import RunLimits, encode_request, not_measured
 
 MARKER = "spin_kernel"
 """The kernel of torch.cuda._sleep, with which every case's range begins."""
@@ -47,7 +47,7 @@ def prepare(
     """Write the requests into ``folder`` and return the command that profiles them with the ncu ``program``, and the
     variables that it needs, whatever this process or a shell has."""
     requests = folder / "requests.jsonl"
-    limits = Limits(timeout_s=0.0, action="profile")
+    limits = RunLimits(timeout_s=0.0, action="profile")
     lines = [json.dumps(encode_request([item], limits)) for item in planned]
     requests.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     worker = (sys.executable, "-m", f"{__package__}.serve", "files", str(requests), str(folder / REPLIES))

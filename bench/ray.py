@@ -16,7 +16,7 @@ from . import note
 from .environment import Environment
 from .executors import Outcomes, Queue
 from .plan import PlannedCase
-from .workers import Limits, ReplaceableWorker, Reply, Started, not_measured, probe_environment
+from .workers import ReplaceableWorker, Reply, RunLimits, Started, not_measured, probe_environment
 
 THREADS = "OMP_NUM_THREADS"
 ADDRESS = "RAY_ADDRESS"
@@ -78,7 +78,7 @@ class RayExecutor(contextlib.AbstractContextManager["RayExecutor"]):
         except self._ray.exceptions.RayError as error:
             raise RuntimeError(f"cannot find out what a node of the cluster is: {_one_line(error)}") from None
 
-    def run(self, cases: Queue, limits: Limits, started: Started) -> Outcomes:
+    def run(self, cases: Queue, limits: RunLimits, started: Started) -> Outcomes:
         """See :meth:`.LocalExecutor.run`."""
         ray = self._ray
         self._connect()
@@ -180,7 +180,7 @@ class _Node:
         """Return the node's environment."""
         return asdict(self._environment)
 
-    def run(self, item: PlannedCase, limits: Limits) -> Reply:
+    def run(self, item: PlannedCase, limits: RunLimits) -> Reply:
         """Return a case's outcome, with the node's environment."""
         if self._provider not in (None, item.case.provider):
             self._session.close()

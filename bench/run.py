@@ -36,7 +36,7 @@ from .display import SweepProgress
 from .environment import Environment, version_of
 from .executors import LocalExecutor, Queue, autotunes
 from .plan import Identity, PlannedCase
-from .workers import Limits, ReplaceableWorker, Reply, Started, not_measured
+from .workers import ReplaceableWorker, Reply, RunLimits, Started, not_measured
 
 if TYPE_CHECKING:
     from .ray import RayExecutor
@@ -86,7 +86,7 @@ def get_executor(name: str, *, devices: int = 1) -> Executor:
 def sweep(
     planned: Sequence[PlannedCase],
     environment: Environment,
-    limits: Limits,
+    limits: RunLimits,
     progress: SweepProgress,
     *,
     executor: Executor,
@@ -186,7 +186,7 @@ def quickest_first(planned: Sequence[PlannedCase]) -> list[PlannedCase]:
 def _outcomes(
     todo: Sequence[PlannedCase],
     environment: Environment,
-    limits: Limits,
+    limits: RunLimits,
     executor: Executor,
     progress: SweepProgress,
     seconds: defaultdict[str, float],
@@ -300,7 +300,7 @@ def side_by_side(
         rounds: samples of each.
         started: called with every case of a group that begins.
     """
-    limits = Limits(timeout_s=math.inf, rounds=rounds, device_kind=run.environment.device_kind)
+    limits = RunLimits(timeout_s=math.inf, rounds=rounds, device_kind=run.environment.device_kind)
     with ReplaceableWorker() as session:
         for group in groups(planned, ignore):
             for item, reply in run_in_turn(session, group, run.environment, limits, started):
@@ -311,7 +311,7 @@ def run_in_turn(
     session: ReplaceableWorker,
     group: Sequence[PlannedCase],
     environment: Environment,
-    limits: Limits,
+    limits: RunLimits,
     started: Started,
 ) -> Iterator[tuple[PlannedCase, Reply]]:
     """Yield every case of a group with its outcome: those that can run here are timed in turn."""
@@ -324,7 +324,7 @@ def run_in_turn(
 
 
 def run_alone(
-    planned: Sequence[PlannedCase], environment: Environment, limits: Limits
+    planned: Sequence[PlannedCase], environment: Environment, limits: RunLimits
 ) -> Iterator[tuple[PlannedCase, Reply]]:
     """Yield every case with its outcome: those that can run here run, each package in a process of its own."""
     runnable, refused = separate(planned, environment)
@@ -361,7 +361,7 @@ def measure_again(
         ValueError: an implementation is not declared any more.
     """
     run = Run.start(environment)
-    limits = Limits(timeout_s=timeout_s, budget_s=budget_s, device_kind=environment.device_kind)
+    limits = RunLimits(timeout_s=timeout_s, budget_s=budget_s, device_kind=environment.device_kind)
     cases = [Case(**{each.name: row[each.name] for each in dataclasses.fields(Case)}) for row in rows]
     planned = [PlannedCase(case=case, target=baselines.get_implementation(case.op, case.impl)) for case in cases]
     outcomes = run_alone(planned, environment, limits)

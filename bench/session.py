@@ -41,7 +41,7 @@ from .noise import commonest
 from .plan import Identity, PlannedCase, Request, Triton
 from .profiling import ProfileRow
 from .run import Outcome, file_name, get_executor, sweep
-from .workers import Limits, probe_environment
+from .workers import RunLimits, probe_environment
 
 Row = dict[str, Any]
 WRONG = ("crash", "error", "incorrect")
@@ -138,7 +138,7 @@ def run_sweep(
         outcome = sweep(
             planned,
             environment,
-            Limits(timeout_s=timeout_s, budget_s=budget_s, note_kernels=profile_harness),
+            RunLimits(timeout_s=timeout_s, budget_s=budget_s, note_kernels=profile_harness),
             SweepProgress(expected_s),
             executor=runs_cases,
             output=output,
@@ -379,7 +379,7 @@ def run_verify(kernel: str, ops: tuple[str, ...] | None, *, timeout_s: float) ->
     elsewhere = plan.not_planned(request, environment.device_kind)
     if elsewhere and not interpreted:
         note(f"not checked here, they need another device: {', '.join(elsewhere)}")
-    limits = Limits(timeout_s=timeout_s, action="verify", device_kind=environment.device_kind)
+    limits = RunLimits(timeout_s=timeout_s, action="verify", device_kind=environment.device_kind)
     return [
         {
             **{name: getattr(item.case, name) for name in ("op", "impl", "mode", "dtype", "state_dtype")},

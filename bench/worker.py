@@ -31,7 +31,7 @@ from ..results.schema import IMPORT_FAILED, Case
 from . import autotuning, clock, correctness, memory, models
 from .environment import version_of
 from .plan import PlannedCase
-from .workers import Limits, Reply, decode_request, not_measured
+from .workers import Reply, RunLimits, decode_request, not_measured
 
 CHECKS = "first calls and checks"
 
@@ -87,7 +87,7 @@ class Worker:
             self._seconds[what] = self._seconds.get(what, 0.0) + now - self._lapped
         self._lapped = now
 
-    def run(self, items: Sequence[PlannedCase], limits: Limits) -> list[Reply]:
+    def run(self, items: Sequence[PlannedCase], limits: RunLimits) -> list[Reply]:
         """Check cases, measure their memory, time them as ``limits`` says, and return their outcomes in order."""
         replies: list[Reply] = []
         ready: dict[int, Ready] = {}

@@ -48,7 +48,7 @@ STARTING, ELSEWHERE = "starting workers, imports", "failed cases, messages"
 """What the seconds of a case went into that its worker does not count."""
 
 Reply = dict[str, Any]
-"""A case's outcome: "status", "reason" and "columns"; "seconds", what for, and "kernels", see :class:`Limits`."""
+"""A case's outcome: "status", "reason" and "columns"; "seconds", what for, and "kernels", see :class:`RunLimits`."""
 
 
 def not_measured(status: str, reason: str) -> Reply:
@@ -61,7 +61,7 @@ Started = Callable[[PlannedCase], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class RunLimits:
     """What every case of a run is given.
 
     Attributes:
@@ -88,12 +88,12 @@ class Limits:
     note_kernels: bool = False
 
 
-def encode_request(items: Sequence[PlannedCase], limits: Limits) -> dict[str, Any]:
+def encode_request(items: Sequence[PlannedCase], limits: RunLimits) -> dict[str, Any]:
     """Return the request to treat cases as ``limits`` says."""
     return {"limits": dataclasses.asdict(limits), "items": list(map(dataclasses.asdict, items))}
 
 
-def decode_request(request: Mapping[str, Any]) -> tuple[list[PlannedCase], Limits]:
+def decode_request(request: Mapping[str, Any]) -> tuple[list[PlannedCase], RunLimits]:
     """Return the cases, with what runs them, and the limits of a request."""
     items = [
         PlannedCase(
@@ -105,7 +105,7 @@ def decode_request(request: Mapping[str, Any]) -> tuple[list[PlannedCase], Limit
         )
         for item in request["items"]
     ]
-    return items, Limits(**request["limits"])
+    return items, RunLimits(**request["limits"])
 
 
 def _decode_target(fields: Mapping[str, Any]) -> Implementation | Baseline:
@@ -302,7 +302,7 @@ class ReplaceableWorker(contextlib.AbstractContextManager["ReplaceableWorker"]):
         """End the workers; the next request starts another."""
         _end(self._workers, WorkerProcess.close)
 
-    def run(self, items: Sequence[PlannedCase], limits: Limits) -> list[Reply]:
+    def run(self, items: Sequence[PlannedCase], limits: RunLimits) -> list[Reply]:
         """Return the cases' outcomes, in order; if the process does not survive, all of them have that outcome."""
         began = time.monotonic()
         request = encode_request(items, limits)

@@ -57,7 +57,7 @@ a number says that the kernel was expected to run with that version and did not,
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cell:
+class MatrixCell:
     """A side's row of a case; of a measured one its time over the fastest side's, and what that means."""
 
     row: Row
@@ -67,10 +67,10 @@ class Cell:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
+class MatrixLine:
     """A case: side -> cell, of the sides that have a row of it."""
 
-    cells: Mapping[str, Cell]
+    cells: Mapping[str, MatrixCell]
 
     @property
     def row(self) -> Row:
@@ -97,7 +97,7 @@ def triton_sides(rows: Iterable[Row]) -> dict[str, list[Row]]:
 
 def matrix(
     sides: Mapping[str, Sequence[Row]], *, ignore: Sequence[str] = (), margin: float = PROCESSES
-) -> tuple[Line, ...]:
+) -> tuple[MatrixLine, ...]:
     """Return a line for each case that a side has; sides are matched and judged as :func:`.compare.compare` does."""
     columns = key_columns([*sides.values()], ignore)
     keyed = {side: by_key(own, columns) for side, own in sides.items()}
@@ -105,18 +105,18 @@ def matrix(
     return tuple(_line({side: own[key] for side, own in keyed.items() if key in own}, margin) for key in keys)
 
 
-def _line(rows: Mapping[str, Row], margin: float) -> Line:
+def _line(rows: Mapping[str, Row], margin: float) -> MatrixLine:
     timed = [row for row in rows.values() if is_measured(row)]
     fastest = min(timed, key=lambda row: float(row["time_ms"]), default=None)
 
-    def cell(row: Row) -> Cell:
+    def cell(row: Row) -> MatrixCell:
         if fastest is None or not is_measured(row):
-            return Cell(row=row)
+            return MatrixCell(row=row)
         interval = Interval(low=1.0, high=1.0) if row is fastest else time_interval(row, fastest)
         verdict = judge(interval, margin, noisy=is_noisy(row, fastest))
-        return Cell(row=row, ratio=row["time_ms"] / fastest["time_ms"], interval=interval, verdict=verdict)
+        return MatrixCell(row=row, ratio=row["time_ms"] / fastest["time_ms"], interval=interval, verdict=verdict)
 
-    return Line(cells={side: cell(row) for side, row in rows.items()})
+    return MatrixLine(cells={side: cell(row) for side, row in rows.items()})
 
 
 def load_guesses() -> Mapping[str, Mapping[str, float]]:
@@ -126,7 +126,7 @@ def load_guesses() -> Mapping[str, Mapping[str, float]]:
     return found
 
 
-def surprises(lines: Sequence[Line], guesses: Mapping[str, Mapping[str, float]]) -> list[dict[str, Any]]:
+def surprises(lines: Sequence[MatrixLine], guesses: Mapping[str, Mapping[str, float]]) -> list[dict[str, Any]]:
     """Return a row for each cell whose guess was wrong: by more than 10 %, or about whether the kernel runs."""
     versions = {GUESSED_WITH}.union(*guesses.values())
     found = []
@@ -145,7 +145,7 @@ def surprises(lines: Sequence[Line], guesses: Mapping[str, Mapping[str, float]])
     return found
 
 
-def long_rows(lines: Sequence[Line]) -> list[dict[str, Any]]:
+def long_rows(lines: Sequence[MatrixLine]) -> list[dict[str, Any]]:
     """Return a row for each cell, with numbers, for programs."""
     return [
         {
@@ -165,7 +165,7 @@ def long_rows(lines: Sequence[Line]) -> list[dict[str, Any]]:
     ]
 
 
-def wide_rows(lines: Sequence[Line], sides: Collection[str], unsaid: Sequence[str] = ()) -> list[dict[str, Any]]:
+def wide_rows(lines: Sequence[MatrixLine], sides: Collection[str], unsaid: Sequence[str] = ()) -> list[dict[str, Any]]:
     """Return a row for each case, with a text for each side, for people; ``unsaid`` columns of a case are left out."""
     shown = []
     several = len({device_of(line.row) for line in lines}) > 1
@@ -177,7 +177,7 @@ def wide_rows(lines: Sequence[Line], sides: Collection[str], unsaid: Sequence[st
     return shown
 
 
-def why_not(lines: Sequence[Line]) -> list[dict[str, Any]]:
+def why_not(lines: Sequence[MatrixLine]) -> list[dict[str, Any]]:
     """Return why cells have no time, equal reasons together."""
     found = [(side, cell.row) for line in lines for side, cell in line.cells.items() if cell.ratio is None]
     causes = grouped(found, lambda each: (*(each[1][name] for name in ("op", "impl", "status", "reason")), each[0]))
@@ -187,7 +187,7 @@ def why_not(lines: Sequence[Line]) -> list[dict[str, Any]]:
     ]
 
 
-def runs_differ(lines: Sequence[Line]) -> int:
+def runs_differ(lines: Sequence[MatrixLine]) -> int:
     """Return how many cases have measured rows of several runs."""
     return sum(
         len({cell.row["run_id"] for cell in line.cells.values() if cell.ratio is not None}) > 1 for line in lines
@@ -218,7 +218,7 @@ def _names(row: Row, unsaid: Sequence[str] = ()) -> dict[str, Any]:
     return {**{name: row[name] for name in ("op", "impl", "mode")}, "case": case}
 
 
-def _text(cell: Cell) -> str:
+def _text(cell: MatrixCell) -> str:
     if cell.ratio is None:
         return str(cell.row["status"])
     mark = "?" if str(cell.verdict).startswith("unclear") else ""

@@ -27,7 +27,7 @@ DTYPE_BYTES: Mapping[str, int] = {"fp32": 4, "fp16": 2, "bf16": 2, "fp8": 1}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Model:
+class CacheModel:
     """A decoder's sizes, as its configuration file gives them."""
 
     name: str
@@ -39,10 +39,10 @@ class Model:
 
 
 MODELS = (
-    Model(name="Llama 3.1 8B", d_model=4096, d_ff=14336, layers=32, kv_heads=8, head_dim=128),
-    Model(name="Llama 3.1 70B", d_model=8192, d_ff=28672, layers=80, kv_heads=8, head_dim=128),
-    Model(name="Llama 3.1 405B", d_model=16384, d_ff=53248, layers=126, kv_heads=8, head_dim=128),
-    Model(name="Gemma 2 27B", d_model=4608, d_ff=36864, layers=46, kv_heads=16, head_dim=128),
+    CacheModel(name="Llama 3.1 8B", d_model=4096, d_ff=14336, layers=32, kv_heads=8, head_dim=128),
+    CacheModel(name="Llama 3.1 70B", d_model=8192, d_ff=28672, layers=80, kv_heads=8, head_dim=128),
+    CacheModel(name="Llama 3.1 405B", d_model=16384, d_ff=53248, layers=126, kv_heads=8, head_dim=128),
+    CacheModel(name="Gemma 2 27B", d_model=4608, d_ff=36864, layers=46, kv_heads=16, head_dim=128),
 )
 """The models that the source names."""
 
@@ -70,7 +70,7 @@ class Saving:
     extra_tokens: int
 
 
-def savings(model: Model, tokens: int, *, dtype: str = "bf16", kv_dtype: str | None = None) -> list[Saving]:
+def savings(model: CacheModel, tokens: int, *, dtype: str = "bf16", kv_dtype: str | None = None) -> list[Saving]:
     """Return what the fused kernel saves on a model, against each of :data:`BASELINES`.
 
     Args:

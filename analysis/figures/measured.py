@@ -49,7 +49,7 @@ EVERY = {
 INCLUDED = "memory includes inputs"
 
 
-class Quantity(NamedTuple):
+class Measure(NamedTuple):
     """What an axis shows: its values from rows, its label, and its name in a panel's title."""
 
     of: Callable[[pd.DataFrame], pd.Series]
@@ -57,28 +57,28 @@ class Quantity(NamedTuple):
     name: str
 
 
-TIME = Quantity(lambda rows: rows["time_ms"], "time per call (ms)", "runtime")
-TIME_PER_TOKEN = Quantity(lambda rows: 1e6 * rows["time_ms"] / rows["tokens"], "time per token (ns)", "runtime")
+TIME = Measure(lambda rows: rows["time_ms"], "time per call (ms)", "runtime")
+TIME_PER_TOKEN = Measure(lambda rows: 1e6 * rows["time_ms"] / rows["tokens"], "time per token (ns)", "runtime")
 
 
-def _time(chosen: Chosen) -> Quantity:
+def _time(chosen: Chosen) -> Measure:
     """Return time: per token where tokens have no order, whose times all grow as they do."""
     return TIME_PER_TOKEN if chosen.without_order else TIME
 
 
-def _memory(rows: pd.DataFrame) -> Quantity:
+def _memory(rows: pd.DataFrame) -> Measure:
     """Return peak memory in the unit that suits ``rows``."""
     unit, size = ("GiB", 2**30) if rows["peak_memory_bytes"].max() >= 2**30 / 10 else ("MiB", 2**20)
-    return Quantity(lambda each: each["peak_memory_bytes"] / size, f"peak memory ({unit})", "memory")
+    return Measure(lambda each: each["peak_memory_bytes"] / size, f"peak memory ({unit})", "memory")
 
 
-def _prefixed(rows: pd.DataFrame, flops: Callable[[pd.DataFrame], pd.Series], unit: str, name: str) -> Quantity:
+def _prefixed(rows: pd.DataFrame, flops: Callable[[pd.DataFrame], pd.Series], unit: str, name: str) -> Measure:
     """Return FLOPs or FLOP/s with the prefix that suits ``rows``."""
     factor, prefix = axis_prefix(float(flops(rows).max()))
-    return Quantity(lambda each: flops(each) / factor, f"{prefix}{unit}", name)
+    return Measure(lambda each: flops(each) / factor, f"{prefix}{unit}", name)
 
 
-def _panel(rows: pd.DataFrame, mode: str, x: str, y: Quantity, title: str) -> Panel:
+def _panel(rows: pd.DataFrame, mode: str, x: str, y: Measure, title: str) -> Panel:
     """Return one mode's panel: a line per (operation, implementation) over the size ``x``; suspect rows are ringed."""
     shown = rows[rows["mode"] == mode].sort_values(x)
     lines = [
@@ -91,7 +91,7 @@ def _panel(rows: pd.DataFrame, mode: str, x: str, y: Quantity, title: str) -> Pa
 
 def _drawing(
     chosen: Chosen,
-    quantities: Callable[[pd.DataFrame], Sequence[Quantity]],
+    quantities: Callable[[pd.DataFrame], Sequence[Measure]],
     title: str,
     *setting: str,
     needs: str | None = None,
@@ -176,10 +176,10 @@ def throughput_over_length(frame: pd.DataFrame, selection: Selection) -> Drawing
     """Tokens a second over sequence length, of each length's largest batch (Lightning Attention-2, figure 1)."""
     chosen = choose(frame, selection, batches=True)
 
-    def rate(rows: pd.DataFrame) -> list[Quantity]:
+    def rate(rows: pd.DataFrame) -> list[Measure]:
         factor, prefix = (1e6, "million ") if (rows["tokens"] / rows["time_ms"]).max() > 1e4 else (1e3, "thousand ")
         of = lambda each: 1e3 * each["tokens"] / each["time_ms"] / factor  # noqa: E731
-        return [Quantity(of, f"throughput ({prefix}tokens/s)", "throughput")]
+        return [Measure(of, f"throughput ({prefix}tokens/s)", "throughput")]
 
     return _drawing(chosen, rate, f"Throughput over {chosen.axis}", at_best_chunk(chosen), "median")
 
@@ -206,7 +206,7 @@ def decoding_over_context(frame: pd.DataFrame, selection: Selection) -> Drawing:
     everywhere = [states.assign(context=context) for context in sorted(set(chosen.rows["context"].dropna()))]
     rows = pd.concat([chosen.rows[chosen.rows["context"].notna()], *everywhere], ignore_index=True)
     chosen = dataclasses.replace(chosen, rows=rows)
-    each = Quantity(lambda rows: 1e3 * rows["time_ms"] / rows["tokens"], "time per token (\N{MICRO SIGN}s)", "runtime")
+    each = Measure(lambda rows: 1e3 * rows["time_ms"] / rows["tokens"], "time per token (\N{MICRO SIGN}s)", "runtime")
     title, setting = "Decoding over context", ("median", INCLUDED)
     return _drawing(chosen, lambda rows: [each, _memory(rows)], title, *setting, needs="peak_memory_bytes")
 
@@ -253,7 +253,7 @@ def runtime_over_width(frame: pd.DataFrame, selection: Selection) -> Drawing:
 def rate_flops_and_runtime(frame: pd.DataFrame, selection: Selection) -> Drawing:
     """FLOP/s, FLOPs and runtime over chunk size together: the highest rate need not be the shortest time (TFLA, 23)."""
 
-    def quantities(rows: pd.DataFrame) -> list[Quantity]:
+    def quantities(rows: pd.DataFrame) -> list[Measure]:
         rate = _prefixed(rows, lambda each: each["tflops"] * 1e12, "FLOP/s", "rate")
         work = _prefixed(rows, lambda each: each["flops"], "FLOP per call", "work")
         return [rate, work, TIME._replace(name="time")]

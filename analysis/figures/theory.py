@@ -23,7 +23,7 @@ from ..counts.model import DTYPE_BYTES
 from ..model.chunk_size import Coefficients, check_chunkwise, coefficients, feasible_chunks
 from ..model.fit import ROW_COLUMNS, fit_rows
 from ..model.runtime_model import runtime_model
-from ..model.terms import WALKS, Case
+from ..model.terms import WALKS, Query
 from ..transfer import HEAD_DIM, NORMALISERS, SEQ_LEN, gains
 from .layout import Drawing, Line, Panel, measured_line, same_limits, write
 from .selection import busy_note
@@ -474,7 +474,7 @@ def _walk_times(
     if fit is None:
         return None
     cases = [
-        Case(theory.op, FUSED_CHUNK, theory.mode, theory.dtype, theory.state_dtype, {**theory.sizes, "chunk_size": c})
+        Query(theory.op, FUSED_CHUNK, theory.mode, theory.dtype, theory.state_dtype, {**theory.sizes, "chunk_size": c})
         for c in chunks
     ]
     return [fit.time_ms(case, accelerator) for case in cases]

@@ -19,7 +19,7 @@ from .chunk_size import check_chunkwise, chunks_taken, coefficients, too_short
 from .fit import Fit, Row, fit_rows
 from .prediction import MEASURED_COLUMNS, Answer, best_of, measured_on, rows_by_status, stored_sizes
 from .runtime_model import flop_rate, runtime_model
-from .terms import Case
+from .terms import Query
 
 if TYPE_CHECKING:
     from ..accelerators.known import Accelerator
@@ -94,7 +94,7 @@ class Question:
         """Return what an implementation takes at each chunk length, None for one without."""
         state = state_dtype_of(self.op, impl, self.state_dtype)
         rows = [row for row in self.rows if (row["op"], row["impl"]) == (self.op, impl)]
-        cases = [Case(self.op, impl, self.mode, self.dtype, state, self._sizes(chunk)) for chunk in chunks]
+        cases = [Query(self.op, impl, self.mode, self.dtype, state, self._sizes(chunk)) for chunk in chunks]
         # That does not depend on the chunk length.
         if count_case(*cases[0], launches=False) is None:
             raise ValueError(f"mode must be one that is counted for {self.op} {impl}, got {self.mode!r}")

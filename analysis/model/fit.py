@@ -22,7 +22,7 @@ from ..accelerators.known import Accelerator, get_accelerator
 from ..accelerators.roofs import with_roofs
 from ..counts import count_case
 from .runtime_model import LAUNCH_MS, flop_rate
-from .terms import FORMULATION, MODELS, Case, Model
+from .terms import FORMULATION, MODELS, Model, Query
 
 if TYPE_CHECKING:
     import numpy as np
@@ -109,11 +109,11 @@ class Fit:
     measured: Mapping[str, tuple[int, int]]
     stands_in: str | None = None
 
-    def time_ms(self, case: Case, accelerator: Accelerator) -> float:
+    def time_ms(self, case: Query, accelerator: Accelerator) -> float:
         """Return the fitted time of a case on an accelerator, its latencies as on the one that was measured."""
         return sum(self._parts(case, accelerator))
 
-    def carried_ms(self, case: Case, accelerator: Accelerator) -> tuple[float, float, str]:
+    def carried_ms(self, case: Query, accelerator: Accelerator) -> tuple[float, float, str]:
         """Return the least and the greatest time to expect on an accelerator, and why they differ, in words.
 
         On the one that was measured both are the fitted time. Elsewhere it is not known which rate counts (matrix,
@@ -134,7 +134,7 @@ class Fit:
         times = f"{min(gains):.2f} to {max(gains):.2f} times as high, and which counts is not known there"
         return low_ms, high_ms, f", carried to {accelerator.key}: its rates are {times}"
 
-    def ratios(self, case: Case) -> tuple[float, float]:
+    def ratios(self, case: Query) -> tuple[float, float]:
         """Return the interval of measured over predicted time; it is wider outside the measured sizes."""
         spans = [(value, *self.measured.get(name, (value, value))) for name, value in _extent(case.sizes).items()]
         beyond = math.prod(max(value / most, least / value, 1.0) for value, least, most in spans) ** EXTRAPOLATION
@@ -162,7 +162,7 @@ class Fit:
             "worst_error": self.worst_error,
         }
 
-    def _parts(self, case: Case, accelerator: Accelerator) -> tuple[float, float]:
+    def _parts(self, case: Query, accelerator: Accelerator) -> tuple[float, float]:
         """Return the part of the time that no rate of a device shortens, and the one that rates do, in ms."""
         found = self.model.terms(case, accelerator)
         assert found is not None, "a case of another mode or kind is not predicted by this fit"
@@ -371,10 +371,10 @@ def _common(samples: Sequence[_Sample]) -> np.ndarray:
     return np.asarray(constants * math.exp(np.mean(apart)))
 
 
-def case_of(row: Row, mode: str, dtype: str) -> Case:
+def case_of(row: Row, mode: str, dtype: str) -> Query:
     """Return the case of a row of a mode and dtype."""
     sizes = {name: row[name] for name in SIZE_COLUMNS if row[name] is not None}
-    return Case(row["op"], row["impl"], mode, dtype, row["state_dtype"], sizes)
+    return Query(row["op"], row["impl"], mode, dtype, row["state_dtype"], sizes)
 
 
 @functools.cache

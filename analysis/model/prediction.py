@@ -18,7 +18,7 @@ from ..accelerators.known import Accelerator
 from ..counts import count_case
 from .fit import ROW_COLUMNS, Fit, Row, accelerator_of, newest_cases
 from .runtime_model import RuntimeModel, floor_ms, launches_ms, runtime_model
-from .terms import FORMULATION, Case
+from .terms import FORMULATION, Query
 
 SAME_PROBLEM = ("op", "impl", "state_dtype", "device_name", *SIZE_COLUMNS)
 """Rows of two modes or dtypes that agree in these columns are of one problem."""
@@ -102,7 +102,7 @@ def stored_sizes(sizes: Mapping[str, int]) -> dict[str, int]:
     return {**sizes, "batch": 1, "seq_len": sizes["batch"] * sizes["seq_len"]} if "d_model" in sizes else {**sizes}
 
 
-def predict_case(case: Case, accelerator: Accelerator, fit: Fit | None, measured: Row | None = None) -> Prediction:
+def predict_case(case: Query, accelerator: Accelerator, fit: Fit | None, measured: Row | None = None) -> Prediction:
     """Return the predicted time of a case by a fit or the model's bounds.
 
     Args:
@@ -167,7 +167,7 @@ class Answer:
         fit: returns the model fitted to them, None where there is none.
     """
 
-    case: Case
+    case: Query
     accelerator: Accelerator
     rows: Sequence[Row]
     fit: Callable[[], Fit | None]
@@ -277,7 +277,7 @@ def _parts(version: str) -> list[int]:
     return [int(number) for number in re.findall(r"\d+", version)]
 
 
-def _modelled_memory(case: Case) -> float:
+def _modelled_memory(case: Query) -> float:
     last = count_case(*case._replace(mode="bw" if case.mode == "fwbw" else case.mode))
     assert last is not None, "a case of another mode would not have been predicted"
     states = last.byte_parts.get("recurrent store", 0.0)
@@ -286,7 +286,7 @@ def _modelled_memory(case: Case) -> float:
     return last.compulsory_bytes + states
 
 
-def _memory_ratio(case: Case, rows: Sequence[Row]) -> float:
+def _memory_ratio(case: Query, rows: Sequence[Row]) -> float:
     """Return measured over modelled peak memory of the row of most similar sizes; 1 where no row has any."""
     there = [row for row in rows if row["peak_memory_bytes"]]
     if not there:

@@ -26,7 +26,7 @@ from ..counts import FORMULATIONS, chunk_of, count_case, formulation_of, scalar_
 from .runtime_model import launch_count, runtime_model
 
 
-class Case(NamedTuple):
+class Query(NamedTuple):
     """What a model is asked about: the arguments of :func:`.counts.count_case`."""
 
     op: str
@@ -59,7 +59,7 @@ class Model:
     factors: tuple[str, ...]
     min_rows: int
     kind: Callable[[str, str, str, str], Kind | None]
-    terms: Callable[[Case, Accelerator], tuple[float, ...] | None]
+    terms: Callable[[Query, Accelerator], tuple[float, ...] | None]
 
     @property
     def constants(self) -> tuple[str, ...]:
@@ -85,7 +85,7 @@ def _walks_kind(op: str, impl: str, mode: str, dtype: str) -> Kind | None:
     return (impl, op == "mlstm_exp") if found is not None and found[0] in scalar_decay.WALKS else None
 
 
-def _formulation_terms(case: Case, accelerator: Accelerator) -> tuple[float, ...] | None:
+def _formulation_terms(case: Query, accelerator: Accelerator) -> tuple[float, ...] | None:
     count = count_case(*case, launches=False)
     if count is None:
         return None
@@ -95,7 +95,7 @@ def _formulation_terms(case: Case, accelerator: Accelerator) -> tuple[float, ...
     return launch_count(count), steps, model.flops_ms, model.bytes_ms
 
 
-def sequential_steps(case: Case) -> float:
+def sequential_steps(case: Query) -> float:
     """Return how many steps of a problem wait for one another: its chunks, or tokens where there is no chunk length.
 
     Attention, an MLP and the quadratic form have one.
@@ -107,7 +107,7 @@ def sequential_steps(case: Case) -> float:
     return -(-sizes["seq_len"] // (chunk_of(op, impl, formulation, sizes.get("chunk_size")) or 1))
 
 
-def _walks_terms(case: Case, accelerator: Accelerator) -> tuple[float, ...] | None:
+def _walks_terms(case: Query, accelerator: Accelerator) -> tuple[float, ...] | None:
     found = _formulation_terms(case, accelerator)
     if found is None or "chunk_size" not in case.sizes:
         return None

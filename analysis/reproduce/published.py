@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from ..accelerators.known import get_accelerator
 from ..model.fit import likely_ratios
-from .verdicts import OTHER_SOFTWARE, Found, Line
+from .verdicts import OTHER_SOFTWARE, ClaimLine, Found
 
 
 class Published(NamedTuple):
@@ -28,7 +28,7 @@ class Published(NamedTuple):
 
     impl: tuple[str, str]
     stated_ms: float
-    line: Line
+    line: ClaimLine
     slowest: float
 
     @property

@@ -55,7 +55,7 @@ Point = Mapping[str, int | float | str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
+class ClaimLine:
     """What one comparison of a claim came to.
 
     Attributes:
@@ -95,7 +95,7 @@ class Found:
     verdict: str
     reason: str
     ours: str = ""
-    lines: tuple[Line, ...] = ()
+    lines: tuple[ClaimLine, ...] = ()
     missing: tuple[tuple[str, Point, str], ...] = ()
 
     @property
@@ -199,7 +199,7 @@ def evaluate(asked: Asked, store: Store) -> Found:
         if isinstance(value, str):
             missing.append((side, point, value))
         values[side, tuple(point.values())] = None if isinstance(value, str) else value
-    lines: Iterable[Line] = _compared(asked, values)
+    lines: Iterable[ClaimLine] = _compared(asked, values)
     lacking = tuple(missing)
     if claim.kind == "value" and claim.metric == "time" and asked.document.device == store.device:
         lines = [dataclasses.replace(line, there=line.ours) for line in lines]
@@ -262,7 +262,7 @@ def _counted(metric: str, *, mode: str, dtype: str, device: str = "h100_sxm", **
     return runtime_model(counted, accelerator, dtype).upper_ms if metric == "model_ms" else getattr(counted, metric)
 
 
-def _compared(asked: Asked, values: Mapping[tuple[str, tuple[Any, ...]], float | None]) -> Iterator[Line]:
+def _compared(asked: Asked, values: Mapping[tuple[str, tuple[Any, ...]], float | None]) -> Iterator[ClaimLine]:
     """Yield what is held against the bounds, line by line."""
     claim, axis = asked.claim, asked.along
 
@@ -276,7 +276,7 @@ def _compared(asked: Asked, values: Mapping[tuple[str, tuple[Any, ...]], float |
             a, b, c, d = (*of, 1, 1, 1)[:4]
             ours = None if None in of else a if len(of) == 1 else a * d / (b * c or math.nan)
             named = {side: (value,) for side, value in zip(claim.sides, of, strict=True)}
-            yield Line(point=point, ours=ours, values=named if len(of) > 1 else {})
+            yield ClaimLine(point=point, ours=ours, values=named if len(of) > 1 else {})
         return
     for group, members in grouped(points, lambda item: others(item[0])).items():
         there: list[tuple[Any, Any]] = [(point[axis], of) for point, of in members if None not in of]
@@ -284,10 +284,10 @@ def _compared(asked: Asked, values: Mapping[tuple[str, tuple[Any, ...]], float |
             for (x, (y,)), (x_next, (y_next,)) in itertools.pairwise(there):
                 step = {**dict(group), axis: f"{_size(x)} to {_size(x_next)}"}
                 ours = math.log(y_next / y) / math.log(x_next / x)
-                yield Line(point=step, ours=ours, values={"from": (y,), "to": (y_next,)})
+                yield ClaimLine(point=step, ours=ours, values={"from": (y,), "to": (y_next,)})
         else:
             ours = _followed(claim.kind, there) if len(there) > 1 else None
-            yield Line(point=dict(group), ours=ours, values={_size(x): tuple(of) for x, of in there})
+            yield ClaimLine(point=dict(group), ours=ours, values={_size(x): tuple(of) for x, of in there})
 
 
 def _followed(kind: str, there: Sequence[tuple[Any, Any]]) -> Any:
@@ -301,7 +301,7 @@ def _followed(kind: str, there: Sequence[tuple[Any, Any]]) -> Any:
     return next(below, math.inf)
 
 
-def _translated(asked: Asked, line: Line, store: Store) -> Line:
+def _translated(asked: Asked, line: ClaimLine, store: Store) -> ClaimLine:
     """Return a time as the model carries it to the document's device, with those measured here and there.
 
     The document's software takes from 1 to :data:`OTHER_SOFTWARE` times as long; the time is in the middle of all that.
@@ -330,7 +330,7 @@ def _translated(asked: Asked, line: Line, store: Store) -> Line:
     return dataclasses.replace(line, values={store.device: (line.ours,)}, ours=ours, interval=interval, there=there)
 
 
-def judged(claim: Claim, line: Line, n: int) -> Line:
+def judged(claim: Claim, line: ClaimLine, n: int) -> ClaimLine:
     """Return a line with the document's bound and whether it holds."""
     bounds = claim.bounds(n)
     signs = zip(("", "≥ ", "≤ "), bounds.values(), strict=True)
@@ -352,7 +352,7 @@ def judged(claim: Claim, line: Line, n: int) -> Line:
     return dataclasses.replace(line, document=words, holds=holds)
 
 
-def _verdict(asked: Asked, lines: tuple[Line, ...], missing: tuple[tuple[str, Point, str], ...]) -> Found:
+def _verdict(asked: Asked, lines: tuple[ClaimLine, ...], missing: tuple[tuple[str, Point, str], ...]) -> Found:
     """Return the verdict that lines come to, and the reason: which hold, which do not, and what has no row."""
     known = [line for line in lines if line.holds is not None]
     kinds = {line.holds for line in known}
@@ -376,7 +376,7 @@ def _verdict(asked: Asked, lines: tuple[Line, ...], missing: tuple[tuple[str, Po
         parts.append(f"{name} {why}{where and f' at {where}'}")
     ours = _range(asked.claim, known)
     if any(line.interval for line in known):
-        measured = [Line(point={}, ours=of) for line in known for (of,) in line.values.values() if of]
+        measured = [ClaimLine(point={}, ours=of) for line in known for (of,) in line.values.values() if of]
         here = f"{_range(asked.claim, measured)} here, " if measured else ""
         not_there = [line for line in known if line.there is None]
         off = [max(line.ours / line.interval[0], line.interval[1] / line.ours) for line in not_there if line.interval]
@@ -425,7 +425,7 @@ def shown(claim: Claim, value: Any, kind: str | None = None) -> str:
     return text + (UNITS.get(claim.metric, "") if kind == "value" else "")
 
 
-def _range(claim: Claim, lines: Sequence[Line]) -> str:
+def _range(claim: Claim, lines: Sequence[ClaimLine]) -> str:
     """Return the outcomes of lines, the smallest and the largest."""
     ordered = sorted((line.outcome for line in lines), key=lambda value: (isinstance(value, str), value))
     texts = [*dict.fromkeys(shown(claim, each) for each in ordered)]

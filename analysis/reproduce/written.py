@@ -9,7 +9,7 @@ from typing import Any
 
 from ...results.select import grouped
 from .published import in_words
-from .verdicts import HOLDS, NOT, PARTLY, UNMEASURED, VERDICTS, Found, Line, shown
+from .verdicts import HOLDS, NOT, PARTLY, UNMEASURED, VERDICTS, ClaimLine, Found, shown
 
 HEAD = """# Reproductions
 
@@ -74,7 +74,7 @@ def line_rows(found: Found, *, words: bool = True) -> list[dict[str, Any]]:
     return rows
 
 
-def _outcome(found: Found, line: Line, *, words: bool) -> dict[str, Any]:
+def _outcome(found: Found, line: ClaimLine, *, words: bool) -> dict[str, Any]:
     """Return what a line came to; of a translated time the measured ones, and what the model makes of it there."""
     claim = found.asked.claim
     if line.interval is None:

@@ -14,7 +14,7 @@ from lrbench.bench.environment import finished_cases
 from lrbench.bench.executors import LocalExecutor, Outcomes, Queue
 from lrbench.bench.plan import PlannedCase
 from lrbench.bench.run import Outcome
-from lrbench.bench.workers import Limits, not_measured
+from lrbench.bench.workers import RunLimits, not_measured
 from lrbench.results.schema import Environment
 
 PROCESSOR = Environment(
@@ -57,7 +57,7 @@ class Instant(contextlib.AbstractContextManager):  # type: ignore[type-arg]
 
     def __exit__(self, *_: object) -> None: ...
 
-    def run(self, cases: Queue, limits: Limits, started: Callable[[PlannedCase], None]) -> Outcomes:
+    def run(self, cases: Queue, limits: RunLimits, started: Callable[[PlannedCase], None]) -> Outcomes:
         item = cases.take()
         while item is not None:
             started(item)
@@ -80,5 +80,5 @@ def run(
 ) -> Outcome:
     """Sweep cases into a folder, on a processor unless an environment says otherwise."""
     more["done"] = finished_cases(folder, environment) if resume else {}
-    limits, by = Limits(timeout_s=timeout_s), executor or LocalExecutor()
+    limits, by = RunLimits(timeout_s=timeout_s), executor or LocalExecutor()
     return runner.sweep(planned, environment, limits, progress or Silent(), executor=by, output=folder, **more)

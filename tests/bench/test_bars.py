@@ -20,7 +20,7 @@ from lrbench.bench.complete import unfinished
 from lrbench.bench.environment import current_environment
 from lrbench.bench.plan import PlannedCase
 from lrbench.bench.worker import Worker
-from lrbench.bench.workers import Limits, decode_request, encode_request
+from lrbench.bench.workers import RunLimits, decode_request, encode_request
 from lrbench.kernels import mlstm_sig
 from lrbench.results import store
 from lrbench.results.schema import case_id
@@ -161,7 +161,7 @@ def test_a_default_side_is_what_a_user_calls(monkeypatch: pytest.MonkeyPatch) ->
     assert all([each.case.chunk_size for each in group] == [64, 128, 256, 512] for group in chunks.values())
     given: list[dict[str, Any]] = []
     monkeypatch.setattr(mlstm_sig, "mlstm_sig", lambda *tensors, **keywords: given.append(keywords))
-    ((received,), _) = decode_request(encode_request([default], Limits(timeout_s=1.0)))
+    ((received,), _) = decode_request(encode_request([default], RunLimits(timeout_s=1.0)))
     Worker("cpu").make_ready(received)
     assert given == [{}]
 

@@ -14,7 +14,7 @@ from lrbench.bench import compile_ahead, run
 from lrbench.bench.compile_ahead import compile_cases
 from lrbench.bench.executors import Outcomes, Queue, autotunes, in_turn
 from lrbench.bench.plan import PlannedCase, Request, plan
-from lrbench.bench.workers import Limits
+from lrbench.bench.workers import RunLimits
 from lrbench.tests.bench import runs
 from lrbench.tests.bench.runs import H200, Instant, Silent
 
@@ -132,7 +132,7 @@ def test_what_finds_too_little_memory_is_called_again_after_the_others() -> None
     """Until nothing more fits: of five calls on a device for two at a time, one is too large for it alone."""
     rounds: list[list[PlannedCase]] = []
 
-    def run(cases: Queue, limits: Limits, started: Any) -> Outcomes:
+    def run(cases: Queue, limits: RunLimits, started: Any) -> Outcomes:
         rounds.append([*iter(cases.take, None)])
         room = 2
         for item in rounds[-1]:

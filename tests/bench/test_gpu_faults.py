@@ -20,7 +20,7 @@ import pytest
 
 from lrbench.bench.executors import Queue, hold_gpus, run_cases
 from lrbench.bench.plan import PlannedCase
-from lrbench.bench.workers import Limits, ReplaceableWorker, Reply
+from lrbench.bench.workers import ReplaceableWorker, Reply, RunLimits
 from lrbench.tests.bench import faults
 
 EXPECTED = {
@@ -43,7 +43,7 @@ def planned(fault: str) -> PlannedCase:
 def run_with_next(fault: str) -> list[Reply]:
     """Return the outcomes of a fault and of the case after it, which the same worker is to run."""
     cases = Queue([planned(fault), planned("right")])
-    limits = Limits(timeout_s=20.0, device_kind="cuda")
+    limits = RunLimits(timeout_s=20.0, device_kind="cuda")
     with ReplaceableWorker() as session:
         return [reply for _, reply in run_cases(cases, limits, lambda _: None, session)]
 
@@ -84,7 +84,7 @@ def test_a_gpu_on_which_another_process_computes_is_noisy(busy_gpu: int) -> None
     if busy_gpu not in {each.pid for each in pynvml.nvmlDeviceGetComputeRunningProcesses(handle)}:
         pytest.skip("NVML does not name this container's processes")
     with ReplaceableWorker() as session:
-        (reply,) = session.run([planned("right")], Limits(timeout_s=60.0, budget_s=0.5))
+        (reply,) = session.run([planned("right")], RunLimits(timeout_s=60.0, budget_s=0.5))
     assert reply["status"] == "ok"
     assert "busy GPU: 1 other process on it" in reply["columns"]["noise"]
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from lrbench.bench import correctness, models, worker
 from lrbench.bench.plan import PlannedCase, Request, package_of, plan
-from lrbench.bench.workers import Limits
+from lrbench.bench.workers import RunLimits
 from lrbench.kernels import resolve
 from lrbench.kernels.baselines import get_implementation, get_operation
 from lrbench.kernels.common.spec import LANGUAGE_MODELS
@@ -98,7 +98,7 @@ def test_published_models_have_their_size(op: str, sizes: dict[str, int], millio
     case = Case(kernel="", op=op, impl="", provider="", mode="train", dtype="bf16", seq_len=4, layers=layers, **sizes)
     inputs = operation.make_inputs({"batch": 1, "seq_len": 1, **sizes}, dtype=torch.bfloat16)
     with torch.device("meta"):
-        model = models.Model(case, inputs, print, vocabulary)
+        model = models.MixerModel(case, inputs, print, vocabulary)
     assert sum(x.numel() for x in model.parameters()) / 1e6 == pytest.approx(millions, abs=1)
 
 
@@ -140,7 +140,7 @@ def test_what_goes_wrong_in_a_step_is_its_status(
         return outcome
 
     monkeypatch.setattr(models.TrainingStep, "__call__", fail)
-    (reply,) = worker.Worker("cpu").run([planned("wkv4", "torch")], Limits(timeout_s=1.0))
+    (reply,) = worker.Worker("cpu").run([planned("wkv4", "torch")], RunLimits(timeout_s=1.0))
     assert (reply["status"], reply["reason"]) == (status, reason)
 
 

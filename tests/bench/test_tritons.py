@@ -12,7 +12,7 @@ from lrbench.bench import compile_ahead, executors, run, session
 from lrbench.bench.complete import load_sweeps, sweeps_file
 from lrbench.bench.environment import find_tritons, finished_cases, version_of
 from lrbench.bench.plan import PlannedCase, Request, Triton, plan
-from lrbench.bench.workers import Limits, ReplaceableWorker
+from lrbench.bench.workers import ReplaceableWorker, RunLimits
 from lrbench.kernels import FAMILIES
 from lrbench.results import folder, store
 from lrbench.results.select import load_rows
@@ -71,7 +71,7 @@ def test_each_case_runs_in_turn_in_a_process_of_each_triton(tmp_path: Path, over
 
 def test_workers_stay_while_others_are_asked(overlay: Overlay) -> None:
     tritons = [overlay("9.1.0"), overlay("9.2.0")]
-    limits = Limits(timeout_s=120.0)
+    limits = RunLimits(timeout_s=120.0)
     with ReplaceableWorker() as worker:
         first = [worker.run([item], limits)[0] for item in with_each([faults.planned("right")], *tritons)]
         processes = dict(worker._workers)
@@ -91,7 +91,7 @@ def test_resume_tells_versions_apart(tmp_path: Path) -> None:
     assert finished_cases(tmp_path, PROCESSOR) == {}
     done = finished_cases(tmp_path, PROCESSOR, tritons=True)
     assert {version for _, version in done} == {"9.1.0"}
-    limits, planned = Limits(timeout_s=1.0), with_each(items, OLD, NEW)
+    limits, planned = RunLimits(timeout_s=1.0), with_each(items, OLD, NEW)
     second = run.sweep(planned, PROCESSOR, limits, runs.Silent(), executor=Instant(), output=tmp_path, done=done)
     assert [(row.seq_len, row.triton_version) for row in second.records] == [(32, "9.2.0"), (33, "9.2.0")]
     assert len(second.resumed) == 2

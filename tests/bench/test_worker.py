@@ -13,7 +13,7 @@ import torch
 from lrbench.bench import correctness, worker
 from lrbench.bench.clock import CpuClock
 from lrbench.bench.plan import PlannedCase
-from lrbench.bench.workers import Limits, encode_request
+from lrbench.bench.workers import RunLimits, encode_request
 from lrbench.kernels import get_operation
 from lrbench.kernels.baselines import get_baseline
 from lrbench.kernels.gated_mlp.validate import is_k_major
@@ -64,7 +64,7 @@ def test_a_layout_of_its_own_is_made_outside_the_timed_region() -> None:
         for name in ("w_up", "w_gate"):
             assert is_k_major(leaves[name]) and not is_k_major(inputs[name])
             assert torch.equal(leaves[name], inputs[name])
-        columns, direct = (reply["columns"] for reply in worker.Worker("cpu").run(items, Limits(timeout_s=1.0)))
+        columns, direct = (reply["columns"] for reply in worker.Worker("cpu").run(items, RunLimits(timeout_s=1.0)))
         assert columns["checked"] == "same shape"
         # With gradients one more tensor is there before the call: that of the output.
         assert columns["input_bytes"] == 4 * (4 * 8 + 2 * 8 * 16 + (4 * 16 if mode == "fwbw" else 0))
@@ -78,7 +78,7 @@ def test_memory_that_is_not_torch_s_is_not_measured(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(here, "verify", lambda item: {})
     monkeypatch.setattr(here, "make_ready", lambda _: worker.Ready(call=len, prepare=tuple, inputs=[], compile_s=0.1))
     (reply,) = here.run(
-        [dataclasses.replace(item, target=get_baseline("wkv4", "jax.associative_scan"))], Limits(timeout_s=1.0)
+        [dataclasses.replace(item, target=get_baseline("wkv4", "jax.associative_scan"))], RunLimits(timeout_s=1.0)
     )
     assert reply["status"] == "ok"
     assert reply["columns"]["time_ms"] > 0
@@ -92,7 +92,7 @@ def test_the_host_s_time_is_a_column_where_calls_are_enqueued(mode: str) -> None
     here._clock = CpuClock()
     here._clock.enqueues = True
     start = time.perf_counter()
-    (reply,) = here.run([faults.planned("right", mode=mode)], Limits(timeout_s=1.0))
+    (reply,) = here.run([faults.planned("right", mode=mode)], RunLimits(timeout_s=1.0))
     assert reply["status"] == "ok"
     # A call is enqueued several times: the median of them is less than half of what all takes, whatever else runs.
     assert 0 < reply["columns"]["host_ms"] < 500 * (time.perf_counter() - start)
@@ -108,7 +108,7 @@ def test_a_lost_device_ends_the_worker_after_its_answer(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(worker, "_device_is_usable", lambda _: False)
     monkeypatch.setattr(worker.os, "_exit", end)
-    requests = [encode_request([faults.planned("raises")], Limits(timeout_s=1.0))] * 2
+    requests = [encode_request([faults.planned("raises")], RunLimits(timeout_s=1.0))] * 2
     answers: list[dict[str, Any]] = []
     with pytest.raises(SystemExit):
         worker.serve(requests, answers.append)

@@ -16,7 +16,7 @@ from lrbench.analysis.accelerators.known import visible_gpus
 from lrbench.bench import executors, workers
 from lrbench.bench.executors import LocalExecutor, Queue
 from lrbench.bench.plan import PlannedCase
-from lrbench.bench.workers import ELSEWHERE, STARTING, Limits, ReplaceableWorker, decode_request, encode_request
+from lrbench.bench.workers import ELSEWHERE, STARTING, ReplaceableWorker, RunLimits, decode_request, encode_request
 from lrbench.kernels.baselines import get_baseline
 from lrbench.results.lock import HeldError
 from lrbench.tests.bench import faults
@@ -26,7 +26,7 @@ from lrbench.tests.command_line import slowness
 def test_a_request_is_decoded_as_it_was() -> None:
     item = faults.planned("right")
     other = dataclasses.replace(item.case, batch=64)
-    limits = Limits(timeout_s=float("inf"), rounds=3, shared="here")
+    limits = RunLimits(timeout_s=float("inf"), rounds=3, shared="here")
     for items in ([item], [dataclasses.replace(item, config_of=other, options={"scale": 2.0}), item]):
         assert decode_request(json.loads(json.dumps(encode_request(items, limits)))) == (items, limits)
 
@@ -34,9 +34,9 @@ def test_a_request_is_decoded_as_it_was() -> None:
 def test_a_worker_that_does_not_answer_says_where_it_was() -> None:
     """The function that waits, and the one of this package that called it."""
     worker = workers.WorkerProcess()
-    worker.ask(encode_request([faults.planned("right")], Limits(timeout_s=120.0)), 120.0)
+    worker.ask(encode_request([faults.planned("right")], RunLimits(timeout_s=120.0)), 120.0)
     with pytest.raises(workers.WorkerLostError) as caught:
-        worker.ask(encode_request([faults.planned("waits_in_another_module")], Limits(timeout_s=3.0)), 3.0)
+        worker.ask(encode_request([faults.planned("waits_in_another_module")], RunLimits(timeout_s=3.0)), 3.0)
     assert "no result within 3 s; it was in wait (" in str(caught.value)
     assert "called by waits_in_another_module (bench/faults.py:" in str(caught.value)
 
@@ -46,13 +46,13 @@ def test_a_worker_that_writes_no_stack_is_ended_all_the_same(monkeypatch: pytest
     folder = Path(worker._folder.name)
     monkeypatch.setattr(workers, "STACK_FILE", "another")
     with pytest.raises(workers.WorkerLostError, match=r"^no result within 0\.001 s$"):
-        worker.ask(encode_request([faults.planned("hangs")], Limits(timeout_s=1.0)), 0.001)
+        worker.ask(encode_request([faults.planned("hangs")], RunLimits(timeout_s=1.0)), 0.001)
     assert not folder.exists()
 
 
 def test_cases_in_turn_share_a_process_and_its_end() -> None:
     """A request of several cases has an outcome for each; what kills the process ends all of them."""
-    limits = Limits(timeout_s=120.0, rounds=4)
+    limits = RunLimits(timeout_s=120.0, rounds=4)
     with ReplaceableWorker() as session:
         replies = session.run([faults.planned("right"), faults.planned("raises"), faults.planned("wrong")], limits)
         assert [reply["status"] for reply in replies] == ["ok", "error", "incorrect"]
@@ -70,7 +70,7 @@ def test_cases_in_turn_share_a_process_and_its_end() -> None:
 def test_several_workers_at_once() -> None:
     """The cases of one implementation too are spread; workers stay for the next cases; closing stops those at work."""
     cases = Queue([faults.planned("slow", seq_len=32 + n) for n in range(8)])
-    limits = Limits(timeout_s=120.0)
+    limits = RunLimits(timeout_s=120.0)
     with LocalExecutor(workers_per_device=2) as executor:
         for session in executor._sessions:
             session.start()
@@ -119,7 +119,7 @@ def test_on_a_gpu_the_next_process_starts_before_the_first_case_of_each(monkeypa
     item = faults.planned("right")
     cases = Queue([item, named(item, "b"), named(item, "c"), named(item, "d")])
     with ReplaceableWorker() as session:
-        list(executors.run_cases(cases, Limits(timeout_s=1.0, device_kind="cuda"), lambda _: None, session))
+        list(executors.run_cases(cases, RunLimits(timeout_s=1.0, device_kind="cuda"), lambda _: None, session))
     assert asked == [(0, 2), (1, 3), (2, 4), (3, 4)]
 
 
@@ -169,7 +169,7 @@ def test_two_devices_share_an_implementation_by_problems(tmp_path: Path, monkeyp
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5, 3")
     cases = [faults.planned("leaves_a_note", seq_len=n, chunk_size=c) for n in range(32, 40) for c in (16, 32)]
     with LocalExecutor(devices=2) as executor:
-        outcomes = list(executor.run(Queue(cases), Limits(timeout_s=120.0), lambda _: None))
+        outcomes = list(executor.run(Queue(cases), RunLimits(timeout_s=120.0), lambda _: None))
     assert {reply["status"] for _, reply in outcomes} == {"ok"}
     assert sorted(map(str, (item for item, _ in outcomes))) == sorted(map(str, cases))
     seen = {tuple(line.split()) for line in notes.read_text().splitlines()}
@@ -189,7 +189,7 @@ def test_a_case_costs_little_beside_its_own_work() -> None:
     seconds: list[float] = []
     with LocalExecutor() as executor:
         last = time.perf_counter()
-        for _, reply in executor.run(cases, Limits(timeout_s=120.0), lambda _: None):
+        for _, reply in executor.run(cases, RunLimits(timeout_s=120.0), lambda _: None):
             now = time.perf_counter()
             own = sum(took for what, took in reply["seconds"].items() if what not in (STARTING, ELSEWHERE))
             seconds.append(now - last - own)

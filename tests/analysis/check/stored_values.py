@@ -18,7 +18,7 @@ from lrbench.analysis.model.answers import chunk_size_report
 from lrbench.bench import plan
 from lrbench.bench.executors import LocalExecutor
 from lrbench.bench.run import sweep
-from lrbench.bench.workers import Limits, probe_environment
+from lrbench.bench.workers import RunLimits, probe_environment
 from lrbench.kernels import FAMILIES
 from lrbench.tests.analysis.rows import question
 
@@ -49,7 +49,7 @@ def measure(folder: Path) -> Path:
         patch.setenv("OMP_NUM_THREADS", "1")
         environment = probe_environment()
         planned = plan.plan(REQUEST, device_kind="cpu")
-        limits = Limits(timeout_s=120.0)
+        limits = RunLimits(timeout_s=120.0)
         outcome = sweep(planned, environment, limits, mock.Mock(), executor=LocalExecutor(), output=folder)
     assert outcome.path is not None
     return outcome.path

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from lrbench.analysis.counts.kv_savings import MODELS, Model, savings
+from lrbench.analysis.counts.kv_savings import MODELS, CacheModel, savings
 from lrbench.tests.command_line import Run
 
-SMALL = Model(name="small", d_model=2, d_ff=6, layers=3, kv_heads=2, head_dim=4)
+SMALL = CacheModel(name="small", d_model=2, d_ff=6, layers=3, kv_heads=2, head_dim=4)
 
 
 def test_sums_of_footnote_3() -> None:

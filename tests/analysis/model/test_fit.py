@@ -15,7 +15,7 @@ from lrbench.analysis.accelerators.roofs import with_roofs
 from lrbench.analysis.model.fit import AS_SPECIFIED, Fit, case_of, fit_rows, likely_ratios
 from lrbench.analysis.model.prediction import predict_case, stored_rows
 from lrbench.analysis.model.runtime_model import runtime_model
-from lrbench.analysis.model.terms import FORMULATION, Case, sequential_steps
+from lrbench.analysis.model.terms import FORMULATION, Query, sequential_steps
 from lrbench.results.select import records
 from lrbench.results.store import committed_results
 
@@ -23,7 +23,7 @@ from .. import rows as made
 
 H200, B200 = get_accelerator("h200"), get_accelerator("b200")
 CASE = made.case("mlstm_sig", "fused_chunk")
-AT_64_STEPS = Case("mlstm_sig", "fused_chunk", "fw", "bf16", "fp32", {**CASE.sizes, "seq_len": 64 * CASE.chunk_size})
+AT_64_STEPS = Query("mlstm_sig", "fused_chunk", "fw", "bf16", "fp32", {**CASE.sizes, "seq_len": 64 * CASE.chunk_size})
 
 
 def measured(noise: float, *, step_ms: float = 0.002) -> pd.DataFrame:
@@ -37,7 +37,7 @@ def measured(noise: float, *, step_ms: float = 0.002) -> pd.DataFrame:
                 sizes |= {"num_heads": 4096 // head_dim, "head_dim_v": head_dim}
                 case = made.case("mlstm_sig", "fused_chunk", **sizes)
                 model = runtime_model(made.count_of(case), H200, "bf16")
-                steps = sequential_steps(Case(case.op, case.impl, case.mode, case.dtype, None, case.sizes))
+                steps = sequential_steps(Query(case.op, case.impl, case.mode, case.dtype, None, case.sizes))
                 time_ms = 2 * 0.015 + steps * step_ms + 2.5 * model.flops_ms + 1.4 * model.bytes_ms
                 rows.append(made.row_of(case, time_ms=time_ms * (1 + generator.uniform(-noise, noise))))
     return made.frame(rows)
@@ -127,7 +127,7 @@ def test_steps_that_wait_for_one_another() -> None:
         ("attention", "torch.sdpa_flash", "fw", {"seq_len": 1000}, 1),
         ("selective_scan", "mamba_ssm.selective_scan", "fw", {"seq_len": 1000}, 1000),
     ):
-        assert sequential_steps(Case(op, impl, mode, "bf16", None, of)) == steps, (op, impl)
+        assert sequential_steps(Query(op, impl, mode, "bf16", None, of)) == steps, (op, impl)
 
 
 def test_few_rows_are_fitted_with_those_of_their_kind() -> None:
@@ -177,7 +177,7 @@ def test_no_interval_is_below_what_the_accelerator_allows() -> None:
     rows, part = stored_rows(committed_results(), "fw", "bf16"), get_accelerator("rtx_4090")
     sizes = {"batch": 1, "seq_len": 65536, "d_model": 4096, "d_ff": 14336}
     fit = fit_rows(rows, "gated_mlp", "fused", "fw", "bf16", device=part.key)
-    found = predict_case(Case("gated_mlp", "fused", "fw", "bf16", None, sizes), part, fit)
+    found = predict_case(Query("gated_mlp", "fused", "fw", "bf16", None, sizes), part, fit)
     flops = 4 * 65536 * 4096 * 14336
     assert found.low_ms >= 1e3 * flops / part.peak_flops("bf16")
 

@@ -15,7 +15,7 @@ from lrbench.analysis.model.answers import chunk_size_report
 from lrbench.analysis.model.fit import Fit, fit_rows, left_out_ratios
 from lrbench.analysis.model.prediction import predict_case, stored_rows
 from lrbench.analysis.model.runtime_model import floor_ms
-from lrbench.analysis.model.terms import FORMULATION, WALKS, Case
+from lrbench.analysis.model.terms import FORMULATION, WALKS, Query
 from lrbench.results.store import committed_results
 
 from .. import rows as made
@@ -23,7 +23,7 @@ from .. import rows as made
 H200, H100, B200 = (get_accelerator(key) for key in ("h200", "h100", "b200"))
 STORED = committed_results("h200_sxm")
 SIZES = {"batch": 8, "seq_len": 8192, "num_heads": 16, "head_dim_qk": 128, "head_dim_v": 256, "chunk_size": 512}
-CASE = Case("mlstm_sig", "fused_chunk", "fw", "bf16", "fp32", SIZES)
+CASE = Query("mlstm_sig", "fused_chunk", "fw", "bf16", "fp32", SIZES)
 CONSTANTS = WALKS.constants
 MADE = (0.004, 1.3, 1.2, 0.2, 0.3)
 fit_walks = functools.partial(fit_rows, models=(WALKS,))
@@ -51,7 +51,7 @@ def made_rows(op: str, constants: Iterable[float], *, times: float = 1.0, **chan
                 case = made.case(
                     op, "fused_chunk", seq_len=seq_len, batch=max(1, 16384 // seq_len), chunk_size=chunk, **dims
                 )
-                found = WALKS.terms(Case(op, "fused_chunk", "fw", "bf16", "fp32", case.sizes), H200)
+                found = WALKS.terms(Query(op, "fused_chunk", "fw", "bf16", "fp32", case.sizes), H200)
                 time_ms = times * sum(x * y for x, y in zip(constants, found, strict=True))
                 row = made.row_of(case, time_ms=time_ms, suspect=None, measured_at="2026-12-01T00:00:00+00:00")
                 rows.append({**row, **changes})
@@ -139,7 +139,7 @@ def test_regret_over_the_stored_sweep(names: tuple[str, str, str]) -> None:
 
 
 def test_predictions_elsewhere_are_intervals(fits: dict[tuple[str, str, str], Fit]) -> None:
-    case = Case("mlstm_sig", "fused_chunk", "fwbw", "bf16", "fp32", SIZES)
+    case = Query("mlstm_sig", "fused_chunk", "fwbw", "bf16", "fp32", SIZES)
     fit = fits["mlstm_sig", "fused_chunk", "fwbw"]
     here, there = (predict_case(case, each, fit) for each in (H200, B200))
     for each in (here, there):
