@@ -135,8 +135,8 @@ class WorkerProcess:
         environ: variables added to the worker's environment (which GPU it sees, ...).
         folder: what comes first on its path, to import a Triton from; None: the installed one is imported.
 
-    Creating one does not wait until it is up; the first request does. A worker that was killed, or of which :meth:`ask`
-    raised one of its errors, is gone: nothing needs to be cleaned up after it.
+    Creating one does not wait until it is up; the first request does. After :meth:`kill`, or an error of :meth:`ask`,
+    the process has ended and its files are removed.
 
     Attributes:
         waited_s: seconds for which its first request waited until it was up.
@@ -266,8 +266,8 @@ class WorkerProcess:
 class ReplaceableWorker(contextlib.AbstractContextManager["ReplaceableWorker"]):
     """A worker process that starts when it is first asked and is replaced after a crash, a hang or a lost device.
 
-    Use as a context manager: an exception inside kills the worker, and whatever it is busy with.
-    Starting one takes seconds, in which it imports torch: :meth:`start` does so beforehand.
+    The cases that it was asked for then are not tried again. Use as a context manager: an exception inside kills the
+    worker, and whatever it is busy with. Starting one takes seconds to import torch: :meth:`start` does so beforehand.
     Each Triton has a process of its own, which stays while the others are asked. They take turns.
 
     Args:

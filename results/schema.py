@@ -1,8 +1,8 @@
 """The rows of the results: a case (what to run), a record (one measured case), a measured roof, a profiled case, a
 row of a table of errors, a model that was trained.
 
-Columns that several kinds of rows share are stated once, in base classes. Field order is column order; of several
-bases the last one's columns come first, as dataclasses collect them.
+Columns that several kinds of rows share are stated once, in base classes. Field order is column order; the columns of
+the last base class come first, because dataclasses collect fields in that order.
 """
 
 from __future__ import annotations

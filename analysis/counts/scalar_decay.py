@@ -1,10 +1,10 @@
 """Derived counts of the scalar-decay linear RNNs: C_t = exp(a_t) C_{t-1} + exp(u_t) k_t v_t^T, h_t = scale C_t^T q_t.
 
-The TFLA paper counts mLSTM forward only (see :mod:`.mlstm`). Here are the other operations' forward passes, counted by
-the same method, and the backward pass of all of them. Per head; L is the chunk length, D = d_qk d_v, F_causal the
-share of the L x L square that is computed. b and a are a chunk's inclusive cumulative and exclusive reverse cumulative
-log decays (a plus the log input), g their sum; bars are exponentials (paper, appendix B.2). [x] is 1 where the
-operation has x, else 0.
+The TFLA paper counts mLSTM's forward pass alone (:mod:`.mlstm`). Here are the other operations' forward passes, counted
+in the same way, and the backward pass of all of them, mLSTM included. Per head; L is the chunk length, D = d_qk d_v,
+F_causal the share of the L x L square that is computed. b and a are a chunk's inclusive cumulative and exclusive
+reverse cumulative log decays (a plus the log input), g their sum; bars are exponentials (paper, appendix B.2). [x] is 1
+where the operation has x, else 0.
 """
 
 from __future__ import annotations

@@ -176,7 +176,7 @@ class Sizes:
 
         If chunks are shorter than the sequence, fused_chunk cuts all heads. whole_state leaves as many heads whole as
         fill the multiprocessors a whole number of times, since those would gain nothing from chunks, and cuts the rest.
-        The number must suit all products of a pass. It is 0 if normaliser.py runs, which needs the states of all heads.
+        All products of a pass cut the same heads. If normaliser.py runs, all are cut: it needs every head's states.
         """
         if chunk >= self.seq_len:
             return self.batch_heads

@@ -42,10 +42,10 @@ Beside float16 inputs the kernels round to float16 what they multiply, so not on
     states    |C| and, backward, 2^-n |dC|, of every step
     weighted  exp(u_s) |v_s| and, backward, exp(u_s) |k_s|, scale 2^-n |q_t| and scale 2^-n |dh_t|
 
-In mLSTMexp n is 0, C and exp(u) are divided by exp(m), and dh, dC and scores by the denominators, but not the scores of
-the output in whole_state, xl_chunk and limit_chunk. Where whole_state sums over more than 256 columns, the sum over the
-first of them must fit too; where heads share q and k, each head's gradient of them. torch, parallel, recurrent and step
-have none of these bounds.
+In mLSTMexp 2^n is 1, C and exp(u) are divided by exp(m), and dh, dC and scores by the denominators, but not the scores
+of the output in whole_state, xl_chunk and limit_chunk. Where whole_state takes two launches, for more than 256 columns,
+the sum of the first must fit too; where heads share q and k, each head's gradient of them. torch, parallel, recurrent
+and step have none of these bounds.
 
 Source: "Tiled Flash Linear Attention" (TFLA), sections 2 and 3, appendices A to C.
 """

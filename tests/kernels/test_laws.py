@@ -314,6 +314,7 @@ MLP_SHAPES = (
     *(each for sizes in MLP_SHAPES for each in each_mlp(on_gpu, F32, F16, BF16, sizes=mlp_sizes(*sizes))),
 )
 def test_matches_reference(case: Case) -> None:
+    """Outputs, last states and every gradient are those of the definition; whole_state is among the GPU's cases."""
     laws.check_matches_reference(case, **case.law)
 
 

@@ -20,8 +20,7 @@ BARELY_MEASURED = {
     ("lightning", "lightning_attn.v2"), ("simple_gla", "fla.chunk_simple_gla"), ("retention", "fla.chunk_retention"),
     ("wkv4", "scan"), ("wkv4", "naive"), ("mlstm_exp", "mlstm_kernels.limit_chunk"),
 }  # fmt: skip
-"""Of these an H100 has rows of one shape, or of two chunk lengths, which say little of others: a fit to them is held to
-its intervals alone."""
+"""Of these an H100 has rows of one shape or two chunk lengths: a fit to them is held to its intervals alone."""
 
 
 def held(found: list[Coverage]) -> tuple[int, float]:
