@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from lrbench.tests import ROOT
+from lrbench.tests.command_line import CALL
 
 LEFT_OUT = (".*", "__pycache__", "build", "dist", "*.egg-info", "local", "h200_sxm")
 FILE = re.compile(r"^`([\w/.]+\.py)`:\n\n```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -37,7 +38,7 @@ def run(copy: Path, *command: str, **environment: str) -> subprocess.CompletedPr
 
 def lrbench(copy: Path, arguments: Sequence[str]) -> list[dict[str, object]]:
     """Run the command line on the copy and return the rows it prints."""
-    finished = run(copy, "-c", "from lrbench.cli import main; main()", *arguments, "--format", "json")
+    finished = run(copy, *CALL[1:], *arguments, "--format", "json")
     assert finished.returncode == 0, finished.stderr
     return json.loads(finished.stdout)
 

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from lrbench.kernels import FAMILIES, FOLDERS
-from lrbench.tests.command_line import run_python
+from lrbench.tests.command_line import CALL, run_python
 
 HEAVY = ("torch", "triton", "numpy", "pandas", "pyarrow", "matplotlib")
 DECLARATIONS = sorted({FOLDERS.get(op, op) for operations in FAMILIES.values() for op in operations})
@@ -70,7 +70,7 @@ def test_help_answers_at_once() -> None:
     seconds = []
     for _ in range(10):
         start = time.perf_counter()
-        printed = run_python("from lrbench.cli import main; main()", "--help")
+        printed = run_python(CALL[-1], "--help")
         seconds.append(time.perf_counter() - start)
         assert "sweep" in printed
         if seconds[-1] < HELP_SECONDS:

@@ -77,7 +77,7 @@ def test_the_copy_is_out_of_the_caches_reach_and_copies() -> None:
 
 def test_without_a_gpu_a_sweep_measures_nothing() -> None:
     if torch.cuda.is_available():
-        pytest.skip("this machine has a GPU")
+        pytest.skip("it has a GPU")
     found = calibrate.measure_here(None, short=True, gpu_only=True)
     assert (found["rows"], found["failure"], found["environment"]["device_kind"]) == ([], None, "cpu")
 

@@ -144,7 +144,7 @@ SCAN_ROWS_BACKWARD = ScanConfig(forward=tile(2, 4, 32), backward=tile(4, 2, 16))
 SCAN_NAIVE = ScanConfig(forward=tile(4, 1, 32), backward=tile(4, 1, 32))
 SCANS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "rglru fused": ("rglru", "fused", {"config": SCAN_ROWS_FORWARD}),
-    "rglru fused, long rows backward": ("rglru", "fused", {"config": SCAN_ROWS_BACKWARD}),
+    "rglru fused rows backward": ("rglru", "fused", {"config": SCAN_ROWS_BACKWARD}),
     "rglru chunked": ("rglru", "chunked", {"config": SCAN_ROWS_FORWARD, "chunk_size": 16}),
     "rglru naive": ("rglru", "naive", {"config": SCAN_NAIVE}),
     "linear_scan": ("linear_scan", "scan", {"config": SCAN_ROWS_FORWARD}),

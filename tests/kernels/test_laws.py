@@ -378,11 +378,7 @@ def test_batch_invariant(case: Case) -> None:
         for impl in LIGHTNING
         for dtype in (F32, F16)
     ),
-    *(
-        tiled("rglru fused, long rows backward", dtype, **extreme)
-        for extreme in extremes("rglru")
-        for dtype in (F32, F16)
-    ),
+    *(tiled("rglru fused rows backward", dtype, **extreme) for extreme in extremes("rglru") for dtype in (F32, F16)),
     *(
         tiled(form, F32, sizes=channels(1, 19, 24), **extreme)
         for form in ("wkv4 scan", "wkv4 serial", "wkv4 naive")

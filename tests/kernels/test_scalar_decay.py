@@ -143,7 +143,7 @@ def test_why_whole_state_is_not_chosen(
 @pytest.mark.parametrize("chunk_size", [0, 1.5, 48])
 def test_a_bad_chunk_size_is_refused_before_an_implementation_is_chosen(chunk_size: Any) -> None:
     inputs = Case(op="mlstm_exp", dtype=torch.bfloat16, sizes=SMALL, **CHUNKED).draw().inputs
-    with pytest.raises(ValueError, match=f"chunk_size must be .* got {chunk_size}"):
+    with pytest.raises(ValueError, match=f"chunk_size .* got {chunk_size}"):
         mlstm_exp(*inputs.values(), chunk_size=chunk_size)
 
 
