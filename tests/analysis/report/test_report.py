@@ -460,7 +460,7 @@ def test_command_writes_a_page_and_says_where(lrbench: Lrbench, here: Path) -> N
         ("cut.parquet", "results must be parquet files, got cut.parquet"),
         (". --gpu h1000", "accelerator must be"),
         ("cut.parquet -o report.docx", "output must end in .html, got 'report.docx'"),
-        *((f"cut.parquet -o {name}", f"got {name}: ") for name in ("folder.html", "cut.parquet/page.html")),
+        *((f"cut.parquet -o {name}", "--output must be") for name in ("folder.html", "cut.parquet/page.html")),
     ],
 )
 def test_bad_input_exits_2_with_one_line(arguments: str, message: str, lrbench: Lrbench, here: Path) -> None:
