@@ -8,6 +8,7 @@ implementations of a kind are fitted together, each with a factor of its own (:f
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -425,10 +426,13 @@ def likely_ratios(ratios: Sequence[float], problems: int) -> tuple[float, float]
 
 
 def student(freedom: int) -> float:
-    """Return the 95th percentile of Student's t; of 2 degrees of freedom where there are fewer."""
-    from scipy.special import stdtrit
+    """Return the 95th percentile of Student's t, by its expansion in 1 / freedom; of 2 degrees where there are fewer.
 
-    return float(stdtrit(max(2, freedom), 0.95))
+    Off by 1 % at 2 degrees. Source: Abramowitz and Stegun, 26.7.5.
+    """
+    z, d = 1.6449, max(2, freedom)
+    terms = (z, (z**3 + z) / 4, (5 * z**5 + 16 * z**3 + 3 * z) / 96, (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384)
+    return sum(term / d**n for n, term in enumerate(terms))
 
 
 def fitted(matrix: np.ndarray, times: np.ndarray, weights: np.ndarray | float = 1.0) -> np.ndarray:
@@ -462,14 +466,25 @@ def relative_fit(
         left: what of each observation the terms are to explain, in place of t in the difference.
     """
     import numpy as np
-    from scipy.optimize import nnls
 
     scale = np.ones(len(times)) * weights / times
     scaled = matrix * scale[:, None]
     norms = np.linalg.norm(scaled, axis=0)
     norms[norms == 0] = 1
-    found: np.ndarray = nnls(scaled / norms, (times if left is None else left) * scale)[0]
-    return found / norms
+    # The normal equations: a few terms of many rows. So few that every set of terms can be tried, all of them first.
+    scaled, columns = scaled / norms, scaled.shape[1]
+    gram, aim = scaled.T @ scaled, scaled.T @ ((times if left is None else left) * scale)
+    best, least = np.zeros(columns), 0.0
+    for number in range(columns, 0, -1):
+        for chosen in map(list, itertools.combinations(range(columns), number)):
+            x = np.zeros(columns)
+            x[chosen] = np.linalg.lstsq(gram[np.ix_(chosen, chosen)], aim[chosen], rcond=None)[0]
+            error = float(x @ gram @ x - 2 * aim @ x)
+            if (x >= 0).all() and error < least:
+                best, least = x, error
+        if (best > 0).all():
+            break
+    return best / norms
 
 
 def left_out_ratios(matrix: np.ndarray, times: np.ndarray, groups: Sequence[Hashable]) -> list[float]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -113,9 +114,12 @@ def by_chance(rows: int) -> tuple[int, int]:
     Fewer, or more, have a chance below 5 %: of 6 rows that is fewer than 4. Rows of one problem err alike, so that
     chance has somewhat more room than this.
     """
-    from scipy.stats import binom
 
-    return int(binom.ppf(0.05, rows, 0.85)), int(binom.ppf(0.95, rows, 0.95))
+    def at_least(held: int, share: float) -> float:
+        return sum(math.comb(rows, n) * share**n * (1 - share) ** (rows - n) for n in range(held, rows + 1))
+
+    few = next(held for held in range(rows + 1) if at_least(held + 1, 0.85) <= 0.95)
+    return few, next(held for held in range(rows, -1, -1) if at_least(held, 0.95) >= 0.05)
 
 
 def by_implementation(found: Sequence[Coverage]) -> list[dict[str, Any]]:
