@@ -50,6 +50,8 @@ def violations(path: str, text: str) -> Iterator[Violation]:
     """Yield (line, message) for every violation in the file ``path`` (relative to the root) with content ``text``."""
     if path.endswith(".ipynb"):
         yield from _notebook(text)
+    elif path.endswith(".sh"):
+        yield from _finding(path, text)
     elif path.endswith(".py"):
         tree = ast.parse(text, path)
         yield from _block_pointers(tree)
@@ -62,6 +64,14 @@ def violations(path: str, text: str) -> Iterator[Violation]:
         if folder == "kernels":
             yield from _unguarded_launches(tree)
             yield from _examined_launches(tree)
+
+
+def _finding(path: str, text: str) -> Iterator[Violation]:
+    if not (ROOT / path).stat().st_mode & 0o100:
+        yield 1, f"a finding is run as a command: chmod +x {path}"
+    for part in ("set -euo pipefail", "mktemp -d"):
+        if part not in text:
+            yield 1, f"a finding stops at its first error and works in a temporary folder: {part}"
 
 
 def _block_pointers(tree: ast.Module) -> Iterator[Violation]:
@@ -194,7 +204,7 @@ def _notebook(text: str) -> Iterator[Violation]:
 
 def project_files(root: Path = ROOT) -> list[str]:
     """Return the project's files relative to the root: those git tracks and new ones it does not ignore."""
-    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "*.py", "*.ipynb"]
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "*.py", "*.ipynb", "findings/*.sh"]
     listed = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True).stdout.splitlines()
     return sorted({path for path in listed if (root / path).is_file()})
 

@@ -12,7 +12,7 @@ import pytest
 
 from lrbench.analysis.accelerators.known import get_accelerator
 from lrbench.analysis.accelerators.roofs import with_roofs
-from lrbench.analysis.model.fit import AS_SPECIFIED, Fit, case_of, fit_rows, likely_ratios
+from lrbench.analysis.model.fit import AS_SPECIFIED, Fit, case_of, fit_rows, likely_ratios, relative_fit
 from lrbench.analysis.model.prediction import predict_case, stored_rows
 from lrbench.analysis.model.runtime_model import runtime_model
 from lrbench.analysis.model.terms import FORMULATION, Query, sequential_steps
@@ -180,6 +180,16 @@ def test_no_interval_is_below_what_the_accelerator_allows() -> None:
     found = predict_case(Query("gated_mlp", "fused", "fw", "bf16", None, sizes), part, fit)
     flops = 4 * 65536 * 4096 * 14336
     assert found.low_ms >= 1e3 * flops / part.peak_flops("bf16")
+
+
+def test_factors_are_never_negative() -> None:
+    """And no allowed step lowers the error (Karush, Kuhn, Tucker)."""
+    generator = np.random.default_rng(0)
+    for _ in range(50):
+        matrix, times = generator.uniform(0.1, 1, (12, 4)), generator.uniform(0.5, 2, 12)
+        solution = relative_fit(matrix, times)
+        gradient = (matrix / times[:, None]).T @ (matrix @ solution / times - 1)
+        assert (solution >= 0).all() and (gradient >= -1e-9).all() and abs(gradient[solution > 0]).max() < 1e-9
 
 
 def test_no_kernel_lends_its_time_to_an_eager_loop() -> None:

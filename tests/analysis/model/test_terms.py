@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Iterable
 from typing import Any
 
@@ -27,12 +28,7 @@ CASE = Query("mlstm_sig", "fused_chunk", "fw", "bf16", "fp32", SIZES)
 CONSTANTS = WALKS.constants
 MADE = (0.004, 1.3, 1.2, 0.2, 0.3)
 fit_walks = functools.partial(fit_rows, models=(WALKS,))
-FITTED = [
-    (op, impl, mode)
-    for op in ("mlstm_sig", "mlstm_exp")
-    for impl in ("fused_chunk", "whole_state")
-    for mode in ("fw", "fwbw")
-]
+FITTED = [*itertools.product(("mlstm_sig", "mlstm_exp"), ("fused_chunk", "whole_state"), ("fw", "fwbw"))]
 
 
 @pytest.fixture(scope="module")
@@ -93,8 +89,7 @@ def test_errors_on_stored_rows_left_out(names: tuple[str, str, str], fits: dict[
     fit = fits[names]
     assert fit.model is WALKS and fit.rows >= 128 and not fit.others
     assert fit.median_error <= 0.1 and fit.worst_error <= 0.7
-    rows = stored_rows(STORED, names[2], "bf16")
-    by_formulation = fit_rows(rows, *names, "bf16", models=(FORMULATION,))
+    by_formulation = fit_rows(stored_rows(STORED, names[2], "bf16"), *names, "bf16", models=(FORMULATION,))
     assert 0.25 > by_formulation.median_error > 1.6 * fit.median_error
     assert by_formulation.low_ratio < 1 < by_formulation.high_ratio
     assert all(value >= 0 for value in fit.constants.values())
@@ -114,23 +109,18 @@ def test_operations_with_few_rows_share_their_kernels_fit() -> None:
 
 @pytest.mark.parametrize("names", FITTED, ids=" ".join)
 def test_regret_over_the_stored_sweep(names: tuple[str, str, str]) -> None:
-    """Of the chunk lengths measured with today's launches, the one that the fit chooses is hardly slower than the best.
-
-    The fit has not seen the problem's sequence length.
-    """
+    """The chunk length that a fit without this sequence length chooses is hardly slower than the best one measured."""
     *names, mode = names
     rows = stored_rows(STORED, mode, "bf16")
     own = [row for row in rows if [row["op"], row["impl"]] == names]
     regrets = []
     for seq_len in sorted({row["seq_len"] for row in own if row["device_accelerator"] == "h200_sxm"}):
-        seen = [row for row in own if row["seq_len"] != seq_len]
-        fit = fit_walks(seen, *names, mode, "bf16", device="h200_sxm")
+        fit = fit_walks([row for row in own if row["seq_len"] != seq_len], *names, mode, "bf16", device="h200_sxm")
         for head_dim in (128, 256, 512):
             asked = made.question(
                 names[0], seq_len=seq_len, head_dim=head_dim, mode=mode, rows=rows, known_fits={tuple(names): (fit, 0)}
             )
-            report = chunk_size_report(asked, names[1])
-            current = [c for c in report["candidates"] if c["measured_ms"] is not None]
+            current = [c for c in chunk_size_report(asked, names[1])["candidates"] if c["measured_ms"] is not None]
             if len(current) > 1:
                 chosen = min(current, key=lambda c: c["predicted_ms"])
                 regrets.append(chosen["measured_ms"] / min(c["measured_ms"] for c in current) - 1)
