@@ -40,11 +40,12 @@ from ..results.toml_tables import Refused, read_toml
 from . import note
 from .calibrate import roof_row
 from .compile_ahead import Compiler, default_jobs
-from .derived import Run, build_record
-from .executors import hold_gpus
+from .derived import Run
+from .display import SweepProgress
+from .executors import LocalExecutor, alone, hold_gpus
 from .plan import PlannedCase, package_of
-from .run import file_name, run_in_turn, separate
-from .workers import ReplaceableWorker, RunLimits, probe_environment
+from .run import file_name, measure, separate
+from .workers import RunLimits, probe_environment
 
 FILE = store.HERE / "bars.toml"
 BEST = "best"
@@ -265,7 +266,7 @@ def compile_first(problems: Iterable[Sequence[Bar]], environment: Environment) -
     def tell(count: int, _left: int) -> None:
         note(f"compiling {count} cases")
 
-    with Compiler(tried, environment, default_jobs("cuda"), 1, COMPILE_TIMEOUT_S, tell) as compiler:
+    with Compiler(alone(tried), environment, default_jobs("cuda"), 1, COMPILE_TIMEOUT_S, tell) as compiler:
         compiler.compile_all()
 
 
@@ -298,11 +299,10 @@ def measure_bars(
             stack.enter_context(hold_gpus(int(name in on_gpu)))
             if name in on_gpu:
                 compile_first(problems.values(), here)
-            session = stack.enter_context(_worker(family[0].device_kind))
-            environment = Environment(**session.call("bench.environment:environment_here"))
-            run = Run.start(environment)
+            executor = stack.enter_context(_executor(family[0].device_kind))
+            run = Run.start(executor.environment())
             with store.RunWriter(output, file_name(f"{store.BARS_PREFIX}{name}", run.run_id)) as writer:
-                measuring = _Measuring(session, run, writer, rounds or family[0].asked.document.rounds)
+                measuring = _Measuring(executor, run, writer, rounds or family[0].asked.document.rounds)
                 for number, problem in enumerate(problems.values()):
                     if time.monotonic() - began > time_limit_s:
                         note(f"out of time: {len(problems) - number} problems of {name} are left")
@@ -320,7 +320,7 @@ def measure_bars(
 class _Measuring:
     """A run of a family's problems."""
 
-    session: ReplaceableWorker
+    executor: LocalExecutor
     run: Run
     writer: store.RunWriter
     rounds: int
@@ -336,8 +336,8 @@ class _Measuring:
         if bars[0].device_kind == "cpu":
             gain = _thread_gain()
             for bar in claimed:
-                with _worker("cpu") as own:
-                    found = [*self._race(own, planned_cases([bar]), "cpu")]
+                with _executor("cpu") as own:
+                    found = [*self._race(own, planned_cases([bar]))]
                 before, gain = gain, _thread_gain()
                 note(f"two threads reached {before:.3g} and {gain:.3g} times one before and after {bar.name}")
                 free = min(before, gain) >= FREE_CORES_GAIN
@@ -345,34 +345,29 @@ class _Measuring:
                 entries += found
         else:
             for mode in _modes(bars):
-                entries += self._race(self.session, planned_cases(bars, mode), "cuda")
+                entries += self._race(self.executor, planned_cases(bars, mode))
             raced = [(entries, "missed")] * len(claimed)
         if shares:
             copies_ms += self._copy(bars[0].label)
         pairs = zip(claimed, raced, strict=True)
         return entries, [(bar, judge(bar, own, copies_ms, missed=word)) for bar, (own, word) in pairs]
 
-    def _race(self, session: ReplaceableWorker, planned: Sequence[PlannedCase], device: str) -> Iterator[Entry]:
+    def _race(self, executor: LocalExecutor, planned: Sequence[PlannedCase]) -> Iterator[Entry]:
         """Time cases in turn, keep their rows and yield them."""
-        limits = RunLimits(
-            timeout_s=math.inf,
-            rounds=self.rounds,
-            settle=device == "cpu",
-            time_incorrect_peers=True,
-            device_kind=device,
-        )
-        for item, reply in run_in_turn(session, planned, self.run.environment, limits, lambda item: note(str(item))):
-            record = build_record(self.run, item, reply)
+        on_cpu = self.run.environment.device_kind == "cpu"
+        limits = RunLimits(timeout_s=math.inf, rounds=self.rounds, settle=on_cpu, time_incorrect_peers=True)
+        how: dict[str, Any] = {"executor": executor, "group_by": lambda _: None, "progress": SweepProgress()}
+        for _, record, reply in measure(planned, self.run, limits, **how):
             self.writer.append(record)
             remark = "" if record.status == "ok" else f"{record.status}: {record.reason}"
             faults = reply.get("page_faults") or [0]
-            if device == "cpu" and max(faults) and not remark:
+            if on_cpu and max(faults) and not remark:
                 remark = f"{min(faults):,} to {max(faults):,} page faults a call, {median(faults):,.0f} in the median"
             yield record, remark
 
     def _copy(self, label: str) -> list[float]:
         """Time the device's copy, keep its row and return its samples in ms."""
-        times = self.session.call("bench.calibrate:copy_here", moved_bytes=COPIED_BYTES)
+        times = self.executor.call("bench.calibrate:copy_here", moved_bytes=COPIED_BYTES)
         what: dict[str, Any] = {"work": COPIED_BYTES, "quantity": "copy", "size": COPIED_BYTES // 2, "short": True}
         rate = None if self.run.device is None else self.run.device.bandwidth_bytes_s
         row = roof_row(self.run.run_id, self.run.environment, times, **what, spec_rate=rate, beside=label)
@@ -380,14 +375,14 @@ class _Measuring:
         return row.time_samples_ms
 
 
-def _worker(device: str) -> ReplaceableWorker:
-    return ReplaceableWorker({"CUDA_VISIBLE_DEVICES": ""} if device == "cpu" else None)
+def _executor(device: str) -> LocalExecutor:
+    return LocalExecutor(environ={"CUDA_VISIBLE_DEVICES": ""} if device == "cpu" else {})
 
 
 def _thread_gain() -> float:
     """Return the gain measured in a process of its own: setting torch's threads changes MKL's choices for good."""
-    with _worker("cpu") as session:
-        return session.call("bench.calibrate:thread_gain_here")["gain"]
+    with _executor("cpu") as own:
+        return own.call("bench.calibrate:thread_gain_here")["gain"]
 
 
 def judge(bar: Bar, entries: Sequence[Entry], copies_ms: Sequence[float] = (), *, missed: str = "missed") -> Verdict:

@@ -20,7 +20,7 @@ from ..kernels.common.spec import Implementation
 from ..results.schema import Case
 from ..results.select import grouped
 from .environment import Environment, version_of
-from .executors import LocalExecutor, Queue, autotunes, in_turn
+from .executors import Group, LocalExecutor, Queue, alone, as_taken, autotunes
 from .plan import PlannedCase
 from .workers import RunLimits
 
@@ -176,8 +176,8 @@ def compile_ahead(
     limits = RunLimits(timeout_s=timeout_s, action="compile", device_kind="cuda")
     while cases:
         too_large = []
-        queue = Queue(cases, lambda item: (item.triton, unit_of(item)))
-        for item, reply in executor.run(queue, limits, lambda _: None):
+        queue = Queue(alone(cases), lambda group: (group[0].triton, unit_of(group[0])))
+        for (item,), (reply,) in executor.run(queue, limits):
             if reply["status"] == "oom":
                 too_large.append(item)
             # Where a mark cannot be written, the next sweep compiles again.
@@ -202,7 +202,7 @@ class Compiler(contextlib.AbstractContextManager["Compiler"]):
 
     def __init__(
         self,
-        planned: Sequence[PlannedCase],
+        groups: Sequence[Group],
         environment: Environment,
         jobs: int,
         devices: int,
@@ -210,8 +210,8 @@ class Compiler(contextlib.AbstractContextManager["Compiler"]):
         tell: Callable[[int, int], None],
     ) -> None:
         self._environment, self._timeout_s, self._tell = environment, timeout_s, tell
-        order = {key: n for n, key in enumerate(dict.fromkeys(map(_key, in_turn(planned))))}
-        self._cases = sorted(uncompiled(planned, environment), key=lambda item: order[_key(item)])
+        order = {key: n for n, key in enumerate(dict.fromkeys(map(_key, as_taken(groups))))}
+        self._cases = sorted(uncompiled([*itertools.chain(*groups)], environment), key=lambda x: order[_key(x)])
         self._ends = {_key(item): n for n, item in enumerate(self._cases, start=1)}
         self._done, self._batch, self._first = 0, BATCH * jobs, True
         processes = min(jobs // devices, -(-len(self._cases) // devices))

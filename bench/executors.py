@@ -7,21 +7,30 @@ import queue
 import tempfile
 import threading
 from collections import deque
-from collections.abc import Callable, Generator, Hashable, Iterator, Sequence
+from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 from ..analysis.accelerators.known import visible_gpus
 from ..kernels.baselines.spec import Baseline
 from ..results.lock import hold
+from ..results.select import grouped
 from .environment import Environment, gpu_uuids
 from .plan import PlannedCase
 from .workers import ReplaceableWorker, Reply, RunLimits, Started, WorkerStoppedError, probe_environment
 
-Outcomes = Generator[tuple[PlannedCase, Reply], None, None]
+Group = tuple[PlannedCase, ...]
+"""What a worker is given at once: one case, or several that it times in turn."""
+
+Outcomes = Generator[tuple[Group, list[Reply]], None, None]
 
 Key = tuple[Hashable, Hashable]
-"""Cases with the same first part may share a process; those with the same key are a unit of a :class:`Queue`."""
+"""Groups with the same first part may share a process; those with the same key are a unit of a :class:`Queue`."""
+
+IN_TURN = "in turn"
+"""The process of all cases that are timed in turn, as others' is named by their package."""
 
 
 def autotunes(item: PlannedCase) -> bool:
@@ -35,38 +44,38 @@ def problem_of(item: PlannedCase) -> Hashable:
     return case.op, case.impl, case.dtype, case.problem_sizes
 
 
-def queue_key(item: PlannedCase) -> Key:
-    """Return whose process a case needs, and what the cases that one worker should run have in common.
+def queue_key(group: Group) -> Key:
+    """Return whose process a group needs, and what the groups that one worker should run have in common.
 
-    Each package gets a process of its own, so that none disturbs another. One worker should run all cases of an
-    autotuner, whose choices stay in the process; else those that are checked against one reference.
+    Each package gets a process of its own, so that none disturbs another; cases that are timed in turn share one. One
+    worker should run all cases of an autotuner, whose choices stay in the process; else those that are checked against
+    one reference.
     """
-    return item.case.provider, item.case.impl if autotunes(item) else problem_of(item)
+    tuned = tuple(item.case.impl for item in group if autotunes(item))
+    return group[0].case.provider if len(group) == 1 else IN_TURN, tuned or problem_of(group[0])
 
 
 class Queue:
-    """The cases that are left. Several workers take from it, each a unit at a time.
+    """The groups of cases that are left. Several workers take from it, each a unit at a time.
 
     A worker takes its next unit from the package for which it has a process; then from one that nobody has begun, in
     the order given; then from any. Where no unit is left, it helps with the one of which most is left, but not with one
     that autotunes.
 
     Args:
-        key: case -> its process and its unit.
+        key: group -> its process and its unit.
     """
 
-    def __init__(self, planned: Sequence[PlannedCase], key: Callable[[PlannedCase], Key] = queue_key) -> None:
+    def __init__(self, groups: Iterable[Group], key: Callable[[Group], Key] = queue_key) -> None:
         self._key = key
-        self._left: dict[Key, deque[PlannedCase]] = {}
+        self._left = {each: deque(found) for each, found in grouped(groups, key).items()}
         self._begun: set[Key] = set()
         self._processes_begun: set[Hashable] = set()
         self._lock = threading.Lock()
-        self.folders = tuple(dict.fromkeys(item.folder for item in planned))
-        for item in planned:
-            self._left.setdefault(self._key(item), deque()).append(item)
+        self.folders = tuple(dict.fromkeys(group[0].folder for groups in self._left.values() for group in groups))
 
-    def take(self, before: PlannedCase | None = None) -> PlannedCase | None:
-        """Return the next case for a worker whose last one was ``before``; None when nothing is left for it."""
+    def take(self, before: Group | None = None) -> Group | None:
+        """Return the next group for a worker whose last one was ``before``; None when nothing is left for it."""
         with self._lock:
             key = None if before is None else self._key(before)
             if key not in self._left:
@@ -75,10 +84,10 @@ class Queue:
                 return None
             self._begun.add(key)
             self._processes_begun.add(key[0])
-            item = self._left[key].popleft()
+            group = self._left[key].popleft()
             if not self._left[key]:
                 del self._left[key]
-            return item
+            return group
 
     def _choose(self, process: Hashable) -> Key | None:
         free = [key for key in self._left if key not in self._begun]
@@ -88,55 +97,60 @@ class Queue:
         for key in free:
             if key[0] not in self._processes_begun:
                 return key
-        shared = free[:1] or [key for key, left in self._left.items() if not autotunes(left[0])]
+        shared = free[:1] or [key for key, left in self._left.items() if not any(map(autotunes, left[0]))]
         return max(shared, key=lambda key: len(self._left[key]), default=None)
 
-    def put_back(self, item: PlannedCase) -> None:
-        """Let another worker run a case whose worker is lost."""
+    def put_back(self, group: Group) -> None:
+        """Let another worker run a group whose worker is lost."""
         with self._lock:
-            key = self._key(item)
-            self._left = {key: deque([item, *self._left.pop(key, ())]), **self._left}
+            key = self._key(group)
+            self._left = {key: deque([group, *self._left.pop(key, ())]), **self._left}
             self._begun.discard(key)
             self._processes_begun.discard(key[0])
 
-    def share_a_process(self, one: PlannedCase, other: PlannedCase) -> bool:
-        """Return whether two cases may run in the same process."""
+    def share_a_process(self, one: Group, other: Group) -> bool:
+        """Return whether two groups may run in the same process."""
         return self._key(one)[0] == self._key(other)[0]
 
     def others_wait(self) -> bool:
-        """Return whether there are cases for a process that no worker has yet."""
+        """Return whether there are groups for a process that no worker has yet."""
         with self._lock:
             return any(process not in self._processes_begun for process, _ in self._left)
 
 
-def in_turn(planned: Sequence[PlannedCase]) -> Iterator[PlannedCase]:
+def alone(planned: Iterable[PlannedCase]) -> list[Group]:
+    """Return cases as groups of one: each is timed by itself."""
+    return [(item,) for item in planned]
+
+
+def as_taken(groups: Iterable[Group]) -> Iterator[PlannedCase]:
     """Yield cases in the order in which one worker takes them."""
-    cases, item = Queue(planned), None
-    while item := cases.take(item):
-        yield item
+    queued, group = Queue(groups), None
+    while group := queued.take(group):
+        yield from group
 
 
 def run_cases(
-    cases: Queue, limits: RunLimits, started: Started, session: ReplaceableWorker, stop: threading.Event | None = None
+    queued: Queue, limits: RunLimits, started: Started, session: ReplaceableWorker, stop: threading.Event | None = None
 ) -> Outcomes:
-    """Run cases one after the other until none is left, each process of the queue in a worker of its own.
+    """Run groups one after the other until none is left, each process of the queue in a worker of its own.
 
     Where Tritons are compared, a process of the queue has a worker for each of them.
     """
-    before: PlannedCase | None = None
+    before: Group | None = None
     with contextlib.suppress(WorkerStoppedError):
-        while (stop is None or not stop.is_set()) and (item := cases.take(before)) is not None:
-            started(item)
-            if before is not None and not cases.share_a_process(before, item):
+        while (stop is None or not stop.is_set()) and (group := queued.take(before)) is not None:
+            for item in group:
+                started(item)
+            if before is not None and not queued.share_a_process(before, group):
                 session.close()
                 before = None
-            if before is None and limits.device_kind == "cuda" and limits.action == "run" and cases.others_wait():
+            if before is None and limits.device_kind == "cuda" and limits.action == "run" and queued.others_wait():
                 # While this one's first case is checked, the next imports torch, on another core.
-                for folder in cases.folders:
+                for folder in queued.folders:
                     session.start_spare(folder)
-            (reply,) = session.run([item], limits)
-            yield item, reply
-            before = item
+            yield group, session.run(group, limits)
+            before = group
 
 
 class LocalExecutor(contextlib.AbstractContextManager["LocalExecutor"]):
@@ -147,14 +161,17 @@ class LocalExecutor(contextlib.AbstractContextManager["LocalExecutor"]):
     Args:
         devices: how many GPUs take cases.
         workers_per_device: more than one only for work that is not timed.
+        environ: variables added to the workers' environment.
     """
 
-    def __init__(self, *, devices: int = 1, workers_per_device: int = 1) -> None:
+    def __init__(
+        self, *, devices: int = 1, workers_per_device: int = 1, environ: Mapping[str, str] = MappingProxyType({})
+    ) -> None:
         self.devices = devices
         self._stop = threading.Event()
-        environs: Sequence[dict[str, str]] = [{}]
+        environs = [environ]
         if devices > 1:
-            environs = [{"CUDA_VISIBLE_DEVICES": name} for name in visible_gpus(devices)]
+            environs = [{**environ, "CUDA_VISIBLE_DEVICES": name} for name in visible_gpus(devices)]
         self._sessions = [ReplaceableWorker(each, self._stop) for each in environs for _ in range(workers_per_device)]
         # A worker dies with the thread that started it, so threads stay, too.
         self._threads = ThreadPoolExecutor(max(1, len(self._sessions)))
@@ -182,16 +199,20 @@ class LocalExecutor(contextlib.AbstractContextManager["LocalExecutor"]):
         """Return where cases are run, as a worker sees it; raises as :func:`.workers.ask_machine`."""
         return probe_environment(self.worker_to_ask())
 
-    def run(self, cases: Queue, limits: RunLimits, started: Started) -> Outcomes:
-        """Yield every case with its outcome; closing the iterator stops workers that are busy."""
+    def call(self, function: str, **arguments: Any) -> dict[str, Any]:
+        """Return what a function returns in the first worker, see :meth:`.ReplaceableWorker.call`."""
+        return self._sessions[0].call(function, **arguments)
+
+    def run(self, queued: Queue, limits: RunLimits, started: Started = lambda _: None) -> Outcomes:
+        """Yield every group with its cases' outcomes; closing the iterator stops workers that are busy."""
         if len(self._sessions) == 1:
-            yield from run_cases(cases, limits, started, self._sessions[0])
+            yield from run_cases(queued, limits, started, self._sessions[0])
             return
-        done: queue.SimpleQueue[tuple[PlannedCase, Reply] | BaseException | None] = queue.SimpleQueue()
+        done: queue.SimpleQueue[tuple[Group, list[Reply]] | BaseException | None] = queue.SimpleQueue()
 
         def serve(session: ReplaceableWorker) -> None:
             try:
-                for outcome in run_cases(cases, limits, started, session, self._stop):
+                for outcome in run_cases(queued, limits, started, session, self._stop):
                     done.put(outcome)
             except BaseException as error:  # noqa: BLE001, handed to the caller's thread
                 done.put(error)

@@ -7,6 +7,7 @@ import os
 import socket
 import tempfile
 from collections import Counter
+from collections.abc import Hashable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,8 @@ from typing import Any
 from ..results.lock import temporary_folder
 from . import note
 from .environment import Environment
-from .executors import Outcomes, Queue
-from .plan import PlannedCase
+from .executors import Group, Outcomes, Queue, queue_key
+from .plan import Identity
 from .workers import ReplaceableWorker, Reply, RunLimits, Started, not_measured, probe_environment
 
 THREADS = "OMP_NUM_THREADS"
@@ -78,25 +79,26 @@ class RayExecutor(contextlib.AbstractContextManager["RayExecutor"]):
         except self._ray.exceptions.RayError as error:
             raise RuntimeError(f"cannot find out what a node of the cluster is: {_one_line(error)}") from None
 
-    def run(self, cases: Queue, limits: RunLimits, started: Started) -> Outcomes:
+    def run(self, queued: Queue, limits: RunLimits, started: Started = lambda _: None) -> Outcomes:
         """See :meth:`.LocalExecutor.run`."""
         ray = self._ray
         self._connect()
-        losses: Counter[str] = Counter()
-        running: dict[Any, tuple[Any, PlannedCase]] = {}
+        losses: Counter[Identity] = Counter()
+        running: dict[Any, tuple[Any, Group]] = {}
         nodes, self._idle = self._idle, []
         nodes += [self._start_node() for _ in range(self.devices - len(nodes))]
-        idle: list[tuple[Any, PlannedCase | None]] = [(node, None) for node in nodes]
+        idle: list[tuple[Any, Group | None]] = [(node, None) for node in nodes]
         try:
             while True:
                 waiting, idle = idle, []
                 for node, before in waiting:
-                    item = cases.take(before)
-                    if item is None:
+                    group = queued.take(before)
+                    if group is None:
                         idle.append((node, before))
-                    else:
+                        continue
+                    for item in group:
                         started(item)
-                        running[node.run.remote(item, limits)] = node, item
+                    running[node.run.remote(group, limits)] = node, group
                 if not running:
                     return
                 ready, _ = ray.wait(list(running), num_returns=1, timeout=POLL_S)
@@ -104,20 +106,20 @@ class RayExecutor(contextlib.AbstractContextManager["RayExecutor"]):
                     # No node is left that could run a case.
                     ready = list(running)
                 for future in ready:
-                    node, item = running.pop(future)
+                    node, group = running.pop(future)
                     try:
-                        reply = ray.get(future, timeout=0)
+                        replies = ray.get(future, timeout=0)
                     except (ray.exceptions.RayError, TimeoutError) as error:
                         ray.kill(node)
                         idle.append((self._start_node(), None))
-                        losses[item.case.case_id] += 1
-                        if isinstance(error, ray.exceptions.RayTaskError) or losses[item.case.case_id] == MAX_LOSSES:
-                            yield item, not_measured("crash", _one_line(error))
+                        losses[group[0].identity] += 1
+                        if isinstance(error, ray.exceptions.RayTaskError) or losses[group[0].identity] == MAX_LOSSES:
+                            yield group, [not_measured("crash", _one_line(error)) for _ in group]
                         else:
-                            cases.put_back(item)
+                            queued.put_back(group)
                     else:
-                        idle.append((node, item))
-                        yield item, reply
+                        idle.append((node, group))
+                        yield group, replies
         finally:
             for node, _ in [*idle, *running.values()]:
                 ray.kill(node)
@@ -172,7 +174,7 @@ class _Node:
         if threads is not None:
             os.environ[THREADS] = threads
         self._session = ReplaceableWorker()
-        self._provider: str | None = None
+        self._process: Hashable = None
         self._environment = probe_environment(self._session)
         self._references = tempfile.mkdtemp(dir=temporary_folder(), prefix="references-")
 
@@ -180,10 +182,11 @@ class _Node:
         """Return the node's environment."""
         return asdict(self._environment)
 
-    def run(self, item: PlannedCase, limits: RunLimits) -> Reply:
-        """Return a case's outcome, with the node's environment."""
-        if self._provider not in (None, item.case.provider):
+    def run(self, group: Group, limits: RunLimits) -> list[Reply]:
+        """Return the outcomes of a group's cases, with the node's environment."""
+        process, _ = queue_key(group)
+        if self._process not in (None, process):
             self._session.close()
-        self._provider = item.case.provider
-        (reply,) = self._session.run([item], replace(limits, shared=self._references))
-        return {**reply, "columns": {**self._environment.columns(), **reply["columns"]}}
+        self._process = process
+        replies = self._session.run(group, replace(limits, shared=self._references))
+        return [{**reply, "columns": {**self._environment.columns(), **reply["columns"]}} for reply in replies]

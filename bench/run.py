@@ -1,8 +1,7 @@
-"""Running cases: a sweep, implementations side by side, and cases of a run again.
+"""Running cases: :func:`measure` is the one loop that all commands share, and :func:`sweep` writes what comes of it.
 
-Whatever happens to a case becomes its typed row. In a sweep every package has a process of its own; side by side, cases
-share one process and are timed in turn. Either way a worker checks, measures and times them
-(:meth:`.worker.Worker.run`).
+Whatever happens to a case becomes its typed row. A worker checks cases, measures and times them
+(:meth:`.worker.Worker.run`): each alone, where every package has a process of its own, or in turn, in one process.
 """
 
 from __future__ import annotations
@@ -10,17 +9,18 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import itertools
 import math
 import signal
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
 from types import FrameType, MappingProxyType
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from ..analysis.accelerators.roofs import RoofRow, write_roofs
 from ..kernels import baselines
@@ -34,9 +34,9 @@ from .compile_ahead import Compiler
 from .derived import Run, build_record
 from .display import SweepProgress
 from .environment import Environment, version_of
-from .executors import LocalExecutor, Queue, autotunes
+from .executors import LocalExecutor, Outcomes, Queue, alone, autotunes
 from .plan import Identity, PlannedCase
-from .workers import ReplaceableWorker, Reply, RunLimits, Started, not_measured
+from .workers import Reply, RunLimits, not_measured
 
 if TYPE_CHECKING:
     from .ray import RayExecutor
@@ -83,6 +83,79 @@ def get_executor(name: str, *, devices: int = 1) -> Executor:
     return RayExecutor(devices=devices)
 
 
+class Measured(NamedTuple):
+    """What came of a case: its row, and the worker's reply, most of which the row holds."""
+
+    item: PlannedCase
+    record: Record
+    reply: Reply
+
+
+def measure(
+    planned: Sequence[PlannedCase],
+    run: Run,
+    limits: RunLimits,
+    *,
+    executor: Executor,
+    group_by: Callable[[PlannedCase], Hashable] | None = None,
+    progress: SweepProgress | None = None,
+    jobs: int = 0,
+    time_limit_s: float = math.inf,
+    seconds: defaultdict[str, float] | None = None,
+) -> Generator[Measured, None, None]:
+    """Measure cases and yield what came of each, those that cannot run here first.
+
+    Args:
+        executor: runs them; closing the iterator stops those that are busy.
+        group_by: cases of the same value are timed in turn, in one process; None times each alone, each package in a
+            process of its own.
+        progress: is told what runs.
+        jobs: processes that compile ahead, on this machine's GPUs; 0 compiles as cases come.
+        time_limit_s: no case starts after this many seconds.
+        seconds: what it took to compile is added to :data:`COMPILING`.
+    """
+    begin, seconds = time.monotonic(), defaultdict(float) if seconds is None else seconds
+    environment = run.environment
+    runnable, refused = separate(planned, environment)
+    on_gpu = environment.device_kind == "cuda"
+    runnable = quickest_first(runnable) if on_gpu else runnable
+    groups = alone(runnable) if group_by is None else [*map(tuple, grouped(runnable, group_by).values())]
+    with contextlib.ExitStack() as stack:
+        compiler = None
+        if on_gpu and jobs > 1 and progress is not None:
+            told = progress.compiling
+            compiler = Compiler(groups, environment, jobs, executor.devices, limits.timeout_s, told)
+            stack.enter_context(compiler)
+
+        def start(item: PlannedCase) -> None:
+            if compiler is not None:
+                seconds[COMPILING] += compiler.compile_for(item)
+            if progress is not None:
+                progress.started(item)
+
+        if progress is not None:
+            progress.begin(len(planned), "measuring" if group_by is None else "measuring in turn")
+            stack.callback(progress.end)
+        if compiler is not None and executor.devices > 1:
+            # One device may be timing while another begins a case, so nothing is left to compile then.
+            seconds[COMPILING] += compiler.compile_all() * executor.devices
+        shared = tempfile.TemporaryDirectory(dir=temporary_folder(), prefix="references-")
+        limits = dataclasses.replace(limits, shared=stack.enter_context(shared), device_kind=environment.device_kind)
+        outcomes = stack.enter_context(contextlib.closing(executor.run(Queue(groups), limits, start)))
+        for item, reply in itertools.chain(refused, _until(begin + time_limit_s, outcomes)):
+            yield Measured(item, build_record(run, item, reply), reply)
+            if progress is not None:
+                progress.finished(item, reply["status"])
+
+
+def _until(deadline: float, outcomes: Outcomes) -> Iterator[tuple[PlannedCase, Reply]]:
+    """Yield every case with its outcome; the group that is measured at the deadline is the last."""
+    for group, replies in outcomes:
+        yield from zip(group, replies, strict=True)
+        if time.monotonic() > deadline:
+            return
+
+
 def sweep(
     planned: Sequence[PlannedCase],
     environment: Environment,
@@ -90,22 +163,23 @@ def sweep(
     progress: SweepProgress,
     *,
     executor: Executor,
-    output: Path,
+    output: Path | None,
+    prefix: str = store.SWEEP_PREFIX,
     accelerator: str | None = None,
-    jobs: int = 0,
-    time_limit_s: float | None = None,
     roofs: Sequence[RoofRow] = (),
     done: Mapping[Identity, Record] = MappingProxyType({}),
+    **how: Any,
 ) -> Outcome:
-    """Run the cases and write their rows.
+    """Measure cases and write their rows.
 
     Args:
-        executor: runs them; its processes end with the sweep, also where that is interrupted.
+        executor: its processes end with the sweep, also where that is interrupted.
+        output: folder of the file; None writes none.
+        prefix: what the file's name begins with.
         accelerator: key that the analysis is about (``--gpu``), or None.
-        jobs: processes that compile ahead, on this machine's GPUs; 0 compiles as cases come.
-        time_limit_s: no case starts after this many seconds; the rest is left for ``--resume``.
         roofs: rates measured on the device before the sweep, to be stored beside its rows.
         done: rows of cases to leave out, by their identity.
+        how: group_by, jobs and time_limit_s of :func:`measure`; what is left is for ``--resume``.
 
     Raises:
         ValueError: an unknown accelerator, or more devices than this machine has.
@@ -117,24 +191,27 @@ def sweep(
         raise ValueError(f"devices must be from 1 to {here} on {environment.device_name}, got {executor.devices}")
     todo = [item for item in planned if item.identity not in done]
     interrupted, first_row_at = False, None
+    records: list[Record] = []
     seconds: defaultdict[str, float] = defaultdict(float)
     asked, kernels = 0, dict[str, str]()
-    name = file_name(f"{store.SWEEP_PREFIX}{planned[0].case.kernel if planned else 'none'}", run.run_id)
+    name = file_name(f"{prefix}{planned[0].case.kernel if planned else 'none'}", run.run_id)
     if any(item.triton for item in planned):
         name += store.TRITON_SUFFIX
-    with _interrupted_once() as finishing, store.RunWriter(output, name, len(todo)) as writer:
-        if roofs and todo:
+    with _interrupted_once() as finishing, contextlib.ExitStack() as stack:
+        writer = output and stack.enter_context(store.RunWriter(output, name, len(todo)))
+        if writer and roofs and todo:
             of_run = (dataclasses.replace(row, run_id=run.run_id) for row in roofs)
             write_roofs(of_run, writer.path.with_suffix(".roofs.parquet"))
-        measured = _outcomes(todo, environment, limits, executor, progress, seconds, jobs, time_limit_s)
+        measured = measure(todo, run, limits, executor=executor, progress=progress, seconds=seconds, **how)
         try:
-            with executor, contextlib.closing(measured) as outcomes:
-                for item, reply in outcomes:
+            with executor, contextlib.closing(measured):
+                for _, record, reply in measured:
                     began = time.monotonic()
-                    writer.append(build_record(run, item, reply))
-                    progress.finished(item, reply["status"])
+                    if writer:
+                        writer.append(record)
+                    records.append(record)
                     now = time.monotonic()
-                    first_row_at = first_row_at or (now if reply["status"] == "ok" else None)
+                    first_row_at = first_row_at or (now if record.status == "ok" else None)
                     for what, took in {**reply.get("seconds", {}), WRITING: now - began}.items():
                         seconds[what] += took
                     asked += len(found := reply.get("kernels", {}))
@@ -142,13 +219,11 @@ def sweep(
             finishing()
         except KeyboardInterrupt:
             interrupted = True
-        finally:
-            progress.end()
     return Outcome(
-        path=writer.path if writer.records else None,
-        records=writer.records,
+        path=writer.path if writer and records else None,
+        records=records,
         resumed=[done[item.identity] for item in planned if item.identity in done],
-        remaining=len(todo) - len(writer.records),
+        remaining=len(todo) - len(records),
         interrupted=interrupted,
         seconds=seconds,
         first_row_at=first_row_at,
@@ -181,45 +256,6 @@ def quickest_first(planned: Sequence[PlannedCase]) -> list[PlannedCase]:
     first = min(forward, key=chunks, default=None)
     # Its turns with other Tritons follow it.
     return sorted(planned, key=lambda item: (late(item), first is None or item.case != first.case))
-
-
-def _outcomes(
-    todo: Sequence[PlannedCase],
-    environment: Environment,
-    limits: RunLimits,
-    executor: Executor,
-    progress: SweepProgress,
-    seconds: defaultdict[str, float],
-    jobs: int,
-    time_limit_s: float | None,
-) -> Generator[tuple[PlannedCase, Reply], None, None]:
-    begin = time.monotonic()
-    runnable, refused = separate(todo, environment)
-    with contextlib.ExitStack() as stack:
-        compiler = None
-        if environment.device_kind == "cuda":
-            runnable = quickest_first(runnable)
-            if jobs > 1:
-                told = progress.compiling
-                compiler = Compiler(runnable, environment, jobs, executor.devices, limits.timeout_s, told)
-                stack.enter_context(compiler)
-
-        def start(item: PlannedCase) -> None:
-            if compiler is not None:
-                seconds[COMPILING] += compiler.compile_for(item)
-            progress.started(item)
-
-        progress.begin(len(todo), "measuring")
-        if compiler is not None and executor.devices > 1:
-            # One device may be timing while another begins a case, so nothing is left to compile then.
-            seconds[COMPILING] += compiler.compile_all() * executor.devices
-        yield from refused
-        shared = tempfile.TemporaryDirectory(dir=temporary_folder(), prefix="references-")
-        limits = dataclasses.replace(limits, shared=stack.enter_context(shared), device_kind=environment.device_kind)
-        for outcome in stack.enter_context(contextlib.closing(executor.run(Queue(runnable), limits, start))):
-            yield outcome
-            if time_limit_s is not None and time.monotonic() - begin > time_limit_s:
-                return
 
 
 def separate(
@@ -285,58 +321,10 @@ def _interrupted_once() -> Iterator[Callable[[], None]]:
             signal.signal(number, old)
 
 
-def side_by_side(
-    planned: Sequence[PlannedCase],
-    run: Run,
-    *,
-    ignore: Sequence[str] = (),
-    rounds: int,
-    started: Started = lambda _: None,
-) -> Iterator[Record]:
-    """Yield a row per case: cases that differ in the implementation alone are checked, then timed in turn.
-
-    Args:
-        ignore: further columns in which cases may differ that are timed together.
-        rounds: samples of each.
-        started: called with every case of a group that begins.
-    """
-    limits = RunLimits(timeout_s=math.inf, rounds=rounds, device_kind=run.environment.device_kind)
-    with ReplaceableWorker() as session:
-        for group in groups(planned, ignore):
-            for item, reply in run_in_turn(session, group, run.environment, limits, started):
-                yield build_record(run, item, reply)
-
-
-def run_in_turn(
-    session: ReplaceableWorker,
-    group: Sequence[PlannedCase],
-    environment: Environment,
-    limits: RunLimits,
-    started: Started,
-) -> Iterator[tuple[PlannedCase, Reply]]:
-    """Yield every case of a group with its outcome: those that can run here are timed in turn."""
-    runnable, refused = separate(group, environment)
-    yield from refused
-    for item in runnable:
-        started(item)
-    if runnable:
-        yield from zip(runnable, session.run(runnable, limits), strict=True)
-
-
-def run_alone(
-    planned: Sequence[PlannedCase], environment: Environment, limits: RunLimits
-) -> Iterator[tuple[PlannedCase, Reply]]:
-    """Yield every case with its outcome: those that can run here run, each package in a process of its own."""
-    runnable, refused = separate(planned, environment)
-    yield from refused
-    with LocalExecutor() as executor:
-        yield from executor.run(Queue(runnable), limits, lambda _: None)
-
-
-def groups(planned: Sequence[PlannedCase], ignore: Sequence[str] = ()) -> list[list[PlannedCase]]:
-    """Return the cases in groups that differ only in the implementation and in the columns ignored."""
+def problem_beside(ignore: Sequence[str] = ()) -> Callable[[PlannedCase], Hashable]:
+    """Return what the cases have in common that differ only in the implementation and in the columns ignored."""
     columns = [name for name in CASE_COLUMNS if name not in ("impl", *ignore)]
-    return list(grouped(planned, lambda item: case_key(dataclasses.asdict(item.case), columns)).values())
+    return lambda item: case_key(dataclasses.asdict(item.case), columns)
 
 
 def why_not_again(rows: Sequence[Row], environment: Environment) -> str | None:
@@ -364,5 +352,6 @@ def measure_again(
     limits = RunLimits(timeout_s=timeout_s, budget_s=budget_s, device_kind=environment.device_kind)
     cases = [Case(**{each.name: row[each.name] for each in dataclasses.fields(Case)}) for row in rows]
     planned = [PlannedCase(case=case, target=baselines.get_implementation(case.op, case.impl)) for case in cases]
-    outcomes = run_alone(planned, environment, limits)
-    return {item.case.case_id: dataclasses.asdict(build_record(run, item, reply)) for item, reply in outcomes}
+    with LocalExecutor() as executor:
+        measured = measure(planned, run, limits, executor=executor)
+        return {record.case_id: dataclasses.asdict(record) for _, record, _ in measured}

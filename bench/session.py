@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
+import math
 import os
 import shlex
 import shutil
@@ -28,7 +29,7 @@ from ..results import store
 from ..results.arguments import check_file, not_written
 from ..results.lock import LOCK_FILE, HeldError, hold
 from ..results.schema import CASE_COLUMNS, Record
-from ..results.select import load_rows, with_slowness
+from ..results.select import grouped, load_rows, with_slowness
 from . import calibrate as calibration
 from . import ncu, note, plan, profiling, run
 from .compile_ahead import default_jobs
@@ -40,7 +41,7 @@ from .executors import LocalExecutor, hold_gpus
 from .noise import commonest
 from .plan import Identity, PlannedCase, Request, Triton
 from .profiling import ProfileRow
-from .run import Outcome, file_name, get_executor, sweep
+from .run import Outcome, get_executor, sweep
 from .workers import RunLimits, probe_environment
 
 Row = dict[str, Any]
@@ -107,7 +108,7 @@ def run_sweep(
             out as well where the folder has any row of them.
         tritons: measure every case once with each of these, in turn, on one GPU; none: with the installed one.
         profile_harness: also say what the time went into and how many kernels were compiled.
-        time_limit_s: as of :func:`.run.sweep`.
+        time_limit_s: as of :func:`.run.measure`; None: no limit.
 
     Raises:
         ValueError: bad axes or names, a folder that cannot be written, or another lrbench that is at work there.
@@ -144,7 +145,7 @@ def run_sweep(
             output=output,
             accelerator=accelerator,
             jobs=jobs if executor == "local" else 0,
-            time_limit_s=time_limit_s,
+            time_limit_s=math.inf if time_limit_s is None else time_limit_s,
             roofs=measured.rows,
             done=done,
         )
@@ -380,16 +381,10 @@ def run_verify(kernel: str, ops: tuple[str, ...] | None, *, timeout_s: float) ->
     if elsewhere and not interpreted:
         note(f"not checked here, they need another device: {', '.join(elsewhere)}")
     limits = RunLimits(timeout_s=timeout_s, action="verify", device_kind=environment.device_kind)
-    return [
-        {
-            **{name: getattr(item.case, name) for name in ("op", "impl", "mode", "dtype", "state_dtype")},
-            "status": reply["status"],
-            "rel_error": reply["columns"].get("rel_error"),
-            "checked": reply["columns"].get("checked"),
-            "reason": reply["reason"],
-        }
-        for item, reply in run.run_alone(planned, environment, limits)
-    ]
+    shown = ("op", "impl", "mode", "dtype", "state_dtype", "status", "rel_error", "checked", "reason")
+    with LocalExecutor() as executor:
+        measured = run.measure(planned, Run.start(environment), limits, executor=executor)
+        return [{name: getattr(record, name) for name in shown} for _, record, _ in measured]
 
 
 def interpretable(planned: Sequence[PlannedCase]) -> list[PlannedCase]:
@@ -455,27 +450,20 @@ def run_live(request: Request, *, ignore: Sequence[str], rounds: int, output: Pa
     if not _matched(planned, ignore):
         why = _why_unmatched(planned, ignore, environment)
         raise ValueError(f"no case of {names[0]} matches one of {names[1]}: {why}")
-    live, progress, records = Run.start(environment), SweepProgress(), []
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(hold_gpus())
-        writer = None
-        if output is not None:
-            name = file_name(f"{store.LIVE_PREFIX}{request.kernel}", live.run_id)
-            writer = stack.enter_context(store.RunWriter(output, name))
-        progress.begin(len(planned), "measuring in turn")
-        stack.callback(progress.end)
-        for record in run.side_by_side(planned, live, ignore=ignore, rounds=rounds, started=progress.started):
-            if writer is not None:
-                writer.append(record)
-            records.append(record)
-            progress.finished(next(i for i in planned if i.case.case_id == record.case_id), record.status)
-    if writer is not None:
-        note(f"results: {writer.path}")
-    return [[dataclasses.asdict(record) for record in records if record.impl == name] for name in names]
+    limits = RunLimits(timeout_s=math.inf, rounds=rounds)
+    how: dict[str, Any] = {"group_by": run.problem_beside(ignore), "prefix": store.LIVE_PREFIX, "output": output}
+    with hold_gpus():
+        outcome = sweep(planned, environment, limits, SweepProgress(), executor=LocalExecutor(), **how)
+    if outcome.path is not None:
+        note(f"results: {outcome.path}")
+    if outcome.interrupted:
+        raise KeyboardInterrupt
+    return [[dataclasses.asdict(record) for record in outcome.records if record.impl == name] for name in names]
 
 
 def _matched(planned: Sequence[PlannedCase], ignore: Sequence[str]) -> bool:
-    return any(len({item.case.impl for item in group}) > 1 for group in run.groups(planned, ignore))
+    groups = grouped(planned, run.problem_beside(ignore)).values()
+    return any(len({item.case.impl for item in group}) > 1 for group in groups)
 
 
 def _why_unmatched(planned: Sequence[PlannedCase], ignore: Sequence[str], environment: Environment) -> str:

@@ -19,8 +19,8 @@ import pytest
 from lrbench.bench import executors, run
 from lrbench.bench.derived import Run, build_record
 from lrbench.bench.plan import PlannedCase
+from lrbench.bench.workers import not_measured
 from lrbench.results import store
-from lrbench.results.schema import Record
 from lrbench.tests import ROOT
 from lrbench.tests.command_line import CALL, Lrbench, reader_leaves, refused, script
 
@@ -234,13 +234,14 @@ def test_compare_live_keeps_what_was_measured_before_it_died(
 ) -> None:
     """Each row is on disk when it is measured, and a file when the run ends, however it ends."""
 
-    def dies(planned: Sequence[PlannedCase], run: Run, **_: Any) -> Iterator[Record]:
-        yield build_record(run, planned[0], {"status": "oom", "reason": "no memory", "columns": {}})
+    def dies(planned: Sequence[PlannedCase], of_run: Run, *_: Any, **__: Any) -> Iterator[run.Measured]:
+        reply = not_measured("oom", "no memory")
+        yield run.Measured(planned[0], build_record(of_run, planned[0], reply), reply)
         (journal,) = tmp_path.glob("live-tfla-*.jsonl")
         assert journal.read_bytes().count(b"\n") == 1
         raise RuntimeError("the device is gone")
 
-    monkeypatch.setattr(run, "side_by_side", dies)
+    monkeypatch.setattr(run, "measure", dies)
     live = "compare torch parallel --live --op mlstm_sig --mode fw --dtype fp32 --ignore chunk_size"
     code, _, err = lrbench(live, "--output", tmp_path)
     assert code != 0

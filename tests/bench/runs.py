@@ -5,16 +5,16 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from lrbench.bench import run as runner
 from lrbench.bench.environment import finished_cases
-from lrbench.bench.executors import LocalExecutor, Outcomes, Queue
+from lrbench.bench.executors import LocalExecutor, Outcomes, Queue, alone
 from lrbench.bench.plan import PlannedCase
 from lrbench.bench.run import Outcome
-from lrbench.bench.workers import RunLimits, not_measured
+from lrbench.bench.workers import Reply, RunLimits, not_measured
 from lrbench.results.schema import Environment
 
 PROCESSOR = Environment(
@@ -57,15 +57,20 @@ class Instant(contextlib.AbstractContextManager):  # type: ignore[type-arg]
 
     def __exit__(self, *_: object) -> None: ...
 
-    def run(self, cases: Queue, limits: RunLimits, started: Callable[[PlannedCase], None]) -> Outcomes:
-        item = cases.take()
-        while item is not None:
-            started(item)
-            failed = item.case.impl == "raises"
-            yield item, not_measured("error", "it raised") if failed else {
-                "status": "ok", "reason": None, "columns": {"time_ms": 1.0}
-            }  # fmt: skip
-            item = cases.take(item)
+    def run(self, queued: Queue, limits: RunLimits, started: Callable[[PlannedCase], None]) -> Outcomes:
+        group = queued.take()
+        while group is not None:
+            for item in group:
+                started(item)
+            done = {"status": "ok", "reason": None, "columns": {"time_ms": 1.0}}
+            yield group, [not_measured("error", "it raised") if i.case.impl == "raises" else done for i in group]
+            group = queued.take(group)
+
+
+def run_alone(executor: Any, planned: Sequence[PlannedCase]) -> Iterator[tuple[PlannedCase, Reply]]:
+    """Yield cases, each timed alone, with their outcomes."""
+    for (item,), (reply,) in executor.run(Queue(alone(planned)), RunLimits(timeout_s=120.0)):
+        yield item, reply
 
 
 def run(
@@ -75,10 +80,11 @@ def run(
     resume: bool = False,
     executor: Any = None,
     timeout_s: float = 120.0,
+    rounds: int | None = None,
     environment: Environment = PROCESSOR,
     **more: object,
 ) -> Outcome:
     """Sweep cases into a folder, on a processor unless an environment says otherwise."""
     more["done"] = finished_cases(folder, environment) if resume else {}
-    limits, by = RunLimits(timeout_s=timeout_s), executor or LocalExecutor()
+    limits, by = RunLimits(timeout_s=timeout_s, rounds=rounds), executor or LocalExecutor()
     return runner.sweep(planned, environment, limits, progress or Silent(), executor=by, output=folder, **more)

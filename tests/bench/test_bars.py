@@ -18,6 +18,7 @@ from lrbench.bench import bars, calibrate, clock, compile_ahead, run
 from lrbench.bench.bars import COPY, DEFAULT, Bar, Entry, judge, judge_overall
 from lrbench.bench.complete import unfinished
 from lrbench.bench.environment import current_environment
+from lrbench.bench.executors import LocalExecutor, Queue
 from lrbench.bench.plan import PlannedCase
 from lrbench.bench.worker import Worker
 from lrbench.bench.workers import RunLimits, decode_request, encode_request
@@ -179,21 +180,21 @@ def race(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[object, 
     """Make the bars those of the trial, timed in pretence; return what was timed together, each with its worker."""
     timed: list[tuple[object, list[PlannedCase]]] = []
 
-    def in_turn(session: object, planned: list[PlannedCase], *_: object) -> Any:
-        timed.append((session, planned))
+    def in_turn(executor: object, queued: Queue, *_: object) -> Any:
+        (planned,) = iter(queued.take, None)
+        timed.append((executor, [*planned]))
         columns = {"time_ms": 1.0, "time_samples_ms": [1.0] * 6}
-        reply = {"status": "ok", "reason": None, "columns": columns, "page_faults": [0, 28_000, 0]}
-        return [(item, reply) for item in planned]
-
-    def call(session: object, function: str, **_: object) -> dict[str, Any]:
-        asked = function.endswith("environment_here")
-        return dataclasses.asdict(PROCESSOR) if asked else clock.Timing(samples_ms=[1.0]).columns()
+        yield (
+            planned,
+            [{"status": "ok", "reason": None, "columns": columns, "page_faults": [0, 28_000, 0]} for _ in planned],
+        )
 
     declared = trial(tmp_path)
     monkeypatch.setattr(bars, "load_bars", lambda: declared)
-    monkeypatch.setattr(bars, "run_in_turn", in_turn)
+    monkeypatch.setattr(LocalExecutor, "run", in_turn)
+    monkeypatch.setattr(LocalExecutor, "environment", lambda _: PROCESSOR)
+    monkeypatch.setattr(LocalExecutor, "call", lambda *_, **__: clock.Timing(samples_ms=[1.0]).columns())
     monkeypatch.setattr(bars, "_thread_gain", lambda: 2.0)
-    monkeypatch.setattr(bars.ReplaceableWorker, "call", call)
     return timed
 
 
@@ -226,12 +227,14 @@ def test_a_side_that_dies_is_named_and_the_other_bars_are_judged(
 ) -> None:
     """Exit code 2 where nothing could be measured, 1 where a bar was missed or has no ratio."""
     died = {"status": "crash", "reason": "the process was ended by SIGKILL", "columns": {}}
-    in_turn = bars.run_in_turn
+    in_turn = LocalExecutor.run
 
     def dies(*arguments: Any) -> Any:
-        return [(item, died if fails_in in ("", item.case.mode) else reply) for item, reply in in_turn(*arguments)]
+        for group, replies in in_turn(*arguments):
+            dead = fails_in in ("", group[0].case.mode)
+            yield group, [died if dead else reply for reply in replies]
 
-    monkeypatch.setattr(bars, "run_in_turn", dies)
+    monkeypatch.setattr(LocalExecutor, "run", dies)
     found, out, err = lrbench("bars trial --format csv", "--output", tmp_path / "out")
     assert found == code, err
     assert "".join(line.rpartition(",")[2][0] for line in out.splitlines()[1:]) == outcomes
@@ -374,7 +377,7 @@ def test_problems_are_compiled_before_any_is_timed(
     monkeypatch.setattr(bars, "probe_environment", lambda: here)
     monkeypatch.setattr(bars, "hold_gpus", nullcontext)
     monkeypatch.setattr(compile_ahead, "compile_ahead", lambda cases, *_: found.extend(cases))
-    monkeypatch.setattr(bars, "_worker", Mock(side_effect=RuntimeError("timed")))
+    monkeypatch.setattr(bars, "_executor", Mock(side_effect=RuntimeError("timed")))
     chosen = bars.select(bars.load_bars(), name, only)
     with pytest.raises(RuntimeError, match="timed"):
         list(bars.measure_bars(chosen, rounds=None, output=tmp_path / "out"))

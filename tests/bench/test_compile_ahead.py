@@ -12,7 +12,7 @@ import pytest
 
 from lrbench.bench import compile_ahead, run
 from lrbench.bench.compile_ahead import compile_cases
-from lrbench.bench.executors import Outcomes, Queue, autotunes, in_turn
+from lrbench.bench.executors import Outcomes, Queue, alone, as_taken, autotunes
 from lrbench.bench.plan import PlannedCase, Request, plan
 from lrbench.bench.workers import RunLimits
 from lrbench.tests.bench import runs
@@ -80,8 +80,8 @@ def test_little_is_compiled_before_the_first_case_and_all_before_its_case(monkey
         compiled.update(map(compile_ahead._key, cases))
 
     monkeypatch.setattr(compile_ahead, "compile_ahead", compile_batch)
-    compiler = compile_ahead.Compiler(planned, H200, 8, 1, 120.0, lambda *counts: told.append(counts))
-    for n, item in enumerate(in_turn(planned)):
+    compiler = compile_ahead.Compiler(alone(planned), H200, 8, 1, 120.0, lambda *counts: told.append(counts))
+    for n, item in enumerate(as_taken(alone(planned))):
         compiler.compile_for(item)
         if n == 0:
             assert not batches
@@ -99,7 +99,7 @@ def test_little_is_compiled_before_the_first_case_and_all_before_its_case(monkey
     assert sorted(map(str, itertools.chain(*batches))) == sorted(map(str, compile_cases(planned, "9.0")))
     # With several devices nothing is compiled while another times.
     batches.clear()
-    compiler = compile_ahead.Compiler(planned, H200, 8, 1, 120.0, lambda *counts: told.append(counts))
+    compiler = compile_ahead.Compiler(alone(planned), H200, 8, 1, 120.0, lambda *counts: told.append(counts))
     compiler.compile_all()
     compiler.compile_for(planned[-1])
     assert len(batches) == 1
@@ -110,10 +110,11 @@ def test_processes_compile_different_kernels_side_by_side_and_once(monkeypatch: 
     request = Request(preset="quick", impls=("fused_chunk", "whole_state"))
     taken: list[tuple[Any, ...]] = []
 
-    def run(cases: Queue, *_: object) -> Outcomes:
-        while item := cases.take():
+    def run(queued: Queue, *_: object) -> Outcomes:
+        while group := queued.take():
+            (item,) = group
             taken.append((item.case.impl, item.case.mode, item.case.head_dim_v))
-            yield item, {"status": "error" if item is cases_that_fail[0] else "ok"}
+            yield group, [{"status": "error" if item is cases_that_fail[0] else "ok"}]
 
     planned = plan(request, device_kind="cuda")
     cases = compile_cases(planned, "9.0")
@@ -132,13 +133,13 @@ def test_what_finds_too_little_memory_is_called_again_after_the_others() -> None
     """Until nothing more fits: of five calls on a device for two at a time, one is too large for it alone."""
     rounds: list[list[PlannedCase]] = []
 
-    def run(cases: Queue, limits: RunLimits, started: Any) -> Outcomes:
-        rounds.append([*iter(cases.take, None)])
+    def run(queued: Queue, limits: RunLimits) -> Outcomes:
+        rounds.append([item for (item,) in iter(queued.take, None)])
         room = 2
         for item in rounds[-1]:
             fits = item is not planned[0] and room > 0
             room -= fits
-            yield item, {"status": "ok" if fits else "oom", "reason": None, "columns": {}}
+            yield (item,), [{"status": "ok" if fits else "oom", "reason": None, "columns": {}}]
 
     planned = plan(Request(preset="default", impls=("mlstm_kernels.xl_chunk",)), device_kind="cuda")[:5]
     compile_ahead.compile_ahead(planned, SimpleNamespace(run=run), H200, 1.0)  # type: ignore[arg-type]

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from lrbench.bench.executors import Queue, hold_gpus, run_cases
+from lrbench.bench.executors import Queue, alone, hold_gpus, run_cases
 from lrbench.bench.plan import PlannedCase
 from lrbench.bench.workers import ReplaceableWorker, Reply, RunLimits
 from lrbench.tests.bench import faults
@@ -42,10 +42,10 @@ def planned(fault: str) -> PlannedCase:
 
 def run_with_next(fault: str) -> list[Reply]:
     """Return the outcomes of a fault and of the case after it, which the same worker is to run."""
-    cases = Queue([planned(fault), planned("right")])
+    cases = Queue(alone([planned(fault), planned("right")]))
     limits = RunLimits(timeout_s=20.0, device_kind="cuda")
     with ReplaceableWorker() as session:
-        return [reply for _, reply in run_cases(cases, limits, lambda _: None, session)]
+        return [reply for _, (reply,) in run_cases(cases, limits, lambda _: None, session)]
 
 
 @pytest.mark.gpu

@@ -12,12 +12,10 @@ from typing import Any
 import pytest
 
 from lrbench.bench import ray
-from lrbench.bench.executors import Queue
 from lrbench.bench.ray import RayExecutor
 from lrbench.bench.run import get_executor
-from lrbench.bench.workers import RunLimits
 from lrbench.tests.bench import faults
-from lrbench.tests.bench.runs import PROCESSOR, run
+from lrbench.tests.bench.runs import PROCESSOR, run, run_alone
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +54,7 @@ def test_a_sweep_on_a_cluster_has_the_nodes_environment(tmp_path: Path, monkeypa
 def test_a_lost_node_loses_no_case(cluster: Any) -> None:
     """One of two nodes is killed while both are busy: its case runs on the other."""
     cases = [faults.planned("slow", seq_len=32 + n) for n in range(6)]
-    outcomes = RayExecutor(devices=2).run(Queue(cases), RunLimits(timeout_s=120.0), lambda _: None)
+    outcomes = run_alone(RayExecutor(devices=2), cases)
     done = [next(outcomes)]
     node = cluster.add_node(num_cpus=1)
     lost = next(each for each in cluster.list_all_nodes() if each not in (cluster.head_node, node))
@@ -69,10 +67,8 @@ def test_a_lost_node_loses_no_case(cluster: Any) -> None:
 @pytest.mark.usefixtures("cluster")
 def test_a_case_that_loses_its_worker_again_and_again_gets_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray, "MAX_LOSSES", 2)
-    cases = Queue([faults.planned("kills_its_node"), faults.planned("right")])
-    outcomes = {
-        item.case.impl: reply for item, reply in RayExecutor().run(cases, RunLimits(timeout_s=120.0), lambda _: None)
-    }
+    cases = [faults.planned("kills_its_node"), faults.planned("right")]
+    outcomes = {item.case.impl: reply for item, reply in run_alone(RayExecutor(), cases)}
     assert (outcomes["kills_its_node"]["status"], outcomes["right"]["status"]) == ("crash", "ok")
 
 

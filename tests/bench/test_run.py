@@ -21,8 +21,7 @@ import pytest
 from lrbench.analysis.accelerators.roofs import RoofRow
 from lrbench.analysis.check.compare import compare
 from lrbench.bench import run as runner
-from lrbench.bench.derived import Run
-from lrbench.bench.executors import LocalExecutor, autotunes, in_turn
+from lrbench.bench.executors import LocalExecutor, alone, as_taken, autotunes
 from lrbench.bench.plan import PlannedCase, Request, plan
 from lrbench.bench.run import Outcome
 from lrbench.bench.session import where_time_went
@@ -30,6 +29,7 @@ from lrbench.kernels import get_operation
 from lrbench.kernels.common.spec import Implementation
 from lrbench.results import store
 from lrbench.results.schema import Record
+from lrbench.results.select import grouped
 from lrbench.tests.analysis.rows import calibration
 from lrbench.tests.bench import faults
 from lrbench.tests.bench.runs import H200, PROCESSOR, Instant, Silent, run
@@ -348,7 +348,7 @@ def renamed(item: PlannedCase, name: str, call: str | None = None) -> PlannedCas
     return PlannedCase(case=dataclasses.replace(item.case, impl=name), target=target)
 
 
-def test_both_sides_are_checked_measured_and_compared() -> None:
+def test_both_sides_are_checked_measured_and_compared(tmp_path: Path) -> None:
     """The same code under two names: every case of both is right, has its samples and memory, and matches.
 
     A third side that is wrong is a row, and the others are measured.
@@ -356,7 +356,7 @@ def test_both_sides_are_checked_measured_and_compared() -> None:
     broken = renamed(PLANNED[0], "broken", call="kernels.mlstm_sig:missing")
     planned = [*PLANNED, *(renamed(item, "twin") for item in PLANNED), broken]
     *records, wrong = sorted(
-        runner.side_by_side(planned, Run.start(PROCESSOR), rounds=12), key=lambda r: r.impl == "broken"
+        run(tmp_path, planned, rounds=12, group_by=runner.problem_beside()).records, key=lambda r: r.impl == "broken"
     )
     assert (wrong.impl, wrong.status) == ("broken", "error")
     assert "missing" in (wrong.reason or "")
@@ -374,9 +374,9 @@ def test_both_sides_are_checked_measured_and_compared() -> None:
 def test_groups_differ_in_the_implementation_alone() -> None:
     other = renamed(PLANNED[0], "twin")
     without = PlannedCase(case=dataclasses.replace(other.case, state_dtype=None, chunk_size=32), target=other.target)
-    assert [len(group) for group in runner.groups([*PLANNED, other])] == [2, 1]
-    assert [len(group) for group in runner.groups([*PLANNED, without])] == [1, 1, 1]
-    assert [len(group) for group in runner.groups([*PLANNED, without], ("chunk_size",))] == [2, 1]
+    for item, ignored, sizes in ((other, (), [2, 1]), (without, (), [1, 1, 1]), (without, ("chunk_size",), [2, 1])):
+        groups = grouped([*PLANNED, item], runner.problem_beside(ignored)).values()
+        assert [len(group) for group in groups] == sizes
 
 
 def test_measures_again_only_where_it_is_the_same_device_and_code() -> None:
@@ -411,7 +411,7 @@ def test_packages_that_autotune_come_last_and_a_forward_pass_in_one_chunk_first(
     # What is left of a sweep may have no forward pass but of these packages.
     left = [item for item in planned if item.case.mode == "fwbw" or item.case.provider in choosing]
     for cases, mode in ((planned, "fw"), (left, "fwbw")):
-        taken = list(in_turn(runner.quickest_first(cases)))
+        taken = list(as_taken(alone(runner.quickest_first(cases))))
         assert {item.case.case_id for item in taken} == {item.case.case_id for item in cases}
         assert taken[0].case.mode == mode
         assert mode == "fwbw" or taken[0].case.chunk_size == taken[0].case.seq_len

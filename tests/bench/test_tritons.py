@@ -122,7 +122,7 @@ def test_what_is_compiled_ahead_and_first_keeps_tritons_apart() -> None:
     marks = {compile_ahead._mark(item, H200) for item in with_each([ours[0]], OLD, NEW)}
     assert len(marks) == 2
     # Turns stay together in the order in which a GPU runs them, the first case's too.
-    order = list(executors.in_turn(run.quickest_first(planned)))
+    order = list(executors.as_taken(executors.alone(run.quickest_first(planned))))
     assert [item.triton for item in order] == [OLD, NEW] * (len(order) // 2)
     assert all(one.case == other.case for one, other in zip(order[::2], order[1::2], strict=True))
 

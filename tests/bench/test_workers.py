@@ -14,12 +14,13 @@ import pytest
 
 from lrbench.analysis.accelerators.known import visible_gpus
 from lrbench.bench import executors, workers
-from lrbench.bench.executors import LocalExecutor, Queue
+from lrbench.bench.executors import LocalExecutor, Queue, alone
 from lrbench.bench.plan import PlannedCase
 from lrbench.bench.workers import ELSEWHERE, STARTING, ReplaceableWorker, RunLimits, decode_request, encode_request
 from lrbench.kernels.baselines import get_baseline
 from lrbench.results.lock import HeldError
 from lrbench.tests.bench import faults
+from lrbench.tests.bench.runs import run_alone
 from lrbench.tests.command_line import slowness
 
 
@@ -69,16 +70,15 @@ def test_cases_in_turn_share_a_process_and_its_end() -> None:
 
 def test_several_workers_at_once() -> None:
     """The cases of one implementation too are spread; workers stay for the next cases; closing stops those at work."""
-    cases = Queue([faults.planned("slow", seq_len=32 + n) for n in range(8)])
-    limits = RunLimits(timeout_s=120.0)
+    cases = [faults.planned("slow", seq_len=32 + n) for n in range(8)]
     with LocalExecutor(workers_per_device=2) as executor:
         for session in executor._sessions:
             session.start()
         pids = [session._workers[None]._process.pid for session in executor._sessions]
-        outcomes = list(executor.run(cases, limits, lambda _: None))
-        (again,) = executor.run(Queue([faults.planned("right")]), limits, lambda _: None)
+        outcomes = list(run_alone(executor, cases))
+        (again,) = run_alone(executor, [faults.planned("right")])
         assert [session._workers[None]._process.pid for session in executor._sessions] == pids
-        stopped = executor.run(Queue([faults.planned("right"), faults.planned("hangs")]), limits, lambda _: None)
+        stopped = run_alone(executor, [faults.planned("right"), faults.planned("hangs")])
         item, _ = next(stopped)
         assert item.case.impl == "right"
         begin = time.monotonic()
@@ -117,7 +117,7 @@ def test_on_a_gpu_the_next_process_starts_before_the_first_case_of_each(monkeypa
     asked: list[tuple[int, int]] = []
     monkeypatch.setattr(workers, "WorkerProcess", Process)
     item = faults.planned("right")
-    cases = Queue([item, named(item, "b"), named(item, "c"), named(item, "d")])
+    cases = Queue(alone([item, named(item, "b"), named(item, "c"), named(item, "d")]))
     with ReplaceableWorker() as session:
         list(executors.run_cases(cases, RunLimits(timeout_s=1.0, device_kind="cuda"), lambda _: None, session))
     assert asked == [(0, 2), (1, 3), (2, 4), (3, 4)]
@@ -125,8 +125,8 @@ def test_on_a_gpu_the_next_process_starts_before_the_first_case_of_each(monkeypa
 
 def test_a_queue_keeps_processes_together_and_lets_workers_help() -> None:
     items = [faults.planned("right", seq_len=32 + n) for n in range(9)]
-    ours, other = items[:4], [named(x, "b") for x in items[4:6]]
-    theirs = [named(x, "c", autotunes=True) for x in items[6:9]]
+    ours, other = alone(items[:4]), alone(named(x, "b") for x in items[4:6])
+    theirs = alone(named(x, "c", autotunes=True) for x in items[6:9])
     cases = Queue([*ours, *other, *theirs])
     first, second, third = cases.take(), cases.take(), cases.take()
     assert (first, second, third) == (ours[0], other[0], theirs[0])
@@ -169,7 +169,7 @@ def test_two_devices_share_an_implementation_by_problems(tmp_path: Path, monkeyp
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5, 3")
     cases = [faults.planned("leaves_a_note", seq_len=n, chunk_size=c) for n in range(32, 40) for c in (16, 32)]
     with LocalExecutor(devices=2) as executor:
-        outcomes = list(executor.run(Queue(cases), RunLimits(timeout_s=120.0), lambda _: None))
+        outcomes = list(run_alone(executor, cases))
     assert {reply["status"] for _, reply in outcomes} == {"ok"}
     assert sorted(map(str, (item for item, _ in outcomes))) == sorted(map(str, cases))
     seen = {tuple(line.split()) for line in notes.read_text().splitlines()}
@@ -185,11 +185,11 @@ def test_two_devices_share_an_implementation_by_problems(tmp_path: Path, monkeyp
 def test_a_case_costs_little_beside_its_own_work() -> None:
     """From one outcome to the next, what the worker does not count as its own takes less than 5 ms at full speed."""
     slow = slowness()
-    cases = Queue([faults.planned("right", seq_len=32 + n) for n in range(30)])
+    cases = [faults.planned("right", seq_len=32 + n) for n in range(30)]
     seconds: list[float] = []
     with LocalExecutor() as executor:
         last = time.perf_counter()
-        for _, reply in executor.run(cases, RunLimits(timeout_s=120.0), lambda _: None):
+        for _, reply in run_alone(executor, cases):
             now = time.perf_counter()
             own = sum(took for what, took in reply["seconds"].items() if what not in (STARTING, ELSEWHERE))
             seconds.append(now - last - own)
