@@ -445,6 +445,9 @@ def sweep(
         list[str] | None,
         option("Measure each case with several Tritons in turn: here or VERSION=FOLDER; give it once for each."),
     ] = None,
+    pairs: Annotated[
+        bool, field("Time what computes the same problem in turn, in one process: ratios are then of pairs.")
+    ] = False,
     budget: Annotated[float | None, option("Seconds of timing per case.", min=0.0)] = None,
     timeout: Timeout = 120.0,
     time_limit: Annotated[
@@ -497,6 +500,7 @@ def sweep(
     outcome = session.run_sweep(
         *requests,
         tritons=tritons,
+        pairs=pairs,
         gpu=gpu,
         output=output,
         timeout_s=timeout,
@@ -827,7 +831,7 @@ def reproduce(
     ] = False,
     gpu: Annotated[str | None, option("Accelerator whose rows are taken [the one with most].")] = None,
     results: Fitted = None,
-    run: Annotated[bool, field("Sweep first what has no row.")] = False,
+    run: Annotated[bool, field("Measure first what has no row, or none of one run.")] = False,
     output: Annotated[Path, option("Folder for the rows of --run, which count beside --results.")] = LOCAL,
     timeout: Timeout = 120.0,
     time_limit: Annotated[
@@ -867,17 +871,18 @@ def reproduce(
     def pool() -> list[Path]:
         return [*paths, *([output] if run and files_in(output, verdicts.ROW_SETS) else [])]
 
-    def evaluated(store: verdicts.Store) -> list[verdicts.Found]:
-        return [verdicts.evaluate(each, store) for each in asked]
+    def evaluated() -> tuple[list[verdicts.Found], verdicts.Store]:
+        rows = verdicts.Store(pool(), device) if run else store
+        return [verdicts.evaluate(each, rows) for each in asked], rows
 
-    found, left = evaluated(verdicts.Store(pool(), device) if run else store), False
+    left = False
     if run:
         from .bench.complete import run_missing
 
         left = run_missing(
-            found, output=output, time_limit_s=time_limit, gpu=device or None, timeout_s=timeout, calibrate=None
+            evaluated, output=output, time_limit_s=time_limit, gpu=device or None, timeout_s=timeout, calibrate=None
         )
-        found = evaluated(verdicts.Store(pool(), device))
+    found, _ = evaluated()
     if format == "markdown":
         print(written.page(found, device), end="")
     elif format != "table":

@@ -355,7 +355,7 @@ class _Measuring:
     def _race(self, executor: LocalExecutor, planned: Sequence[PlannedCase]) -> Iterator[Entry]:
         """Time cases in turn, keep their rows and yield them."""
         on_cpu = self.run.environment.device_kind == "cpu"
-        limits = RunLimits(timeout_s=math.inf, rounds=self.rounds, settle=on_cpu, time_incorrect_peers=True)
+        limits = RunLimits(timeout_s=math.inf, rounds=self.rounds, time_incorrect_peers=True)
         how: dict[str, Any] = {"executor": executor, "group_by": lambda _: None, "progress": SweepProgress()}
         for _, record, reply in measure(planned, self.run, limits, **how):
             self.writer.append(record)

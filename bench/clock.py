@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import math
 import resource
 import time
@@ -35,6 +36,7 @@ BRIEF_SAMPLES, BRIEF_BUDGET_S = 2, 2.0
 
 MAX_SAMPLES = 400
 BATCH = 5
+SAMPLES_A_ROUND = 2
 CI_TARGET = {"cuda": 0.005, "cpu": 0.02}
 MIN_FLUSH_BYTES = 256 * 2**20
 WARMUP_S = 0.025
@@ -59,16 +61,19 @@ class Sampling:
     """How calls are sampled.
 
     Attributes:
-        rounds: None: one call after the other, each with at least :data:`MIN_SAMPLES` samples until half the 95 %
-            confidence interval of the median is within ``ci_target`` of the median, ``budget_s`` is spent, or
-            :data:`MAX_SAMPLES` are there. Else every round samples each call once, in turn forwards and backwards, so
-            that changes of clocks, temperature and the machine's other load affect all calls alike.
+        in_turn: in rounds, in turn forwards and backwards, so that changes of clocks, temperature and the machine's
+            other load affect all calls alike: the n-th samples of all calls are of the same round. Else one call after
+            the other.
+        rounds: how many, in turn, with a sample of each call. None, as for calls that are timed alone: at least
+            :data:`MIN_SAMPLES` samples of each, until half the 95 % confidence interval of every median is within
+            ``ci_target`` of the median, ``budget_s`` a call is spent, or :data:`MAX_SAMPLES` are there.
         settle: in rounds, every sample follows an untimed call of the same kind, so that it does not pay for pages that
             the call before gave back to the system.
         brief: calls take up to many seconds and were called before, so none is spent on warming up or on the host's
             time, and :data:`BRIEF_SAMPLES` samples are enough.
     """
 
+    in_turn: bool = False
     rounds: int | None = None
     budget_s: float = 0.0
     ci_target: float = 0.0
@@ -85,8 +90,8 @@ class Timing:
         host_ms: median of the host's time for a call; None where the host itself computes. A call that waits for the
             device has its whole duration here.
         state: what the device reported meanwhile.
-        noise, yardstick_ms: what :mod:`.noise` noticed meanwhile, and its yardstick; None in rounds, where noise
-            affects all calls alike.
+        noise, yardstick_ms: what :mod:`.noise` noticed meanwhile, and its yardstick; None in a given number of rounds,
+            where noise affects all calls alike.
         page_faults: of this process during each sample taken in rounds.
         failure: what the call raised; it is not called again.
     """
@@ -224,16 +229,12 @@ def measure(clock: Clock, calls: Sequence[Call], sampling: Sampling) -> list[Tim
     """Warm calls up and sample them; a call that raises gets a failure, and the others go on."""
     timings = [Timing() for _ in calls]
     pairs = list(zip(calls, timings, strict=True))
-    if sampling.rounds is None:
+    if sampling.in_turn or sampling.rounds is not None:
+        _sample_in_turn(clock, pairs, sampling)
+    else:
         for call, timing in pairs:
             with _failure_kept(timing):
                 _sample_alone(clock, call, timing, sampling)
-    else:
-        for index in range(-WARMUP_ROUNDS, sampling.rounds):
-            for call, timing in pairs if index % 2 else reversed(pairs):
-                if timing.failure is None:
-                    with _failure_kept(timing):
-                        _sample_in_turn(clock, call, timing, counts=index >= 0, settle=sampling.settle)
     for call, timing in pairs:
         if clock.enqueues and timing.failure is None and not sampling.brief:
             with _failure_kept(timing):
@@ -271,14 +272,49 @@ def _sample_alone(clock: Clock, call: Call, timing: Timing, sampling: Sampling) 
     timing.noise, timing.yardstick_ms = watch.noise(timing.samples_ms, timing.state), watch.yardstick_ms
 
 
-def _sample_in_turn(clock: Clock, call: Call, timing: Timing, *, counts: bool, settle: bool) -> None:
-    if settle and counts:
-        call.call(call.prepare())
-    faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    samples, state = clock.sample(call, 1)
-    if counts:
-        timing.page_faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - faults)
-        timing.add(samples, state)
+def _sample_in_turn(clock: Clock, pairs: Sequence[tuple[Call, Timing]], sampling: Sampling) -> None:
+    watch = Watch(gpu=clock.enqueues) if sampling.rounds is None else None
+    each = 1 if sampling.rounds is not None or sampling.brief else SAMPLES_A_ROUND
+    enqueue_ms = [0.0 if sampling.brief else math.inf for _ in pairs]
+    begin, left = time.perf_counter(), list(enumerate(pairs))
+    for index in itertools.count(0 if sampling.brief else -WARMUP_ROUNDS):
+        left = [(n, pair) for n, pair in left if pair[1].failure is None]
+        if index == 0:
+            begin = time.perf_counter()
+        elif index > 0 and _enough([pair[1] for _, pair in left], index, time.perf_counter() - begin, sampling):
+            break
+        for n, (call, timing) in left if index % 2 else reversed(left):
+            with _failure_kept(timing):
+                if index < 0:
+                    # What a call takes to be enqueued is known before the first sample.
+                    enqueue_ms[n] = min(enqueue_ms[n], *_wall_clock(call, 1))
+                    clock.synchronize()
+                    continue
+                if sampling.settle:
+                    call.call(call.prepare())
+                faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+                samples, state = clock.sample(call, each, enqueue_ms[n])
+                timing.page_faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - faults)
+                timing.add(samples, state)
+        if watch is not None:
+            watch.look()
+    for _, timing in pairs:
+        if watch is not None and timing.failure is None:
+            timing.noise, timing.yardstick_ms = watch.noise(timing.samples_ms, timing.state), watch.yardstick_ms
+
+
+def _enough(timings: Sequence[Timing], rounds: int, seconds: float, sampling: Sampling) -> bool:
+    """Return whether calls have been in turn often enough, after so many rounds and seconds."""
+    if not timings or rounds == sampling.rounds:
+        return True
+    if sampling.rounds is not None:
+        return False
+    taken = len(timings[0].samples_ms)
+    if taken < (BRIEF_SAMPLES if sampling.brief else MIN_SAMPLES):
+        return False
+    if taken >= MAX_SAMPLES or seconds > sampling.budget_s * len(timings):
+        return True
+    return all(statistics.relative_half_width(timing.samples_ms) <= sampling.ci_target for timing in timings)
 
 
 def _host_ms(clock: Clock, call: Call) -> float:

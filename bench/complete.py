@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter, itemgetter
 from pathlib import Path
 from typing import Any
@@ -89,11 +89,19 @@ def missing_errors(found: Sequence[Found]) -> list[int]:
 
 
 def run_missing(
-    found: Sequence[Found], *, more: Sequence[Request] = (), output: Path, time_limit_s: float | None, **sweep: Any
+    evaluated: Callable[[], tuple[Sequence[Found], verdicts.Store]],
+    *,
+    more: Sequence[Request] = (),
+    output: Path,
+    time_limit_s: float | None,
+    **sweep: Any,
 ) -> bool:
-    """Sweep what the claims have no row of, but for cases that ``output`` has from this code; errors take 10 draws.
+    """Sweep what claims have no row of, but for cases that ``output`` has from this code; errors take 10 draws.
+
+    Then time in turn what they compare and has rows of several runs alone.
 
     Args:
+        evaluated: returns the claims' verdicts on the rows that are there now, and these rows.
         more: what is swept as well.
         time_limit_s: seconds after which no case starts; the same call runs the rest. None: no limit.
         output, sweep: see :func:`.session.run_sweep`.
@@ -105,7 +113,7 @@ def run_missing(
         ValueError: as run_sweep.
         KeyboardInterrupt: a sweep was interrupted.
     """
-    began = time.monotonic()
+    began, (found, _) = time.monotonic(), evaluated()
     if requests := [*more, *missing_requests(found)]:
         outcome = session.run_sweep(*requests, output=output, resume=True, time_limit_s=time_limit_s, **sweep)
         if outcome.interrupted:
@@ -121,6 +129,12 @@ def run_missing(
         here = {"dtype": "bf16", "device": "cuda" if torch.cuda.is_available() else "cpu"}
         rows = mlp_errors.error_rows(sizes=[size], draws=10, impls=("fused",), against=("eager",), **here)
         mlp_errors.write_rows(list(rows), output)
+    if groups := verdicts.apart(*evaluated()):
+        left_s = None if time_limit_s is None else max(0.0, began + time_limit_s - time.monotonic())
+        in_turn = session.run_in_turn(groups, output=output, timeout_s=sweep["timeout_s"], time_limit_s=left_s)
+        if in_turn is not None and in_turn.interrupted:
+            raise KeyboardInterrupt
+        return in_turn is not None and in_turn.remaining > 0
     return False
 
 
@@ -148,12 +162,15 @@ def run_complete(folder: Path | None, *, timeout_s: float, time_limit_s: float |
     here = (bar for bar in bars.load_bars() if bar.device_kind == environment.device_kind)
     own = [bar for bar in here if bar.asked.document.complete]
     note(*recovered_notes(folder))
-    measured = [folder] if files_in(folder, verdicts.ROW_SETS) else []
-    rows = verdicts.Store(measured, device, lambda row: is_of(row, environment.git_commit))
-    found = [verdicts.evaluate(each, rows) for each in entries.load()]
+
+    def evaluated() -> tuple[list[Found], verdicts.Store]:
+        measured = [folder] if files_in(folder, verdicts.ROW_SETS) else []
+        rows = verdicts.Store(measured, device, lambda row: is_of(row, environment.git_commit))
+        return [verdicts.evaluate(each, rows) for each in entries.load()], rows
+
     sweep: dict[str, Any] = {"gpu": device, "timeout_s": timeout_s, "retry": False, "calibrate": False}
     try:
-        left = run_missing(found, more=load_sweeps(), output=folder, time_limit_s=ends - time.monotonic(), **sweep)
+        left = run_missing(evaluated, more=load_sweeps(), output=folder, time_limit_s=ends - time.monotonic(), **sweep)
         if not left and (missing := unfinished(own, folder, environment)):
             limit_s = ends - time.monotonic()
             for _, judged in bars.measure_bars(missing, rounds=None, output=folder, time_limit_s=limit_s):

@@ -77,13 +77,14 @@ def _why_slower(run: Run, planned: PlannedCase, columns: Mapping[str, Any]) -> s
     return operation.why_slower(case.mode, case.dtype, case.sizes, run.environment.capability, versions)
 
 
-def build_record(run: Run, planned: PlannedCase, reply: Mapping[str, Any]) -> Record:
-    """Return the row of a case, given its worker's reply."""
+def build_record(run: Run, planned: PlannedCase, reply: Mapping[str, Any], pair_id: str | None = None) -> Record:
+    """Return the row of a case, given its worker's reply; ``pair_id``: of those that it was timed in turn with."""
     case, target = planned.case, planned.target
     columns = {
         **common_columns(run, planned, reply),
         "same_math": not isinstance(target, Baseline) or case.op in FAMILIES.get(case.kernel, ()),
         "accelerator": run.accelerator.key if run.accelerator else None,
+        "pair_id": pair_id,
         **reply["columns"],
     }
     columns["reason"] = columns["reason"] or _why_slower(run, planned, columns)

@@ -29,6 +29,9 @@ Outcomes = Generator[tuple[Group, list[Reply]], None, None]
 Key = tuple[Hashable, Hashable]
 """Groups with the same first part may share a process; those with the same key are a unit of a :class:`Queue`."""
 
+LOST = ("oom", "timeout", "crash")
+"""Statuses that a case may owe to those with which it is timed in turn."""
+
 IN_TURN = "in turn"
 """The process of all cases that are timed in turn, as others' is named by their package."""
 
@@ -149,8 +152,18 @@ def run_cases(
                 # While this one's first case is checked, the next imports torch, on another core.
                 for folder in queued.folders:
                     session.start_spare(folder)
-            yield group, session.run(group, limits)
+            yield group, run_group(session, group, limits)
             before = group
+
+
+def run_group(session: ReplaceableWorker, group: Group, limits: RunLimits) -> list[Reply]:
+    """Return the outcomes of a group's cases; one that had no room beside the others, or died with them, runs alone."""
+    replies = session.run(group, limits)
+    if len(group) > 1:
+        for n, (item, reply) in enumerate(zip(group, replies, strict=True)):
+            if reply["status"] in LOST:
+                (replies[n],) = session.run([item], limits)
+    return replies
 
 
 class LocalExecutor(contextlib.AbstractContextManager["LocalExecutor"]):

@@ -15,7 +15,7 @@ from typing import Any
 from ..results.lock import temporary_folder
 from . import note
 from .environment import Environment
-from .executors import Group, Outcomes, Queue, queue_key
+from .executors import Group, Outcomes, Queue, queue_key, run_group
 from .plan import Identity
 from .workers import ReplaceableWorker, Reply, RunLimits, Started, not_measured, probe_environment
 
@@ -188,5 +188,5 @@ class _Node:
         if self._process not in (None, process):
             self._session.close()
         self._process = process
-        replies = self._session.run(group, replace(limits, shared=self._references))
+        replies = run_group(self._session, group, replace(limits, shared=self._references))
         return [{**reply, "columns": {**self._environment.columns(), **reply["columns"]}} for reply in replies]

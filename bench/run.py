@@ -140,18 +140,29 @@ def measure(
             # One device may be timing while another begins a case, so nothing is left to compile then.
             seconds[COMPILING] += compiler.compile_all() * executor.devices
         shared = tempfile.TemporaryDirectory(dir=temporary_folder(), prefix="references-")
-        limits = dataclasses.replace(limits, shared=stack.enter_context(shared), device_kind=environment.device_kind)
+        limits = dataclasses.replace(
+            limits,
+            shared=stack.enter_context(shared),
+            device_kind=environment.device_kind,
+            settle=group_by is not None and not on_gpu,
+        )
         outcomes = stack.enter_context(contextlib.closing(executor.run(Queue(groups), limits, start)))
-        for item, reply in itertools.chain(refused, _until(begin + time_limit_s, outcomes)):
-            yield Measured(item, build_record(run, item, reply), reply)
+        for item, reply, pair_id in itertools.chain(
+            ((*each, None) for each in refused), _until(begin + time_limit_s, run.run_id[:8], outcomes)
+        ):
+            yield Measured(item, build_record(run, item, reply, pair_id), reply)
             if progress is not None:
                 progress.finished(item, reply["status"])
 
 
-def _until(deadline: float, outcomes: Outcomes) -> Iterator[tuple[PlannedCase, Reply]]:
-    """Yield every case with its outcome; the group that is measured at the deadline is the last."""
-    for group, replies in outcomes:
-        yield from zip(group, replies, strict=True)
+def _until(deadline: float, name: str, outcomes: Outcomes) -> Iterator[tuple[PlannedCase, Reply, str | None]]:
+    """Yield every case with its outcome and, if it was timed in turn with others, the id of these.
+
+    The group that is measured at the deadline is the last.
+    """
+    for n, (group, replies) in enumerate(outcomes):
+        for item, reply in zip(group, replies, strict=True):
+            yield item, reply, f"{name}-{n}" if reply.get("in_turn") else None
         if time.monotonic() > deadline:
             return
 
@@ -321,10 +332,23 @@ def _interrupted_once() -> Iterator[Callable[[], None]]:
             signal.signal(number, old)
 
 
+def problem(item: PlannedCase) -> Hashable:
+    """Return what all cases of a problem have in common, whatever computes it: mode, dtype, tokens and model width."""
+    case = item.case
+    width = case.channels or case.d_model or (case.num_heads or 0) * (case.head_dim_v or 0)
+    return case.mode, case.dtype, case.batch, case.seq_len, case.context, case.layers, width, case.d_ff
+
+
 def problem_beside(ignore: Sequence[str] = ()) -> Callable[[PlannedCase], Hashable]:
     """Return what the cases have in common that differ only in the implementation and in the columns ignored."""
     columns = [name for name in CASE_COLUMNS if name not in ("impl", *ignore)]
     return lambda item: case_key(dataclasses.asdict(item.case), columns)
+
+
+def planned_again(row: Row) -> PlannedCase:
+    """Return the case of a row; ValueError where its implementation is not declared any more."""
+    case = Case(**{each.name: row[each.name] for each in dataclasses.fields(Case)})
+    return PlannedCase(case=case, target=baselines.get_implementation(case.op, case.impl))
 
 
 def why_not_again(rows: Sequence[Row], environment: Environment) -> str | None:
@@ -350,8 +374,7 @@ def measure_again(
     """
     run = Run.start(environment)
     limits = RunLimits(timeout_s=timeout_s, budget_s=budget_s, device_kind=environment.device_kind)
-    cases = [Case(**{each.name: row[each.name] for each in dataclasses.fields(Case)}) for row in rows]
-    planned = [PlannedCase(case=case, target=baselines.get_implementation(case.op, case.impl)) for case in cases]
+    planned = [planned_again(row) for row in rows]
     with LocalExecutor() as executor:
         measured = measure(planned, run, limits, executor=executor)
         return {record.case_id: dataclasses.asdict(record) for _, record, _ in measured}

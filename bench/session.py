@@ -46,6 +46,8 @@ from .workers import RunLimits, probe_environment
 
 Row = dict[str, Any]
 WRONG = ("crash", "error", "incorrect")
+PAIR_BUDGET_S = 0.25
+"""Seconds that a case is timed for, beyond the fewest rounds, when it is timed in turn with others."""
 
 
 def check_folder(output: Path) -> None:
@@ -90,6 +92,7 @@ def run_sweep(
     resume: bool,
     retry: bool = True,
     tritons: Sequence[Triton] = (),
+    pairs: bool = False,
     profile_harness: bool = False,
     timeout_s: float,
     time_limit_s: float | None = None,
@@ -107,6 +110,7 @@ def run_sweep(
         retry: whether those that failed are run again all the same. If not, cases that cannot be tried here are left
             out as well where the folder has any row of them.
         tritons: measure every case once with each of these, in turn, on one GPU; none: with the installed one.
+        pairs: time cases of the same problem in turn, see :func:`.run.problem`.
         profile_harness: also say what the time went into and how many kernels were compiled.
         time_limit_s: as of :func:`.run.measure`; None: no limit.
 
@@ -117,6 +121,8 @@ def run_sweep(
     _check_names(requests, gpu)
     if tritons and (executor != "local" or devices > 1):
         raise ValueError("--triton compares versions on one GPU: leave --executor and --devices out")
+    if tritons and pairs:
+        raise ValueError("--pairs times cases in one process, --triton each version in its own: leave one of them out")
     runs_cases = get_executor(executor, devices=devices)
     check_folder(output)
     with hold_folder_and_gpus(output, devices if executor == "local" else 0, wait=wait), runs_cases:
@@ -148,6 +154,7 @@ def run_sweep(
             time_limit_s=math.inf if time_limit_s is None else time_limit_s,
             roofs=measured.rows,
             done=done,
+            group_by=run.problem if pairs else None,
         )
     note(*conclusion(outcome))
     if profile_harness:
@@ -476,6 +483,40 @@ def _why_unmatched(planned: Sequence[PlannedCase], ignore: Sequence[str], enviro
         if _matched(planned, (*ignore, column)):
             return f"they differ in {column}; --ignore {column} leaves it out"
     return "--ignore COLUMN leaves a column out"
+
+
+def run_in_turn(
+    groups: Sequence[Sequence[Mapping[str, Any]]], *, output: Path, timeout_s: float, time_limit_s: float | None
+) -> Outcome | None:
+    """Time the cases of rows again, those of a group in turn, and write their new rows; None where that cannot be.
+
+    Args:
+        time_limit_s: seconds after which no group starts; None: no limit.
+    """
+    environment = probe_environment()
+    rows = [row for group in groups for row in group]
+    if {row["device_accelerator"] for row in rows} != {environment.device_accelerator}:
+        device = rows[0]["device_accelerator"]
+        note(f"not timed in turn: the rows are of {device}, this machine is {environment.device_name}")
+        return None
+    check_folder(output)
+    number = {row["case_id"]: n for n, group in enumerate(groups) for row in group}
+    jobs = default_jobs(environment.device_kind)
+    with hold_folder_and_gpus(output, 1, wait=False):
+        note(f"timing {len(rows)} cases in turn, in {len(groups)} groups, on {environment.device_name}")
+        outcome = sweep(
+            [run.planned_again(row) for row in rows],
+            environment,
+            RunLimits(timeout_s=timeout_s, budget_s=PAIR_BUDGET_S),
+            SweepProgress(),
+            executor=LocalExecutor(),
+            output=output,
+            group_by=lambda item: number[item.case.case_id],
+            jobs=jobs,
+            time_limit_s=math.inf if time_limit_s is None else time_limit_s,
+        )
+    note(*conclusion(outcome))
+    return outcome
 
 
 def measure_again(rows: Sequence[Mapping[str, Any]], *, timeout_s: float, budget_s: float) -> Mapping[str, Row]:

@@ -118,6 +118,7 @@ class Worker:
             replies.append(reply)
         brief = all(item.case.mode == "train" for item in items)
         sampling = clock.Sampling(
+            in_turn=len(ready) > 1,
             rounds=limits.rounds,
             budget_s=max(limits.budget_s, clock.BRIEF_BUDGET_S) if brief else limits.budget_s,
             ci_target=clock.CI_TARGET[self.device],
@@ -132,7 +133,7 @@ class Worker:
                     replies[n]["columns"] |= timing.columns() | {
                         name: getattr(timing, name) for name in ("host_ms", "noise", "yardstick_ms")
                     }
-                    replies[n]["page_faults"] = timing.page_faults
+                    replies[n] |= {"page_faults": timing.page_faults, "in_turn": len(ready) > 1}
             self._lap("warm-up, timed kernels")
         replies[0] |= {"seconds": dict(self._seconds), "kernels": kernels}
         return replies

@@ -65,11 +65,11 @@ class RunLimits:
     """What every case of a run is given.
 
     Attributes:
-        timeout_s: seconds after which a request's worker is killed.
+        timeout_s: seconds after which a request's worker is killed, for each of its cases.
         budget_s: seconds of timing after which sampling stops.
         action: "run", "verify" to check without timing, "compile" to only fill the compilers' caches, "profile" to call
             once under a profiler.
-        rounds, settle: as in :class:`.clock.Sampling`; with rounds, the cases of a request are timed in turn.
+        rounds, settle: as in :class:`.clock.Sampling`; several cases of a request are timed in turn.
         time_incorrect_peers: time outside packages also where their numbers are off: the outcome is still
             ``incorrect``, and says by how much.
         shared: folder in which workers share references, or None.
@@ -306,7 +306,7 @@ class ReplaceableWorker(contextlib.AbstractContextManager["ReplaceableWorker"]):
         """Return the cases' outcomes, in order; if the process does not survive, all of them have that outcome."""
         began = time.monotonic()
         request = encode_request(items, limits)
-        outcomes, waited_s = self._ask(request, limits.timeout_s, len(items), items[0].folder)
+        outcomes, waited_s = self._ask(request, limits.timeout_s * len(items), len(items), items[0].folder)
         seconds = outcomes[0].setdefault("seconds", {})
         seconds[STARTING] = waited_s
         seconds[ELSEWHERE] = time.monotonic() - began - sum(seconds.values())

@@ -179,7 +179,12 @@ class _SameMath(_Package):
 
 @dataclass(frozen=True, kw_only=True)
 class _Measured:
-    """What came of a case, and what was counted of it then."""
+    """What came of a case, and what was counted of it then.
+
+    Attributes:
+        pair_id: rows with the same one were timed in turn in one process, so that a ratio of theirs is a pair's: their
+            n-th samples are of the same round. None: it was timed alone.
+    """
 
     status: str
     reason: str | None = None
@@ -189,6 +194,7 @@ class _Measured:
     time_ci_low_ms: float | None = None
     time_ci_high_ms: float | None = None
     time_samples_ms: list[float] | None = None
+    pair_id: str | None = None
     host_ms: float | None = None
     noise: str | None = None
     yardstick_ms: float | None = None

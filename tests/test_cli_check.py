@@ -238,7 +238,7 @@ def test_compare_live_keeps_what_was_measured_before_it_died(
         reply = not_measured("oom", "no memory")
         yield run.Measured(planned[0], build_record(of_run, planned[0], reply), reply)
         (journal,) = tmp_path.glob("live-tfla-*.jsonl")
-        assert journal.read_bytes().count(b"\n") == 1
+        assert journal.read_bytes().count(b"\n") == 2, "what is planned, and the row"
         raise RuntimeError("the device is gone")
 
     monkeypatch.setattr(run, "measure", dies)

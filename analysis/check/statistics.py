@@ -107,6 +107,20 @@ def resampled_ratios(numerator: Sequence[float], denominator: Sequence[float]) -
     return resampled_medians(numerator) / resampled_medians(denominator, side=1)
 
 
+def resampled_in_turn(*sides: Sequence[float]) -> list[NDArray[Any]]:
+    """Return the medians of each side over :data:`RESAMPLES` bootstrap resamples of the rounds that they share.
+
+    Args:
+        sides: of each as many samples, the n-th ones of the same round.
+    """
+    import numpy as np
+
+    samples = np.array([_finite(side) for side in sides])
+    rounds = samples.shape[1]
+    draws = np.random.default_rng(rounds).integers(0, rounds, size=(RESAMPLES, rounds))
+    return [np.median(side[draws], axis=1) for side in samples]
+
+
 def resampled_medians(samples: Sequence[float], side: int = 0) -> NDArray[Any]:
     """Return the medians of :data:`RESAMPLES` bootstrap resamples; the two sides of a ratio (0, 1) draw apart."""
     import numpy as np
@@ -149,9 +163,13 @@ def geometric_mean_interval(ratios: Sequence[NDArray[Any]]) -> Interval:
 
 
 def _ordered(samples: Sequence[float]) -> list[float]:
-    ordered = sorted(map(float, samples))
-    if not ordered:
+    return sorted(_finite(samples))
+
+
+def _finite(samples: Sequence[float]) -> list[float]:
+    found = list(map(float, samples))
+    if not found:
         raise ValueError("samples must hold at least one number, got none")
-    if not all(map(math.isfinite, ordered)):
-        raise ValueError(f"samples must be finite, got {next(s for s in ordered if not math.isfinite(s))}")
-    return ordered
+    if not all(map(math.isfinite, found)):
+        raise ValueError(f"samples must be finite, got {next(s for s in found if not math.isfinite(s))}")
+    return found

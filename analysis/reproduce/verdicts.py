@@ -2,9 +2,10 @@
 
 value: the metric at each point; a document's time holds from a tenth below that measured on its device to
 :data:`OTHER_SOFTWARE` times that, and without such a row in the 90 % interval of ours as the model translates it.
-ratio: one side's over another's; of four sides, the first ratio over the second. span: the largest over the smallest
-along an axis. slope: d log metric / d log axis from each value to the next. crossover: the smallest value from which on
-one side is below the other. best: the value with the smallest metric.
+ratio: one side's over another's; of four sides, the first ratio over the second. Times are of rows that were timed in
+turn, as a crossover's are, and the ratio is decided where both ends of its interval come to the same. span: the largest
+over the smallest along an axis. slope: d log metric / d log axis from each value to the next. crossover: the smallest
+value from which on one side is below the other. best: the value with the smallest metric.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from ...results.schema import CASE_COLUMNS, SIZE_COLUMNS, ErrorsRow, Record, Tra
 from ...results.select import Row, grouped, load_rows, short_size
 from ...results.store import holds_results, read_file, result_files, row_set
 from ..accelerators.known import get_accelerator
+from ..check.statistics import MIN_SAMPLES, UNKNOWN, Interval, interval_of, resampled_in_turn
 from ..counts import count, count_case, kv_savings
 from ..derive import ONCE_SINCE
 from ..model.answers import Question
@@ -33,15 +35,21 @@ from ..model.runtime_model import runtime_model
 from . import training
 from .entries import ERRORS, MEASURED, PLANNED_KEYS, TRAINED, Asked, Claim, Terms
 
-HOLDS, PARTLY, NOT, UNTESTABLE, UNMEASURED = VERDICTS = (
-    "holds", "holds in part", "does not hold here", "not testable here", "not measured",
+HOLDS, PARTLY, UNDECIDED, NOT, UNTESTABLE, UNMEASURED = VERDICTS = (
+    "holds", "holds in part", "not decided", "does not hold here", "not testable here", "not measured",
 )  # fmt: skip
+APART = "not measured together"
+"""What is said of sides that have rows, but none that were timed in turn (pair_id)."""
+
+TIMED = ("time", "tokens_per_s", "tflops")
+"""Metrics whose ratios and crossovers are of pairs."""
+
 STORED = {"time": "time_ms", "memory": "peak_memory_bytes", "workspace": "workspace_bytes", "rel_error": "rel_error"}
 """Metric -> the column that holds it."""
 
 COLUMNS = (
-    *CASE_COLUMNS, *STORED.values(), "case_id", "provider", "status", "noise", "suspect", "measured_at",
-    "device_accelerator", "input_bytes",
+    "kernel", *CASE_COLUMNS, *STORED.values(), "case_id", "provider", "status", "noise", "suspect", "measured_at",
+    "device_accelerator", "input_bytes", "pair_id", "time_samples_ms",
 )  # fmt: skip
 ROW_SETS = (Record, ErrorsRow, TrainingRow)
 """What claims are held against."""
@@ -66,6 +74,8 @@ class ClaimLine:
         document: the bound, in words.
         holds: 1, 0, or 0.5 for a crossover past its bound; None where nothing was measured.
         interval: of a time that is translated to the document's device.
+        ends: of a ratio of a pair: its 95 % interval.
+        decided: whether it comes to the same at both of these ends.
         there: the time that was measured on that device.
     """
 
@@ -75,6 +85,8 @@ class ClaimLine:
     document: str = ""
     holds: float | None = None
     interval: tuple[float, float] | None = None
+    ends: tuple[float, float] | None = None
+    decided: bool = True
     there: float | None = None
 
     @property
@@ -108,10 +120,15 @@ class Found:
 
 
 class Store:
-    """The rows that claims are held against: of each case the newest good one.
+    """The rows that claims are held against: of each case the newest good one, of ratios the newest pair.
 
     ``device`` is the one asked for, by default the one with most rows; only ``wanted`` rows are taken.
+
+    Attributes:
+        paired: whether the sides of a ratio must have been timed in turn.
     """
+
+    paired = True
 
     def __init__(
         self, results: Sequence[Path], device: str | None = None, wanted: Callable[[Row], bool] = lambda _: True
@@ -127,13 +144,15 @@ class Store:
         self.device = device or next((key for key, _ in most.most_common(1)), "")
         others = [row for row in others if row["device_accelerator"] == self.device and wanted(row)]
         self.others = sorted(others, key=itemgetter("measured_at"))
-        self.cases = _by_case(filter(wanted, rows))
+        rows = [row for row in rows if wanted(row)]
+        self.cases = _by_case(rows)
+        self.pairs = _by_pair(row for row in rows if row["device_accelerator"] == self.device)
 
     @classmethod
     def of(cls, rows: Sequence[Row]) -> Store:
-        """Return the store of rows that are there already, of one device."""
+        """Return the store of rows of one run, whose sides may all be compared."""
         store = cls([], next((row["device_accelerator"] or "" for row in rows), ""))
-        store.cases = _by_case(rows)
+        store.cases, store.paired = _by_case(rows), False
         return store
 
     def other(self, metric: str, terms: Terms) -> float | str:
@@ -152,17 +171,48 @@ class Store:
 
     def row(self, terms: Terms, device: str | None = None) -> Row | str:
         """Return the fastest row that terms select, or why there is none: not measured, or a status."""
-        wanted = {"state_dtype": "fp32", **{key: value for key, value in terms.items() if key not in PLANNED_KEYS}}
-        cases = self.cases.get((device or self.device, wanted["op"], wanted["mode"]), [])
-        rows = [row for row in cases if _matches(row, wanted)]
-        ok = [row for row in rows if row["status"] == "ok"]
-        return min(ok, key=itemgetter("time_ms")) if ok else rows[0]["status"] if rows else UNMEASURED
+        return _fastest(self.cases.get((device or self.device, terms["op"], terms["mode"]), []), terms)
+
+    def candidates(self, terms: Terms) -> list[Row]:
+        """Return the rows that may be the fastest that terms select: within a tenth of it, three at most."""
+        cases = self.cases.get((self.device, terms["op"], terms["mode"]), [])
+        wanted = _selected(terms)
+        ok = [row for row in cases if row["status"] == "ok" and _matches(row, wanted)]
+        ok.sort(key=itemgetter("time_ms"))
+        return [row for row in ok[:3] if row["time_ms"] <= 1.1 * ok[0]["time_ms"]]
+
+    def together(self, sides: Sequence[Terms]) -> list[Row] | None:
+        """Return the rows that sides select, each side's fastest, of the newest that were timed in turn, or None."""
+        for rows in self.pairs:
+            found = [_fastest(rows, terms) for terms in sides]
+            if not any(isinstance(row, str) for row in found):
+                return found  # type: ignore[return-value]
+        return None
 
 
 def _by_case(rows: Iterable[Row]) -> dict[tuple[Any, ...], list[Row]]:
     """Return device, operation and mode -> the best row of each case."""
     cases = grouped(rows, itemgetter("device_accelerator", "case_id")).values()
     return grouped(map(_newest, cases), lambda row: (row["device_accelerator"] or "", row["op"], row["mode"]))
+
+
+def _by_pair(rows: Iterable[Row]) -> list[list[Row]]:
+    """Return the rows that were timed in turn, group by group, the newest first."""
+    groups = grouped((row for row in rows if row["pair_id"] is not None), itemgetter("pair_id")).values()
+    return sorted(groups, key=lambda group: max(row["measured_at"] for row in group), reverse=True)
+
+
+def _fastest(cases: Iterable[Row], terms: Terms) -> Row | str:
+    """Return the fastest row that terms select, or why there is none."""
+    wanted = _selected(terms)
+    rows = [row for row in cases if _matches(row, wanted)]
+    ok = [row for row in rows if row["status"] == "ok"]
+    return min(ok, key=itemgetter("time_ms")) if ok else rows[0]["status"] if rows else UNMEASURED
+
+
+def _selected(terms: Terms) -> dict[str, Any]:
+    """Return the columns, with their values, that terms ask of a row."""
+    return {"state_dtype": "fp32", **{key: value for key, value in terms.items() if key not in PLANNED_KEYS}}
 
 
 def memory_bytes(row: Row) -> int | None:
@@ -190,16 +240,26 @@ def evaluate(asked: Asked, store: Store) -> Found:
         verdict = UNTESTABLE if claim.not_testable else UNMEASURED
         return Found(asked=asked, verdict=verdict, reason=claim.not_testable or claim.unmeasured or "")
     values: dict[tuple[str, tuple[Any, ...]], float | None] = {}
+    intervals: dict[tuple[Any, ...], Interval] = {}
     missing = []
-    for side, point in itertools.product(claim.sides, asked.points()):
-        try:
-            value = _metric(asked, asked.terms(side, point), store)
-        except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"{asked.id}, side {side}: {error}") from error
-        if isinstance(value, str):
-            missing.append((side, point, value))
-        values[side, tuple(point.values())] = None if isinstance(value, str) else value
-    lines: Iterable[ClaimLine] = _compared(asked, values)
+    for point in asked.points():
+        key, terms = tuple(point.values()), {side: asked.terms(side, point) for side in claim.sides}
+        pair = _pair(asked, terms, store)
+        if pair is None:
+            missing.append((claim.sides[-1], point, APART))
+            values |= {(side, key): None for side in claim.sides}
+            continue
+        if pair and claim.kind == "ratio" and len(pair) == len(claim.sides):
+            intervals[key] = _interval(asked, [pair[side] for side in claim.sides])
+        for side in claim.sides:
+            try:
+                value = _metric(asked, terms[side], store, pair.get(side))
+            except (KeyError, TypeError, ValueError) as error:
+                raise ValueError(f"{asked.id}, side {side}: {error}") from error
+            if isinstance(value, str):
+                missing.append((side, point, value))
+            values[side, key] = None if isinstance(value, str) else value
+    lines: Iterable[ClaimLine] = _compared(asked, values, intervals)
     lacking = tuple(missing)
     if claim.kind == "value" and claim.metric == "time" and asked.document.device == store.device:
         lines = [dataclasses.replace(line, there=line.ours) for line in lines]
@@ -211,14 +271,63 @@ def evaluate(asked: Asked, store: Store) -> Found:
     return dataclasses.replace(_verdict(asked, lines, lacking), missing=tuple(missing))
 
 
-def _metric(asked: Asked, terms: dict[str, Any], store: Store) -> float | str:
-    """Return a side's metric at a point, or why there is none."""
+def _pair(asked: Asked, terms: Mapping[str, dict[str, Any]], store: Store) -> dict[str, Row] | None:
+    """Return side -> row of what was timed in turn, for those sides that need it; None where nothing was.
+
+    None needs it where a side has no row at all, or one case is all that is measured.
+    """
+    claim = asked.claim
+    if not (store.paired and claim.kind in ("ratio", "crossover")):
+        return {}
+    timed = {side: each for side, each in terms.items() if each.get("metric", claim.metric) in TIMED}
+    cases = {row if isinstance(row, str) else row["case_id"]: row for row in map(store.row, timed.values())}
+    if len(cases) < 2 or any(isinstance(row, str) for row in cases.values()):
+        return {}
+    found = store.together(list(timed.values()))
+    return None if found is None else dict(zip(timed, found, strict=True))
+
+
+def _interval(asked: Asked, rows: Sequence[Row]) -> Interval:
+    """Return the 95 % interval of a ratio of two or four rows that were timed in turn."""
+    samples = [row["time_samples_ms"] for row in rows]
+    if len({len(each) for each in samples}) > 1 or len(samples[0]) < MIN_SAMPLES:
+        return UNKNOWN
+    medians: list[Any] = [*resampled_in_turn(*samples), 1.0, 1.0]
+    a, b, c, d = medians[:4]
+    ratios = a * d / (b * c)
+    if asked.claim.metric == "time":
+        return interval_of(ratios)
+    # Of rates the ratio is the other way round, times that of their work.
+    rates = [_metric(asked, {}, Store.of(rows), row) for row in rows]
+    work = [0.0 if isinstance(rate, str) else rate * row["time_ms"] for rate, row in zip(rates, rows, strict=True)]
+    e, f, g, h = (*work, 1.0, 1.0)[:4]
+    return interval_of(e * h / (f * g) / ratios)
+
+
+def apart(found: Sequence[Found], store: Store) -> list[list[Row]]:
+    """Return the rows, in groups, whose cases must be timed in turn before claims can be judged; a case is in one."""
+    groups: list[dict[str, Row]] = []
+    for each in found:
+        for _, point, why in each.missing:
+            if why == APART:
+                sides = [each.asked.terms(side, point) for side in each.asked.claim.sides]
+                timed = [terms for terms in sides if terms.get("metric", each.asked.claim.metric) in TIMED]
+                new = {row["case_id"]: row for terms in timed for row in store.candidates(terms)}
+                for other in [group for group in groups if new.keys() & group.keys()]:
+                    groups.remove(other)
+                    new |= other
+                groups.append(new)
+    return [[*group.values()] for group in groups]
+
+
+def _metric(asked: Asked, terms: dict[str, Any], store: Store, row: Row | str | None = None) -> float | str:
+    """Return a side's metric at a point, of ``row`` if it is given, or why there is none."""
     metric = terms.pop("metric", asked.claim.metric)
     if metric in ERRORS or metric in TRAINED:
         return store.other(metric, terms)
     if metric not in MEASURED:
         return _counted(metric, **terms)
-    row = store.row(terms)
+    row = row or store.row(terms)
     if isinstance(row, str):
         return row
     if metric in STORED or metric == "allocated":
@@ -262,8 +371,12 @@ def _counted(metric: str, *, mode: str, dtype: str, device: str = "h100_sxm", **
     return runtime_model(counted, accelerator, dtype).upper_ms if metric == "model_ms" else getattr(counted, metric)
 
 
-def _compared(asked: Asked, values: Mapping[tuple[str, tuple[Any, ...]], float | None]) -> Iterator[ClaimLine]:
-    """Yield what is held against the bounds, line by line."""
+def _compared(
+    asked: Asked,
+    values: Mapping[tuple[str, tuple[Any, ...]], float | None],
+    intervals: Mapping[tuple[Any, ...], Interval],
+) -> Iterator[ClaimLine]:
+    """Yield what is held against the bounds, line by line; ``intervals``: of ratios, by the values of their points."""
     claim, axis = asked.claim, asked.along
 
     def others(point: Point) -> tuple[tuple[str, Any], ...]:
@@ -276,7 +389,9 @@ def _compared(asked: Asked, values: Mapping[tuple[str, tuple[Any, ...]], float |
             a, b, c, d = (*of, 1, 1, 1)[:4]
             ours = None if None in of else a if len(of) == 1 else a * d / (b * c or math.nan)
             named = {side: (value,) for side, value in zip(claim.sides, of, strict=True)}
-            yield ClaimLine(point=point, ours=ours, values=named if len(of) > 1 else {})
+            found = intervals.get(tuple(point.values()))
+            ends = None if found is None else (found.low, found.high)
+            yield ClaimLine(point=point, ours=ours, values=named if len(of) > 1 else {}, ends=ends)
         return
     for group, members in grouped(points, lambda item: others(item[0])).items():
         there: list[tuple[Any, Any]] = [(point[axis], of) for point, of in members if None not in of]
@@ -336,26 +451,29 @@ def judged(claim: Claim, line: ClaimLine, n: int) -> ClaimLine:
     signs = zip(("", "≥ ", "≤ "), bounds.values(), strict=True)
     words = " ".join(f"{sign}{shown(claim, bound)}" for sign, bound in signs if bound is not None)
     states, least, most = bounds.values()
-    ours, holds = line.outcome, None
-    if isinstance(ours, str):
-        holds = float(ours == states)
-    elif ours is not None:
+    if line.ours is None and line.there is None:
+        return dataclasses.replace(line, document=words)
+
+    def holds(ours: Any) -> float:
+        if isinstance(ours, str):
+            return float(ours == states)
         if line.there is not None and states is not None:
             near = (1 - claim.within) * line.there <= states <= OTHER_SOFTWARE * line.there
         elif line.interval and states is not None:
             near = line.interval[0] <= states <= line.interval[1]
         else:
             near = states is None or abs(ours - states) <= claim.within * (abs(states) or 1.0)
-        holds = float(near and (least is None or ours >= least) and (most is None or ours <= most))
-        if claim.kind == "crossover" and not holds and not math.isinf(ours):
-            holds = 0.5
-    return dataclasses.replace(line, document=words, holds=holds)
+        found = float(near and (least is None or ours >= least) and (most is None or ours <= most))
+        return 0.5 if claim.kind == "crossover" and not found and not math.isinf(ours) else found
+
+    decided = len({holds(ours) for ours in (line.outcome, *(line.ends or ()))}) == 1
+    return dataclasses.replace(line, document=words, holds=holds(line.outcome), decided=decided)
 
 
 def _verdict(asked: Asked, lines: tuple[ClaimLine, ...], missing: tuple[tuple[str, Point, str], ...]) -> Found:
     """Return the verdict that lines come to, and the reason: which hold, which do not, and what has no row."""
     known = [line for line in lines if line.holds is not None]
-    kinds = {line.holds for line in known}
+    kinds = {line.holds if line.decided else None for line in known}
     verdict, parts = PARTLY, []
     if not known:
         verdict = UNMEASURED
@@ -363,8 +481,10 @@ def _verdict(asked: Asked, lines: tuple[ClaimLine, ...], missing: tuple[tuple[st
         verdict = NOT
     elif kinds == {1.0} and not missing:
         verdict = HOLDS
-    for holds, word in ((1.0, "holds at "), (0.5, "later at "), (0.0, "not at ")):
-        if some := [line for line in known if line.holds == holds]:
+    elif None in kinds and kinds <= {None, 1.0}:
+        verdict = UNDECIDED
+    for holds, word in ((1.0, "holds at "), (0.5, "later at "), (None, "not decided at "), (0.0, "not at ")):
+        if some := [line for line in known if (line.holds if line.decided else None) == holds]:
             where, outcome = _axes([line.point for line in some]), _range(asked.claim, some)
             parts.append(
                 f"{word}{where} ({outcome})" if len(kinds) > 1 else f"{outcome} at {where}" if where else outcome

@@ -9,16 +9,19 @@ from typing import Any
 
 from ...results.select import grouped
 from .published import in_words
-from .verdicts import HOLDS, NOT, PARTLY, UNMEASURED, VERDICTS, ClaimLine, Found, shown
+from .verdicts import HOLDS, NOT, PARTLY, UNDECIDED, UNMEASURED, VERDICTS, ClaimLine, Found, shown
 
 HEAD = """# Reproductions
 
 Are the claims of papers and pages true on this GPU? Below is every claim of the documents whose kernels lrbench has,
 with the number that the document states, ours, and a verdict. A number is what the claim is about, such as a ratio of
 times; a range covers the claim's points (sequence lengths, modes and so on). Ours are from the committed rows, or
-counted. To see the points of a claim, run its command; with `--run` it sweeps what is missing.
+counted. The times of a ratio are of rows that were timed in turn, in one process. To see the points of a claim, run its
+command; with `--run` it measures what is missing.
 
 - *Holds in part*: at some of the points, at all that have a row, or only from a longer length on than stated.
+- *Not decided*: a bound lies inside the 95 % interval of the ratio.
+- *Not measured together*: there are rows of all sides, but of different runs alone.
 - *Not testable here*, *not measured*: for the reason given.
 - A time that a document states for another accelerator *holds* if it lies in the 90 % interval that the model gives for
   it ([how](choosing.md#another-accelerator)). Where we measured that accelerator, it holds from a tenth below our time
@@ -68,7 +71,9 @@ def line_rows(found: Found, *, words: bool = True) -> list[dict[str, Any]]:
                 "document": line.document,
                 **_outcome(found, line, words=words),
                 **({} if line.interval else of),
-                "verdict": {None: UNMEASURED, 1.0: HOLDS, 0.5: PARTLY, 0.0: NOT}[line.holds],
+                "verdict": {None: UNMEASURED, 1.0: HOLDS, 0.5: PARTLY, 0.0: NOT}[line.holds]
+                if line.decided
+                else UNDECIDED,
             }
         )
     return rows
@@ -77,6 +82,11 @@ def line_rows(found: Found, *, words: bool = True) -> list[dict[str, Any]]:
 def _outcome(found: Found, line: ClaimLine, *, words: bool) -> dict[str, Any]:
     """Return what a line came to; of a translated time the measured ones, and what the model makes of it there."""
     claim = found.asked.claim
+    if line.ends is not None and line.ours is not None:
+        low, high = line.ends
+        if words:
+            return {"here": f"{shown(claim, line.ours)} ({low:.3g} to {high:.3g})"}
+        return {"here": line.ours, "here_low": low, "here_high": None if math.isinf(high) else high}
     if line.interval is None:
         return {"here": shown(claim, line.ours) if words or line.ours == math.inf else line.ours}
     ((measured,),), (low, high), there = line.values.values(), line.interval, found.asked.document.device
