@@ -275,27 +275,24 @@ def _sample_alone(clock: Clock, call: Call, timing: Timing, sampling: Sampling) 
 def _sample_in_turn(clock: Clock, pairs: Sequence[tuple[Call, Timing]], sampling: Sampling) -> None:
     watch = Watch(gpu=clock.enqueues) if sampling.rounds is None else None
     each = 1 if sampling.rounds is not None or sampling.brief else SAMPLES_A_ROUND
-    enqueue_ms = [0.0 if sampling.brief else math.inf for _ in pairs]
-    begin, left = time.perf_counter(), list(enumerate(pairs))
+    # After others a call takes longer to be enqueued than after itself, so each turn on a GPU begins with one untimed.
+    enqueue_ms = 0.0 if sampling.brief else None
+    begin, left = time.perf_counter(), pairs
     for index in itertools.count(0 if sampling.brief else -WARMUP_ROUNDS):
-        left = [(n, pair) for n, pair in left if pair[1].failure is None]
+        left = [(call, timing) for call, timing in left if timing.failure is None]
         if index == 0:
             begin = time.perf_counter()
-        elif index > 0 and _enough([pair[1] for _, pair in left], index, time.perf_counter() - begin, sampling):
+        elif index > 0 and _enough([timing for _, timing in left], index, time.perf_counter() - begin, sampling):
             break
-        for n, (call, timing) in left if index % 2 else reversed(left):
+        for call, timing in left if index % 2 else reversed(left):
             with _failure_kept(timing):
-                if index < 0:
-                    # What a call takes to be enqueued is known before the first sample.
-                    enqueue_ms[n] = min(enqueue_ms[n], *_wall_clock(call, 1))
-                    clock.synchronize()
-                    continue
-                if sampling.settle:
+                if sampling.settle and index >= 0:
                     call.call(call.prepare())
                 faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-                samples, state = clock.sample(call, each, enqueue_ms[n])
-                timing.page_faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - faults)
-                timing.add(samples, state)
+                samples, state = clock.sample(call, each if index >= 0 else 1, enqueue_ms)
+                if index >= 0:
+                    timing.page_faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - faults)
+                    timing.add(samples, state)
         if watch is not None:
             watch.look()
     for _, timing in pairs:

@@ -40,8 +40,9 @@ from ..results.schema import Case
 DTYPES = {name: dtype for dtype, name in CASE_DTYPES.items()}
 
 SAME_SHAPE = "same shape"
-PEER_FACTOR = 8
-"""How far beyond the bound of our own code an outside package's error may lie."""
+PEER_FACTOR = 16
+"""How far beyond the bound of our own code an outside package's error may lie: mlstm_kernels' gradient of the forget
+gate, a difference of two bf16 sums, is off by 9 % over 16,384 tokens, 11 times our bound."""
 
 SEED = 0
 KEPT = 2

@@ -113,6 +113,22 @@ def test_calls_take_turns_forwards_and_backwards() -> None:
     assert sorted(str(timing.state.throttled) for timing in timings) == ["None", "power"]
 
 
+@pytest.mark.parametrize(("times", "taken"), [(repeat(1.0), clock.MIN_SAMPLES), (cycle((1.0, 2.0)), clock.MAX_SAMPLES)])
+def test_in_turn_each_has_as_many_samples_and_each_turn_begins_untimed(times: Iterator[float], taken: int) -> None:
+    """Until all medians are known well enough: after others, a call's first enqueuing takes longer than a later one."""
+    asked: list[float | None] = []
+
+    class Turns(Scripted):
+        def sample(self, call: clock.Call, count: int, enqueue_ms: float | None = None) -> Any:
+            asked.append(enqueue_ms)
+            return super().sample(call, count)
+
+    calls = [clock.Call(call=lambda _: None)] * 2
+    timings = clock.measure(Turns(times), calls, clock.Sampling(in_turn=True, budget_s=1e9, ci_target=0.01))
+    assert [len(timing.samples_ms) for timing in timings] == [taken, taken]
+    assert asked == [None] * 2 * (clock.WARMUP_ROUNDS + taken // clock.SAMPLES_A_ROUND)
+
+
 @pytest.mark.parametrize("rounds", [None, 3])
 def test_a_call_that_fails_while_timed_drops_out(rounds: int | None) -> None:
     def fail(_: Any) -> None:
