@@ -185,6 +185,13 @@ class Asked(NamedTuple):
         return self.entry.over if self.claim.over is None else self.claim.over
 
     @property
+    def ours(self) -> bool:
+        """Whether all that it measures are kernels of lrbench, so that nothing is said of the document's own."""
+        sides = [self.terms(side, point) for side in self.claim.sides for point in self.points()[:1]]
+        measured = [terms for terms in sides if terms.get("metric", self.claim.metric) in MEASURED]
+        return bool(measured) and all("." not in str(each.get("impl", "")) and _has_ours(each) for each in measured)
+
+    @property
     def along(self) -> str:
         """The axis that is followed."""
         return self.claim.along or next(iter(self.over), "")
@@ -264,6 +271,13 @@ def chosen(claims: Sequence[Asked], ids: Sequence[str]) -> list[Asked]:
         if not any(asked.id == name or asked.id.startswith(f"{name}-") for asked in claims):
             raise unknown("id", name, dict.fromkeys(asked.id for asked in claims))
     return [each for each in claims if any(each.id == name or each.id.startswith(f"{name}-") for name in ids)]
+
+
+def _has_ours(terms: Terms) -> bool:
+    """Return whether the implementation that terms select is of lrbench, not of a package or torch."""
+    ours = [each.name for each in get_operation(str(terms["op"])).implementations]
+    impl = str(terms.get("impl", "")).partition("+")[0]
+    return impl in ours if impl else terms.get("provider") == "lrbench" or bool(ours)
 
 
 def _inherited(sides: Mapping[str, Side], name: str) -> Side:

@@ -480,7 +480,7 @@ def _verdict(asked: Asked, lines: tuple[ClaimLine, ...], missing: tuple[tuple[st
     verdict, parts = PARTLY, []
     if not known:
         verdict = UNMEASURED
-    elif kinds == {0.0}:
+    elif 0.0 in kinds and kinds <= {None, 0.0}:
         verdict = NOT
     elif kinds == {1.0} and not missing:
         verdict = HOLDS

@@ -101,8 +101,9 @@ def _outcome(found: Found, line: ClaimLine, *, words: bool) -> dict[str, Any]:
 def page(found: Sequence[Found], device: str) -> str:
     """Return the page: a table a document, a line a claim."""
     parts = [HEAD, f"Measured on `{device}`. " + _tally(found) + "\n", in_words(found)]
-    for title, claims in grouped(found, lambda each: each.asked.document.title).items():
-        parts.append(f"\n## {title}\n\n{_tally(claims)}\n")
+    for (title, ours), claims in grouped(found, lambda each: (each.asked.document.title, each.asked.ours)).items():
+        head = f"### The same of lrbench's own kernels alone: {title}" if ours else f"## {title}"
+        parts.append(f"\n{head}\n\n{_tally(claims)}\n")
         parts.append("| where | claim | document | ours | verdict | command |\n|---|---|---|---|---|---|")
         for row in list_rows(claims):
             # What ours is has a column of its own.
