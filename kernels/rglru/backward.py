@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 
 from ..common.remember import remember_launches
-from ..common.time_tiles import load_rows, tile_offsets, widen
+from ..common.time_tiles import INTERPRETED, load_rows, tile_offsets, widen
 from .elements import (
     decay_and_gate,
     decay_rate,
@@ -149,7 +149,7 @@ def look_back_gradient_kernel(
     x, r, i = load_inputs(x_ptr, r_ptr, i_ptr, base, offs, left, mask, C, OP, BLOCK_I)
     dh = load_rows(dh_ptr + base, offs, left, mask, C, 0.0, BLOCK_I)
     h = _load_saved(saved_ptr + (batch * S + tile * BLOCK_O) * C, offs_t, offs_c, left, mask, C, BLOCK_I)
-    if PASS.code != "":
+    if not INTERPRETED:
         prefetch_words(word_ptr, B, C, batch, position, block * BLOCK_C, BLOCK_C)
         earlier = (tile - ahead) * STEPS
         if (ahead > 0) & (earlier >= 0):

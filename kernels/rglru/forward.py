@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from ..common.remember import remember_launches
-from ..common.time_tiles import tile_offsets
+from ..common.time_tiles import INTERPRETED, tile_offsets
 from .elements import (
     decay_rate,
     issue_loads,
@@ -110,7 +110,7 @@ def look_back_kernel(
     end = T - tile * STEPS
     offs, left, mask = tile_offsets(offs_t, offs_c, mask_c, C, end)
     x, r, i = load_inputs(x_ptr, r_ptr, i_ptr, base, offs, left, mask, C, OP, BLOCK_I)
-    if PASS.code != "":
+    if not INTERPRETED:
         prefetch_words(word_ptr, B, C, batch, tile, block * BLOCK_C, BLOCK_C)
         later = (tile + ahead) * STEPS
         if (ahead > 0) & (later < T):

@@ -15,16 +15,13 @@ be subtracted from itself.
 import triton
 import triton.language as tl
 
-from ..common.time_tiles import widen
+from ..common.time_tiles import INTERPRETED, widen
 
 EMPTY = tl.constexpr(-1e38)
 """Exponent of a sum without terms."""
 
 EMPTY_WORD = tl.constexpr((1 << 32) + 0xFE967699)
 """The word that _publish writes for the exponent EMPTY."""
-
-INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
-"""Whether kernels run in the interpreter, which cannot run PTX."""
 
 LOG2E = tl.constexpr(1.4426950408889634)
 MAX_RATIO = tl.constexpr(40.0)
@@ -278,7 +275,7 @@ def gather_rows(m, a, b, lag, offs_o, offs_c, first_c, GATHER: tl.constexpr):
         GATHER: exchange.py's gather_code for the tile.
     """
     BLOCK_O: tl.constexpr = m.shape[0]
-    if GATHER.code != "":
+    if not INTERPRETED:
         row = tl.broadcast_to(offs_o[:, None], m.shape)
         channel = tl.broadcast_to((offs_c - first_c)[None, :], m.shape)
         rows = tl.inline_asm_elementwise(
@@ -344,7 +341,7 @@ def pass_state(
     first_m = tl.broadcast_to(first_m, all_m.shape)
     first_a = tl.broadcast_to(first_a, all_m.shape)
     first_b = tl.broadcast_to(first_b, all_m.shape)
-    if PASS.code != "":
+    if not INTERPRETED:
         turn = tl.where(last_row, tile, -1)
         channel = tl.broadcast_to((offs_c - first_c)[None, :], all_m.shape)
         m, a, b = tl.inline_asm_elementwise(

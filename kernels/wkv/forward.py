@@ -19,10 +19,9 @@ import triton
 import triton.language as tl
 
 from ..common.remember import remember_launches
-from ..common.time_tiles import load_rows, tile_offsets, widen
+from ..common.time_tiles import INTERPRETED, load_rows, tile_offsets, widen
 from .elements import (
     EMPTY,
-    INTERPRETED,
     LEAST_PAIR,
     LEAST_STATE,
     MAX_BONUS,
@@ -248,67 +247,41 @@ def _compute_rows_by_step(
     return m, num, den
 
 
-@remember_launches
-@triton.jit(do_not_specialize=["call", "B", "T", "S", "ahead"])
-def scan_kernel(
-    k_ptr,
-    v_ptr,
-    w_ptr,
-    u_ptr,
-    num_ptr,
-    den_ptr,
-    max_ptr,
-    y_ptr,
-    last_ptr,
-    saved_ptr,
-    word_ptr,
-    spare_ptr,
-    call,
-    B,
-    T,
-    S,
-    ahead,
-    C: tl.constexpr,
-    SAVE: tl.constexpr,
-    KEEP: tl.constexpr,
-    GATHER: tl.constexpr,
-    PASS: tl.constexpr,
-    LOOK: tl.constexpr,
-    TILE: tl.constexpr,
-):
-    """Compute one tile of BLOCK_I * BLOCK_O steps and BLOCK_C channels in a single pass over memory.
-
-    Grid: (tiles of T * B * ceil(C / BLOCK_C),). GPUs start programs in the order of their numbers, so a program only
-    waits for programs that have started.
-    Reads k, v [B, T, C], w, u [C] and the first state, num, den, max [B, C]; writes y [B, T, C], the last state
-    [3, B, C] and the states before every SAVE steps [3, B, S, C].
-
-    PASS is None: sums go through words [2, tiles + groups, B, C], which must be zero before the launch, and the launch
-    zeroes the spare words; LOOK = 0 means that the sequence is one tile. Otherwise states are passed from tile to tile
-    through words [tiles, B, C] of two int64, by the code of exchange.py in GATHER and PASS.
-
-    KEEP says what stays in registers for the outputs: "nothing" (k and v are read again, from the cache), "tokens" (k
-    and v in their dtype, which needs B * T of at least a tile), or "weights" (v and the weights).
-    """
-    PRECISE: tl.constexpr = k_ptr.dtype.element_ty == tl.float32
-    SERIAL: tl.constexpr = PASS is not None
-    BLOCK_I: tl.constexpr = TILE.block_i
-    BLOCK_O: tl.constexpr = TILE.block_o
+@triton.jit
+def _tile_position(B, T, C: tl.constexpr, TILE: tl.constexpr):
+    """Return where a program's tile lies: the numbers of tile and sequence, the first channel, the channels and their
+    mask, the rows, the offset of the tile in k, the steps from its start to the sequence's end, the first steps of the
+    rows, and what :func:`tile_offsets` returns for them."""
     BLOCK_C: tl.constexpr = TILE.block_c
-    STEPS: tl.constexpr = BLOCK_I * BLOCK_O
-    LONGEST: tl.constexpr = 16 if PRECISE else 32
-    SUB: tl.constexpr = LONGEST if BLOCK_I > LONGEST else BLOCK_I
-    RUNS: tl.constexpr = BLOCK_I // SUB
+    STEPS: tl.constexpr = TILE.block_i * TILE.block_o
     tile, batch, block = program_position(B, C, BLOCK_C)
     offs_c = block * BLOCK_C + tl.arange(0, BLOCK_C)
     mask_c = offs_c < C
-    offs_o = tl.arange(0, BLOCK_O)
+    offs_o = tl.arange(0, TILE.block_o)
     base = (batch * T + tile * STEPS) * C
     end = T - tile * STEPS
-    step = tile * STEPS + offs_o * BLOCK_I
-    offs, left, mask = tile_offsets(offs_o * BLOCK_I, offs_c, mask_c, C, end)
-    w = tl.load(w_ptr + offs_c, mask=mask_c, other=0.0)[None, :]
-    u = tl.load(u_ptr + offs_c, mask=mask_c, other=0.0)[None, :]
+    step = tile * STEPS + offs_o * TILE.block_i
+    offs, left, mask = tile_offsets(offs_o * TILE.block_i, offs_c, mask_c, C, end)
+    return tile, batch, block * BLOCK_C, offs_c, mask_c, offs_o, base, end, step, offs, left, mask
+
+
+@triton.jit
+def _sum_tile(
+    k_ptr, v_ptr, w_ptr, word_ptr, w, B, ahead, position,
+    C: tl.constexpr, KEEP: tl.constexpr, SUB: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """Return the sum (m, num, den) of every row, the exponents of the runs and what KEEP says; prefetch k and v of the
+    tile ``ahead`` tiles later and the word that this tile will write (word_ptr None: none).
+
+    KEEP says what stays in registers for the outputs: "nothing" (k and v are read again, from the cache), "tokens" (k
+    and v in their dtype, which needs B * T of at least a tile), or "weights" (the weights and v).
+    """
+    BLOCK_I: tl.constexpr = TILE.block_i
+    BLOCK_O: tl.constexpr = TILE.block_o
+    BLOCK_C: tl.constexpr = TILE.block_c
+    RUNS: tl.constexpr = BLOCK_I // SUB
+    STEPS: tl.constexpr = BLOCK_I * BLOCK_O
+    tile, batch, first_c, offs_c, mask_c, _offs_o, base, end, _step, offs, left, mask = position
     whole = end >= STEPS
     accurate = whole
     row_m = tl.full((BLOCK_O, BLOCK_C), EMPTY, tl.float32)
@@ -331,13 +304,13 @@ def scan_kernel(
         if not INTERPRETED:
             later = (ahead * STEPS).to(tl.int64) * C
             if (ahead > 0) & (end >= (ahead + 1) * STEPS):
-                prefetch(k_ptr + base + later, block * BLOCK_C, C, STEPS, BLOCK_C)
-                prefetch(v_ptr + base + later, block * BLOCK_C, C, STEPS, BLOCK_C)
-                if SERIAL:
+                prefetch(k_ptr + base + later, first_c, C, STEPS, BLOCK_C)
+                prefetch(v_ptr + base + later, first_c, C, STEPS, BLOCK_C)
+                if word_ptr is not None:
                     # Without this the next tile, which polls these words, would first wait for memory. If channels
                     # alone keep memory busy (ahead is 0), prefetching words costs more than it saves.
                     words = word_ptr + 2 * C * (tile.to(tl.int64) * B + batch)
-                    prefetch(words, 2 * block * BLOCK_C, 2 * C, 1, 2 * BLOCK_C)
+                    prefetch(words, 2 * first_c, 2 * C, 1, 2 * BLOCK_C)
         late_zero = _zeros_after_loads(w_ptr, offs_c, mask_c) if RUNS == 1 else 0.0
         if KEEP == "tokens":
             row_m, row_num, row_den, least, tops, _ = _sum_rows_by_run(k, v, w, late_zero, RUNS, SUB)
@@ -346,31 +319,36 @@ def scan_kernel(
         accurate = all_at_least(tl.where(mask, least, 1.0))
     if accurate == 0:
         row_m, row_num, row_den = _sum_rows_by_step(k_ptr + base, v_ptr + base, w, offs, left, mask, C, BLOCK_I)
-    if SERIAL:
-        all_m, all_num, all_den, in_m, in_num, in_den = gather_rows(
-            row_m, row_num, row_den, BLOCK_I * w, offs_o, offs_c, block * BLOCK_C, GATHER
-        )
-    else:
-        all_m, all_num, all_den, in_m, in_num, in_den = scan_rows(row_m, row_num, row_den, BLOCK_I * w)
-    stride = B.to(tl.int64) * C
-    m, num, den = load_state(num_ptr, den_ptr, max_ptr, batch * C + offs_c, mask_c)
-    if SERIAL:
-        m, num, den = pass_state(
-            word_ptr + 2 * batch * C, call, stride, tile, m, num, den, all_m, all_num, all_den, STEPS * w,
-            offs_o, offs_c, block * BLOCK_C, mask_c, PASS, LEAST_STATE,
-        )  # fmt: skip
-    elif LOOK > 0:
-        before_m, before_num, before_den = look_back(
-            word_ptr + batch * C, spare_ptr + batch * C, tl.cdiv(T, STEPS), tile, stride, STEPS * w,
-            all_m, all_num, all_den, offs_o, offs_c, mask_c, LOOK, LEAST_STATE,
-        )  # fmt: skip
-        m, num, den = add(m - (tile * STEPS).to(tl.float32) * w, num, den, before_m, before_num, before_den)
-    m, num, den = add(m - (offs_o * BLOCK_I).to(tl.float32)[:, None] * w, num, den, in_m, in_num, in_den)
+    kept = ()
+    if KEEP == "tokens":
+        kept = (k, v)
+    elif KEEP == "weights":
+        kept = (weights, v)
+    return row_m, row_num, row_den, tops, kept
+
+
+@triton.jit
+def _compute_tile(
+    y_ptr, last_ptr, saved_ptr, k_ptr, v_ptr, w_ptr, m, num, den, tops, kept, w, u, stride, S, position,
+    C: tl.constexpr, SAVE: tl.constexpr, KEEP: tl.constexpr, SUB: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """Compute a tile from the states before its rows and what :func:`_sum_tile` returned.
+
+    Stores y, the states to be saved and, if the sequence ends in this tile, the last state.
+    """
+    PRECISE: tl.constexpr = k_ptr.dtype.element_ty == tl.float32
+    BLOCK_I: tl.constexpr = TILE.block_i
+    BLOCK_O: tl.constexpr = TILE.block_o
+    BLOCK_C: tl.constexpr = TILE.block_c
+    RUNS: tl.constexpr = BLOCK_I // SUB
+    STEPS: tl.constexpr = BLOCK_I * BLOCK_O
+    _tile, batch, _first_c, offs_c, mask_c, _offs_o, base, end, step, offs, left, mask = position
+    whole = end >= STEPS
     saved_size = S * stride
     if SAVE > 0:
         saved_ptr += batch * S * C
-    last_m, last_num, last_den = m, num, den
     accurate = whole
+    last_m, last_num, last_den = m, num, den
     if whole:
         if KEEP == "nothing":
             k = _load_runs(k_ptr + base, offs, mask, C, BLOCK_C, RUNS, SUB)
@@ -380,12 +358,13 @@ def scan_kernel(
             for run in tl.static_range(RUNS):
                 weights = weights + (weights_under(k[run], tops[run], late_zero, SUB),)
         elif KEEP == "tokens":
+            k, v = kept
             weights, values = (), ()
             for run in tl.static_range(RUNS):
                 weights = weights + (weights_under(widen_anew(k[run], SUB), tops[run], 0.0, SUB),)
                 values = values + (widen_anew(v[run], SUB),)
         else:
-            values = v
+            weights, values = kept
         last_m, last_num, last_den, accurate = _compute_rows_by_run(
             y_ptr + base, saved_ptr, saved_size, weights, values, m, num, den, tops, w, u, step, offs_c, offs, mask,
             C, SAVE, PRECISE, RUNS, SUB,
@@ -402,6 +381,87 @@ def scan_kernel(
         at = tl.broadcast_to(batch * C + offs_c[None, :], (BLOCK_O, BLOCK_C))
         last_row = (left > 0) & (left <= BLOCK_I) & mask
         _store_state(last_ptr, stride, last_m, last_num, last_den, at, last_row)
+
+
+@remember_launches
+@triton.jit(do_not_specialize=["call", "B", "T", "S", "ahead"])
+def serial_kernel(
+    k_ptr, v_ptr, w_ptr, u_ptr, num_ptr, den_ptr, max_ptr, y_ptr, last_ptr, saved_ptr, word_ptr, call, B, T, S, ahead,
+    C: tl.constexpr, SAVE: tl.constexpr, KEEP: tl.constexpr, GATHER: tl.constexpr, PASS: tl.constexpr,
+    TILE: tl.constexpr,
+):  # fmt: skip
+    """Compute one tile of BLOCK_I * BLOCK_O steps and BLOCK_C channels, each tile from the state that the one before
+    it passes on, in a single pass over memory.
+
+    Grid: (tiles of T * B * ceil(C / BLOCK_C),). GPUs start programs in the order of their numbers, so a program only
+    waits for programs that have started.
+    Reads k, v [B, T, C], w, u [C] and the first state, num, den, max [B, C]; writes y [B, T, C], the last state
+    [3, B, C] and the states before every SAVE steps [3, B, S, C]. States are passed through words [tiles, B, C] of two
+    int64, by the code of exchange.py in GATHER and PASS.
+    """
+    BLOCK_I: tl.constexpr = TILE.block_i
+    LONGEST: tl.constexpr = 16 if k_ptr.dtype.element_ty == tl.float32 else 32
+    SUB: tl.constexpr = LONGEST if BLOCK_I > LONGEST else BLOCK_I
+    position = _tile_position(B, T, C, TILE)
+    tile, batch, first_c, offs_c, mask_c, offs_o, _, _, _, _, _, _ = position
+    w = tl.load(w_ptr + offs_c, mask=mask_c, other=0.0)[None, :]
+    u = tl.load(u_ptr + offs_c, mask=mask_c, other=0.0)[None, :]
+    row_m, row_num, row_den, tops, kept = _sum_tile(
+        k_ptr, v_ptr, w_ptr, word_ptr, w, B, ahead, position, C, KEEP, SUB, TILE
+    )
+    all_m, all_num, all_den, in_m, in_num, in_den = gather_rows(
+        row_m, row_num, row_den, BLOCK_I * w, offs_o, offs_c, first_c, GATHER
+    )
+    stride = B.to(tl.int64) * C
+    m, num, den = load_state(num_ptr, den_ptr, max_ptr, batch * C + offs_c, mask_c)
+    m, num, den = pass_state(
+        word_ptr + 2 * batch * C, call, stride, tile, m, num, den, all_m, all_num, all_den,
+        BLOCK_I * TILE.block_o * w, offs_o, offs_c, first_c, mask_c, PASS, LEAST_STATE,
+    )  # fmt: skip
+    m, num, den = add(m - (offs_o * BLOCK_I).to(tl.float32)[:, None] * w, num, den, in_m, in_num, in_den)
+    _compute_tile(
+        y_ptr, last_ptr, saved_ptr, k_ptr, v_ptr, w_ptr, m, num, den, tops, kept, w, u, stride, S, position,
+        C, SAVE, KEEP, SUB, TILE,
+    )  # fmt: skip
+
+
+@remember_launches
+@triton.jit(do_not_specialize=["B", "T", "S", "ahead"])
+def look_back_kernel(
+    k_ptr, v_ptr, w_ptr, u_ptr, num_ptr, den_ptr, max_ptr, y_ptr, last_ptr, saved_ptr, word_ptr, spare_ptr, B, T, S,
+    ahead, C: tl.constexpr, SAVE: tl.constexpr, KEEP: tl.constexpr, LOOK: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """Compute one tile from the sums of the tiles before it, in a single pass over memory.
+
+    Grid: (tiles of T * B * ceil(C / BLOCK_C),), in the order of serial_kernel. Reads and writes the same tensors. Sums
+    go through words [2, tiles + groups, B, C], which must be zero before the launch; the launch zeroes the spare words.
+    LOOK = 0 means that the sequence is one tile.
+    """
+    BLOCK_I: tl.constexpr = TILE.block_i
+    LONGEST: tl.constexpr = 16 if k_ptr.dtype.element_ty == tl.float32 else 32
+    SUB: tl.constexpr = LONGEST if BLOCK_I > LONGEST else BLOCK_I
+    STEPS: tl.constexpr = BLOCK_I * TILE.block_o
+    position = _tile_position(B, T, C, TILE)
+    tile, batch, _first_c, offs_c, mask_c, offs_o, _, _, _, _, _, _ = position
+    w = tl.load(w_ptr + offs_c, mask=mask_c, other=0.0)[None, :]
+    u = tl.load(u_ptr + offs_c, mask=mask_c, other=0.0)[None, :]
+    row_m, row_num, row_den, tops, kept = _sum_tile(
+        k_ptr, v_ptr, w_ptr, None, w, B, ahead, position, C, KEEP, SUB, TILE
+    )
+    all_m, all_num, all_den, in_m, in_num, in_den = scan_rows(row_m, row_num, row_den, BLOCK_I * w)
+    stride = B.to(tl.int64) * C
+    m, num, den = load_state(num_ptr, den_ptr, max_ptr, batch * C + offs_c, mask_c)
+    if LOOK > 0:
+        before_m, before_num, before_den = look_back(
+            word_ptr + batch * C, spare_ptr + batch * C, tl.cdiv(T, STEPS), tile, stride, STEPS * w,
+            all_m, all_num, all_den, offs_o, offs_c, mask_c, LOOK, LEAST_STATE,
+        )  # fmt: skip
+        m, num, den = add(m - (tile * STEPS).to(tl.float32) * w, num, den, before_m, before_num, before_den)
+    m, num, den = add(m - (offs_o * BLOCK_I).to(tl.float32)[:, None] * w, num, den, in_m, in_num, in_den)
+    _compute_tile(
+        y_ptr, last_ptr, saved_ptr, k_ptr, v_ptr, w_ptr, m, num, den, tops, kept, w, u, stride, S, position,
+        C, SAVE, KEEP, SUB, TILE,
+    )  # fmt: skip
 
 
 @remember_launches

@@ -94,7 +94,7 @@ def test_keys_of_minus_infinity_leave_tokens_out(case: Case, some: slice, initia
 
 
 @pytest.mark.interpret
-@pytest.mark.parametrize("how", [{}, {"reload": False}, {"hold": True}], ids=str)
+@pytest.mark.parametrize("how", [{}, {"keep": "weights"}, {"keep": "tokens"}], ids=str)
 def test_rows_that_take_two_exponents(how: dict[str, Any]) -> None:
     """Rows so long that they take two exponents."""
     config = replace(WkvConfig(forward=tile(32, 2, 16), backward=tile(8, 2, 16), look=2), **how)
@@ -158,7 +158,7 @@ def test_a_key_of_2000_outweighs_all_others(name: str, config: WkvConfig) -> Non
 
 
 @pytest.mark.interpret
-@pytest.mark.parametrize("how", [{}, {"hold": True, "serial": True}], ids=str)
+@pytest.mark.parametrize("how", [{}, {"keep": "tokens", "serial": True}], ids=str)
 def test_a_past_that_decayed_within_its_row(how: dict[str, Any]) -> None:
     """Keys of a row that end far below its first, and decay on top, leave a den that is small under the exponent; a row
     of rising keys behind it must weigh that, not the exponent alone."""
