@@ -21,10 +21,9 @@ AHEAD = 128
 """How many programs ahead the forward scan prefetches k and v into the L2 cache; an H200 runs 528 programs at once. At
 batch 8 and 768 channels this saves 7 % of its time; 256 ahead, one tile of time at 2048 channels, costs 3 %."""
 
-
 KEEPS = ("nothing", "tokens", "weights")
-"""Nothing: k and v are read again, from the cache; tokens: k and v in the inputs' dtype, weights being computed twice;
-weights: these and v."""
+"""What the forward scan may keep in registers from summing a tile to its outputs: "nothing", so that k and v are read
+again, from the cache; "tokens", k and v in their dtype, of which weights are computed twice; "weights", these and v."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,9 +31,9 @@ class WkvConfig:
     """Every launch of one forward and backward pass; the forward pass saves a state every backward.block_i steps.
 
     Attributes:
-        keep: what the forward scan holds in registers between summing a tile and its outputs, one of KEEPS.
+        keep: one of KEEPS.
         serial: the forward scan passes states from tile to tile, each tile waiting for the one before; otherwise every
-            tile adds up the sums of the tiles before it (``look_back`` in elements.py). Both are needed: passing states
+            tile adds up the sums of the tiles before it (``look_back`` in exchange.py). Both are needed: passing states
             would make problems of few channels 30 % to 100 % slower, and adding sums takes 20 % longer at 768 channels,
             where it falls below 70 % of the copy rate.
         look: words that a program loads at once without ``serial``: sums of earlier tiles, and one of all before them.

@@ -18,7 +18,7 @@ from ..common.differentiable import Differentiable, Tensors
 from ..common.exchange import exchange_words
 from ..common.sizes import REMEMBERED, cdiv
 from ..common.sums import sum_parts
-from .backward import scan_gradient_kernel, walk_gradient_kernel
+from .backward import look_back_gradient_kernel, walk_gradient_kernel
 from .config import WkvConfig, invalid_reason, select_config
 from .exchange import exchange_sums, gather_code, pass_code
 from .forward import look_back_kernel, serial_kernel, step_kernel, walk_kernel
@@ -128,7 +128,7 @@ def _backward(
     else:
         words, spare, keep = exchange_sums(k, parts, config.look)
         look = config.look if parts > 1 else 0
-        scan_gradient_kernel[tile.grid(B, T, C, tile.steps)](*used, words, spare, B, T, slots, LOOK=look, **flags)
+        look_back_gradient_kernel[tile.grid(B, T, C, tile.steps)](*used, words, spare, B, T, slots, LOOK=look, **flags)
         keep()
     return dk, dv, sum_parts(dw), sum_parts(du), *((None, None) if dfirst is None else dfirst), None
 

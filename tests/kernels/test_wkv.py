@@ -272,6 +272,7 @@ WARPLESS = replace(tile(4, 2, 16), num_warps=0)
         ("scan", {"forward": tile(4, 3, 16)}, "forward.block_o must be"),
         ("scan", {"forward": tile(4, 2, 8)}, "look * forward.block_c must be at least the 32 threads, got 2 * 8"),
         ("scan", {"look": 24}, "look must be a power of two >= 2, got 24"),
+        ("scan", {"keep": "all"}, "keep must be one of nothing, tokens, weights, got all"),
         ("scan", {"forward": WARPLESS, "serial": True}, "forward.num_warps must be a power of two, got 0"),
         ("naive", {"forward": tile(4, 1, 16)}, "backward.block_o must be 1 for a walk, got 2"),
         ("scan", {"forward": tile(4, 1, 16)}, "forward.block_o must be at least 2 for a scan, got 1"),
