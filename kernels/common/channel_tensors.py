@@ -18,19 +18,25 @@ ELEMENTS_PER_STEP = 2**13
 """With this many elements a step, arithmetic takes longer than the overhead of a torch call."""
 
 
-def check_implementation(operation: Operation, impl: str, **options: Any) -> bool:
-    """Return whether ``impl``, an implementation's name or "step", is in Triton; raise ValueError for an unknown name
-    or an option that it does not take.
+def runs_kernels(operation: Operation, impl: str, name: str, x: Tensor, **options: Any) -> bool:
+    """Return whether ``impl``, an implementation's name or "step", is in Triton; raise ValueError for an unknown name,
+    an option that it does not take or, if it is in Triton, an x [B, T, C] that it does not take.
 
     Args:
+        name: of x.
         options: chunk_size and config, None where not given.
     """
     known = None if impl == "step" else operation.implementation(impl)
     taken = {"chunk_size": known and known.chunked, "config": known and known.default_config}
-    for name, value in options.items():
-        if value is not None and not taken[name]:
-            raise ValueError(f"{name} must be left out for {impl}, got {value}")
-    return known is None or "triton" in known.requires
+    for option, value in options.items():
+        if value is not None and not taken[option]:
+            raise ValueError(f"{option} must be left out for {impl}, got {value}")
+    if known is not None and "triton" not in known.requires:
+        return False
+    check_kernel_support(name, x)
+    if known is None and x.shape[1] != 1:
+        raise ValueError(f"a decoding step takes one token: seq_len must be 1, got {x.shape[1]}")
+    return True
 
 
 def check_channels(
@@ -65,12 +71,6 @@ def check_kernel_support(name: str, x: Tensor) -> None:
     check_on_gpu(name, x)
     if reason := why_not_kernels({"channels": x.shape[2]}, "", None):
         raise ValueError(reason)
-
-
-def check_one_token(x: Tensor) -> None:
-    """Raise unless x [B, T, C] is what a decoding step takes."""
-    if x.shape[1] != 1:
-        raise ValueError(f"a decoding step takes one token: seq_len must be 1, got {x.shape[1]}")
 
 
 def portable_chunk_size(x: Tensor, chunk_size: int | None) -> int:

@@ -40,15 +40,13 @@ MAX_CALL = 2**31 - 1
 
 @dataclass(frozen=True, slots=True)
 class PassCode:
-    """PTX by which a tile's threads exchange values, constraints of its operands, and channels that a thread holds."""
+    """PTX by which a tile's threads exchange values, constraints of its operands, and channels that a thread holds. The
+    interpreter, which cannot run PTX, runs programs one after the other: a word of another call is then an error."""
 
     code: str
     constraints: str
     pack: int
 
-
-NO_CODE = PassCode("", "", 1)
-"""For the interpreter, which cannot run PTX."""
 
 P = ParamSpec("P")
 R = TypeVar("R")

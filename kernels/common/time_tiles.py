@@ -8,6 +8,9 @@ then over rows, then over programs.
 import triton
 import triton.language as tl
 
+INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
+"""Whether kernels run in the interpreter, which cannot run PTX."""
+
 
 @triton.jit
 def widen(x):

@@ -209,10 +209,8 @@ def _choose(
         )  # fmt: skip
     tiles = cdiv(rows, config.block_m) * cdiv(columns, config.block_f)
     flags = {
-        "ACTIVATION": problem.activation, "END": end, "K_MAJOR": k_major, "DTYPE": DTYPES[dtype],
-        "USE_TMA": config.use_tma, "PERSISTENT": config.persistent, "BLOCK_M": config.block_m,
-        "BLOCK_F": config.block_f, "BLOCK_K": config.block_k, "GROUP_M": config.group_m, "SUBTILES": config.subtiles,
-        "FLATTEN": config.flatten, "num_warps": config.num_warps, "num_stages": config.num_stages,
+        "ACTIVATION": problem.activation, "END": end, "K_MAJOR": k_major, "DTYPE": DTYPES[dtype], "TILE": config,
+        "num_warps": config.num_warps, "num_stages": config.num_stages,
     }  # fmt: skip
     return config, (min(tiles, multiprocessors(device)) if config.persistent else tiles,), flags
 

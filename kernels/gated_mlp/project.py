@@ -150,16 +150,19 @@ def _finish(
 def _compute_tile(
     x, w, w_gate, y, pre_up, pre_gate, dy, tile, M, D, F, gap,
     UNIT: tl.constexpr, ACTIVATION: tl.constexpr, END: tl.constexpr, K_MAJOR: tl.constexpr, DTYPE: tl.constexpr,
-    USE_TMA: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_F: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
-    SUBTILES: tl.constexpr,
+    TILE: tl.constexpr,
 ):  # fmt: skip
-    """Compute tile number ``tile`` of y; tiles are numbered in groups of GROUP_M rows, column by column."""
+    """Compute tile number ``tile`` of y; tiles are numbered in groups of ``group_m`` rows, column by column."""
+    USE_TMA: tl.constexpr = TILE.use_tma
+    BLOCK_M: tl.constexpr = TILE.block_m
+    BLOCK_F: tl.constexpr = TILE.block_f
+    BLOCK_K: tl.constexpr = TILE.block_k
     PRECISION: tl.constexpr = "ieee" if tl.float32 == DTYPE else "tf32"
     tiles_m, tiles_f = tl.cdiv(M, BLOCK_M), tl.cdiv(F, BLOCK_F)
-    group = tile // (GROUP_M * tiles_f)
-    group_size = tl.minimum(tiles_m - group * GROUP_M, GROUP_M)
-    row = (group * GROUP_M + tile % group_size) * BLOCK_M
-    col = (tile % (GROUP_M * tiles_f)) // group_size * BLOCK_F
+    group = tile // (TILE.group_m * tiles_f)
+    group_size = tl.minimum(tiles_m - group * TILE.group_m, TILE.group_m)
+    row = (group * TILE.group_m + tile % group_size) * BLOCK_M
+    col = (tile % (TILE.group_m * tiles_f)) // group_size * BLOCK_F
 
     if K_MAJOR:
         both = tl.zeros((BLOCK_M, 2 * BLOCK_F), tl.float32)
@@ -180,10 +183,10 @@ def _compute_tile(
             up = tl.dot(x_tile, up_tile, up, input_precision=PRECISION)
             gate = tl.dot(x_tile, gate_tile, gate, input_precision=PRECISION)
 
-    if SUBTILES == 1:
+    if TILE.subtiles == 1:
         _finish(up, gate, y, pre_up, pre_gate, dy, row, col, M, F, ACTIVATION, END, DTYPE, USE_TMA)
     else:
-        tl.static_assert(SUBTILES == 2)
+        tl.static_assert(TILE.subtiles == 2)
         up_left, up_right = _halves(up)
         gate_left, gate_right = _halves(gate)
         _finish(up_left, gate_left, y, pre_up, pre_gate, dy, row, col, M, F, ACTIVATION, END, DTYPE, USE_TMA)
@@ -196,17 +199,16 @@ def _compute_tile(
 def project_kernel(
     x, w, w_gate, y, pre_up, pre_gate, dy, M, D_multiples, F_multiples, gap: tl.int64,
     UNIT: tl.constexpr, ACTIVATION: tl.constexpr, END: tl.constexpr, K_MAJOR: tl.constexpr, DTYPE: tl.constexpr,
-    USE_TMA: tl.constexpr, PERSISTENT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_F: tl.constexpr,
-    BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr, SUBTILES: tl.constexpr, FLATTEN: tl.constexpr,
+    TILE: tl.constexpr,
 ):  # fmt: skip
     """Project x by both weights and gate, tile of y by tile.
 
-    Grid: (programs,), one per tile of y [M, F]; with PERSISTENT as many as run at a time, and each takes every
-    programs-th tile. FLATTEN merges the loops over tiles and over D. Tensors are descriptors with USE_TMA, else
-    pointers; those that a pass does not need are None.
+    Grid: (programs,), one per tile of y [M, F]; if TILE, a GemmConfig, is persistent, as many as run at a time, and
+    each takes every programs-th tile. Tensors are descriptors with TILE.use_tma, else pointers; those that a pass does
+    not need are None.
 
     Reads x [M, D] and the weights: w is W_up and w_gate is W_gate, both [D, F]; with K_MAJOR w is W_up^T [F, D], and
-    W_gate^T starts gap * UNIT elements after it; with K_MAJOR and USE_TMA w is one descriptor [2, F, D] of both, in
+    W_gate^T starts gap * UNIT elements after it; with K_MAJOR and use_tma w is one descriptor [2, F, D] of both, in
     their order in memory. D_multiples and F_multiples are D and F in units of MULTIPLE, which tells the compiler that
     rows are aligned. Depending on END it writes
         "gate": y [M, F];
@@ -215,18 +217,17 @@ def project_kernel(
         "gradient": the gradients of the pre-activations, computed from dy [M, F], into pre_up and pre_gate.
     """
     D, F = D_multiples * MULTIPLE, F_multiples * MULTIPLE
-    if PERSISTENT:
-        tiles = tl.cdiv(M, BLOCK_M) * tl.cdiv(F, BLOCK_F)
-        # With FLATTEN the next tile's loads are in flight while this one is gated.
-        for tile in tl.range(tl.program_id(0), tiles, tl.num_programs(0), flatten=FLATTEN):
+    if TILE.persistent:
+        tiles = tl.cdiv(M, TILE.block_m) * tl.cdiv(F, TILE.block_f)
+        # Flattened with the loop over D, the next tile's loads are in flight while this one is gated.
+        for tile in tl.range(tl.program_id(0), tiles, tl.num_programs(0), flatten=TILE.flatten):
             _compute_tile(
-                x, w, w_gate, y, pre_up, pre_gate, dy, tile, M, D, F, gap, UNIT, ACTIVATION, END, K_MAJOR, DTYPE,
-                USE_TMA, BLOCK_M, BLOCK_F, BLOCK_K, GROUP_M, SUBTILES,
-            )  # fmt: skip
+                x, w, w_gate, y, pre_up, pre_gate, dy, tile, M, D, F, gap, UNIT, ACTIVATION, END, K_MAJOR, DTYPE, TILE
+            )
     else:
         _compute_tile(
             x, w, w_gate, y, pre_up, pre_gate, dy, tl.program_id(0), M, D, F, gap, UNIT, ACTIVATION, END, K_MAJOR,
-            DTYPE, USE_TMA, BLOCK_M, BLOCK_F, BLOCK_K, GROUP_M, SUBTILES,
+            DTYPE, TILE,
         )  # fmt: skip
 
 

@@ -23,11 +23,10 @@ from torch import Tensor
 
 from ..common.arguments import without_autocast
 from ..common.device import on_device_of
-from ..common.differentiable import Differentiable, Tensors
 from ..common.remember import remember_launches
 from ..common.sizes import cdiv, padded
 from .config import QuadraticConfig
-from .request import LightningRequest, launches
+from .request import LightningRequest, four_launches
 from .tiles import MAX_SLOPE, head_rate, load_tile, power, store_tile, tiles_of
 
 
@@ -76,9 +75,11 @@ def quadratic_kernel(
 
 @on_device_of("z")
 def run_quadratic(
-    config: QuadraticConfig, request: LightningRequest, x: Tensor, y: Tensor, z: Tensor, slope: Tensor, *, future: bool
-) -> Tensor:
-    """Launch the kernel on x, y [B, T, H, DX] and z [B, T, H, DZ]; return out like z."""
+    config: QuadraticConfig, request: LightningRequest, x: Tensor, y: Tensor, z: Tensor, slope: Tensor, state: None, *,
+    future: bool = False, **_: bool,
+) -> tuple[Tensor, None]:  # fmt: skip
+    """Launch the kernel on x, y [B, T, H, DX] and z [B, T, H, DZ]; return out like z, and no state, of which it knows
+    nothing: other arguments are those of :func:`.lightning2.run_loop`."""
     B, T, H, DZ = z.shape
     DX = x.shape[3]
     out = torch.empty_like(z)
@@ -96,40 +97,10 @@ def run_quadratic(
         PRECISION="ieee" if z.dtype == torch.float32 else "tf32",
         num_warps=config.num_warps, num_stages=config.num_stages,
     )  # fmt: skip
-    return out
+    return out, None
 
 
-def _forward(request: LightningRequest, q: Tensor, k: Tensor, v: Tensor, slope: Tensor) -> tuple[Tensors, Tensors]:
-    return (run_quadratic(launches(request, q, v).output, request, q, k, v, slope, future=False),), ()
-
-
-def _shapes(request: LightningRequest, q: Tensor, k: Tensor, v: Tensor, slope: Tensor) -> tuple[Tensors, Tensors]:
-    return (torch.empty_like(v),), ()
-
-
-def _backward(
-    request: LightningRequest, needs: tuple[bool, ...], tensors: Tensors, saved: Tensors, gradients: Tensors
-) -> Tensors:
-    """Return the gradients of q, k and v."""
-    q, k, v, slope = tensors
-    config = launches(request, q, v)
-    do = gradients[0].contiguous()
-    dq = run_quadratic(config.dq, request, do, v, k, slope, future=False)
-    dk = run_quadratic(config.dk, request, v, do, q, slope, future=True)
-    dv = run_quadratic(config.dv, request, k, q, do, slope, future=True)
-    return dq, dk, dv, None
-
-
-LIGHTNING1 = Differentiable(
-    "lightning1",
-    request=LightningRequest,
-    tensors=("q", "k", "v", "slope"),
-    outputs=("o",),
-    forward=_forward,
-    backward=_backward,
-    shapes=_shapes,
-)
-"""o without a state, with gradients of q, k and v; saves the inputs only."""
+LIGHTNING1 = four_launches("lightning1", run_quadratic)
 
 
 def lightning1(
@@ -139,7 +110,7 @@ def lightning1(
 
     States are computed by torch in float32, which takes memory for float32 copies of q, k, v and o.
     """
-    (o,) = LIGHTNING1(request, q, k, v, slope)
+    o, _ = LIGHTNING1(request._replace(want_last=False), q, k, v, slope, None)
     if initial_state is not None:
         o = without_autocast(_add_initial, o, o, q, slope, initial_state, request.scale * request.headroom)
     return o, without_autocast(_last_state, k, k, v, slope, initial_state) if request.want_last else None

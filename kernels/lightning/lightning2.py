@@ -28,11 +28,10 @@ import triton.language as tl
 from torch import Tensor
 
 from ..common.device import on_device_of
-from ..common.differentiable import Differentiable, Tensors
 from ..common.remember import remember_launches
 from ..common.sizes import cdiv, padded
 from .config import LoopConfig
-from .request import LightningRequest, launches
+from .request import LightningRequest, four_launches
 from .tiles import head_rate, load_tile, power, store_tile, tiles_of
 
 
@@ -143,41 +142,4 @@ def run_loop(
     return out, end
 
 
-def _forward(
-    request: LightningRequest, q: Tensor, k: Tensor, v: Tensor, slope: Tensor, initial: Tensor | None
-) -> tuple[Tensors, Tensors]:
-    """Return o and the last KV."""
-    config = launches(request, q, v)
-    return run_loop(config.output, request, q, k, v, slope, initial, want_state=request.want_last), ()
-
-
-def _shapes(request: LightningRequest, q: Tensor, k: Tensor, v: Tensor, *_: Tensor | None) -> tuple[Tensors, Tensors]:
-    last = v.new_empty(v.shape[0], v.shape[2], q.shape[3], v.shape[3], dtype=torch.float32)
-    return (torch.empty_like(v), last if request.want_last else None), ()
-
-
-def _backward(
-    request: LightningRequest, needs: tuple[bool, ...], tensors: Tensors, saved: Tensors, gradients: Tensors
-) -> Tensors:
-    """Return the gradients of q, k, v and the initial KV."""
-    q, k, v, slope, initial = tensors
-    do, d_last = gradients
-    config = launches(request, q, v)
-    do = torch.zeros_like(v) if do is None else do.contiguous()
-    d_last = None if d_last is None else d_last.contiguous()
-    dq, _ = run_loop(config.dq, request, do, v, k, slope, initial, transposed=True)
-    dk, _ = run_loop(config.dk, request, v, do, q, slope, d_last, future=True, transposed=True)
-    dv, d_initial = run_loop(config.dv, request, k, q, do, slope, d_last, future=True, want_state=needs[4])
-    return dq, dk, dv, None, d_initial
-
-
-LIGHTNING2 = Differentiable(
-    "lightning2",
-    request=LightningRequest,
-    tensors=("q", "k", "v", "slope", "initial_state?"),
-    outputs=("o", "kv"),
-    forward=_forward,
-    backward=_backward,
-    shapes=_shapes,
-)
-"""o and the last KV, with gradients of q, k, v and the initial KV; saves the inputs only."""
+LIGHTNING2 = four_launches("lightning2", run_loop)

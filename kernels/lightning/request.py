@@ -1,8 +1,9 @@
-"""The request of a call of lightning1 or lightning2 (common/remember.py), made of checked arguments; its launches."""
+"""The request of a call of lightning1 or lightning2 (common/remember.py), made of checked arguments; its launches for
+the output and the gradients."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from ..common.arguments import CASE_DTYPES, check_on_gpu, check_state_dtype, resolve_scale, score_headroom
 from ..common.device import capability
+from ..common.differentiable import Differentiable, Tensors
 from ..scalar_decay.validate import check_initial_state
 from .config import LightningConfig, invalid_reason, select_config, why_not
 
@@ -70,3 +72,38 @@ def launches(request: LightningRequest, q: Tensor, v: Tensor) -> LightningConfig
     if reason := invalid_reason(config, impl=request.impl, capability=device, item_bytes=v.element_size()):
         raise ValueError(f"config: {reason}")
     return config
+
+
+def four_launches(name: str, run: Callable[..., tuple[Tensor, Tensor | None]]) -> Differentiable:
+    """Return o and the last KV of ``name``, with gradients of q, k, v and the initial KV; only the inputs are saved.
+
+    Args:
+        run: (config, request, x, y, z, slope, state, future, transposed, want_state) -> the output like z, and the last
+            state or None: see :func:`.lightning2.run_loop`.
+    """
+
+    def forward(request: LightningRequest, *tensors: Any) -> tuple[Tensors, Tensors]:
+        config = launches(request, tensors[0], tensors[2])
+        return run(config.output, request, *tensors, want_state=request.want_last), ()
+
+    def shapes(request: LightningRequest, q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensors, Tensors]:
+        last = v.new_empty(v.shape[0], v.shape[2], q.shape[3], v.shape[3], dtype=torch.float32)
+        return (torch.empty_like(v), last if request.want_last else None), ()
+
+    def backward(
+        request: LightningRequest, needs: tuple[bool, ...], tensors: Tensors, saved: Tensors, gradients: Tensors
+    ) -> Tensors:
+        q, k, v, slope, initial = tensors
+        do, d_last = gradients
+        config = launches(request, q, v)
+        do = torch.zeros_like(v) if do is None else do.contiguous()
+        d_last = None if d_last is None else d_last.contiguous()
+        dq, _ = run(config.dq, request, do, v, k, slope, initial, transposed=True)
+        dk, _ = run(config.dk, request, v, do, q, slope, d_last, future=True, transposed=True)
+        dv, d_initial = run(config.dv, request, k, q, do, slope, d_last, future=True, want_state=needs[4])
+        return dq, dk, dv, None, d_initial
+
+    return Differentiable(
+        name, request=LightningRequest, tensors=("q", "k", "v", "slope", "initial_state?"), outputs=("o", "kv"),
+        forward=forward, backward=backward, shapes=shapes,
+    )  # fmt: skip

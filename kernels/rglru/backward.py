@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 
 from ..common.remember import remember_launches
-from ..common.time_tiles import load_rows, tile_offsets, widen
+from ..common.time_tiles import INTERPRETED, load_rows, tile_offsets, widen
 from .elements import (
     decay_and_gate,
     decay_rate,
@@ -101,29 +101,9 @@ def _store_dc(dc_ptr, c_ptr, total, offs_c, mask_c, PRECISE: tl.constexpr):
 @remember_launches
 @triton.jit(do_not_specialize=["call", "B", "T", "C8", "S", "ahead"])
 def look_back_gradient_kernel(
-    x_ptr,
-    r_ptr,
-    i_ptr,
-    c_ptr,
-    saved_ptr,
-    dh_ptr,
-    dlast_ptr,
-    dx_ptr,
-    dr_ptr,
-    di_ptr,
-    dc_ptr,
-    dfirst_ptr,
-    word_ptr,
-    call,
-    B,
-    T,
-    C8,
-    S,
-    ahead,
-    OP: tl.constexpr,
-    PASS: tl.constexpr,
-    TILE: tl.constexpr,
-):
+    x_ptr, r_ptr, i_ptr, c_ptr, saved_ptr, dh_ptr, dlast_ptr, dx_ptr, dr_ptr, di_ptr, dc_ptr, dfirst_ptr, word_ptr,
+    call, B, T, C8, S, ahead, OP: tl.constexpr, PASS: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
     """Compute the gradients of one tile in a single pass over memory; the first programs take the end of the sequence.
 
     Grid: (tiles of T * B * ceil(C / BLOCK_C),), in the order of look_back_kernel.
@@ -135,7 +115,7 @@ def look_back_gradient_kernel(
     BLOCK_I: tl.constexpr = TILE.block_i
     BLOCK_O: tl.constexpr = TILE.block_o
     BLOCK_C: tl.constexpr = TILE.block_c
-    STEPS: tl.constexpr = BLOCK_I * BLOCK_O
+    STEPS: tl.constexpr = TILE.steps
     C = C8 * 8
     blocks = tl.cdiv(C, BLOCK_C)
     position, batch, block = program_position(B, blocks)
@@ -149,7 +129,7 @@ def look_back_gradient_kernel(
     x, r, i = load_inputs(x_ptr, r_ptr, i_ptr, base, offs, left, mask, C, OP, BLOCK_I)
     dh = load_rows(dh_ptr + base, offs, left, mask, C, 0.0, BLOCK_I)
     h = _load_saved(saved_ptr + (batch * S + tile * BLOCK_O) * C, offs_t, offs_c, left, mask, C, BLOCK_I)
-    if PASS.code != "":
+    if not INTERPRETED:
         prefetch_words(word_ptr, B, C, batch, position, block * BLOCK_C, BLOCK_C)
         earlier = (tile - ahead) * STEPS
         if (ahead > 0) & (earlier >= 0):
@@ -182,27 +162,9 @@ def look_back_gradient_kernel(
 @remember_launches
 @triton.jit(do_not_specialize=["B", "T", "C8", "S", "L", "N"])
 def walk_gradient_kernel(
-    x_ptr,
-    r_ptr,
-    i_ptr,
-    c_ptr,
-    saved_ptr,
-    dh_ptr,
-    dlast_ptr,
-    dx_ptr,
-    dr_ptr,
-    di_ptr,
-    dc_ptr,
-    dfirst_ptr,
-    B,
-    T,
-    C8,
-    S,
-    L,
-    N,
-    OP: tl.constexpr,
-    TILE: tl.constexpr,
-):
+    x_ptr, r_ptr, i_ptr, c_ptr, saved_ptr, dh_ptr, dlast_ptr, dx_ptr, dr_ptr, di_ptr, dc_ptr, dfirst_ptr,
+    B, T, C8, S, L, N, OP: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
     """Take one chunk of L steps backwards in time, tile by tile, from the w after it.
 
     Grid: (N chunks * B * ceil(C / BLOCK_C),), the last chunk first.
@@ -213,7 +175,7 @@ def walk_gradient_kernel(
     BLOCK_I: tl.constexpr = TILE.block_i
     BLOCK_O: tl.constexpr = TILE.block_o
     BLOCK_C: tl.constexpr = TILE.block_c
-    STEPS: tl.constexpr = BLOCK_I * BLOCK_O
+    STEPS: tl.constexpr = TILE.steps
     C = C8 * 8
     blocks = tl.cdiv(C, BLOCK_C)
     pid = tl.program_id(0)

@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 
 from ..common.exchange import PassCode
-from ..common.time_tiles import load_rows, widen
+from ..common.time_tiles import INTERPRETED, load_rows, widen
 
 LOG2E = tl.constexpr(1.4426950408889634)
 LOG2E_LOW = tl.constexpr(1.9259629911266175e-8)
@@ -311,8 +311,7 @@ def pass_state(
         call: number of the call, which no word holds before the launch.
         tile, tiles: number of the tile in the order in which states are passed, and how many tiles there are.
         first: state before the first tile [1, BLOCK_C].
-        PASS: :func:`pass_code` for the channels of a thread. Its code is "" in the interpreter, which runs programs one
-            after the other; a word that holds another call's number is then an error, and gives NaN.
+        PASS: :func:`pass_code` for the channels of a thread; in the interpreter a word of another call gives NaN.
     """
     last_row = _is_last_row(after_a) & mask_c[None, :]
     offs = tl.broadcast_to(offs_c[None, :], after_a.shape)
@@ -322,7 +321,7 @@ def pass_state(
     # A single tile passes nothing on. The branch also keeps the compiler from computing output addresses before the
     # wait, for which registers would run out.
     if tiles > 1:
-        if PASS.code == "":
+        if INTERPRETED:
             waits = tl.where(last_row, tile, 0) > 0
             word = tl.load(before_ptr, mask=waits, other=0)
             before = tl.where(word >> 32 == call, word.to(tl.int32).to(tl.float32, bitcast=True), float("nan"))

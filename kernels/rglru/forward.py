@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from ..common.remember import remember_launches
-from ..common.time_tiles import tile_offsets
+from ..common.time_tiles import INTERPRETED, tile_offsets
 from .elements import (
     decay_rate,
     issue_loads,
@@ -67,26 +67,9 @@ def _store_states(
 @remember_launches
 @triton.jit(do_not_specialize=["call", "B", "T", "C8", "S", "ahead"])
 def look_back_kernel(
-    x_ptr,
-    r_ptr,
-    i_ptr,
-    c_ptr,
-    first_ptr,
-    h_ptr,
-    last_ptr,
-    saved_ptr,
-    word_ptr,
-    call,
-    B,
-    T,
-    C8,
-    S,
-    ahead,
-    OP: tl.constexpr,
-    SAVE: tl.constexpr,
-    PASS: tl.constexpr,
-    TILE: tl.constexpr,
-):
+    x_ptr, r_ptr, i_ptr, c_ptr, first_ptr, h_ptr, last_ptr, saved_ptr, word_ptr, call, B, T, C8, S, ahead,
+    OP: tl.constexpr, SAVE: tl.constexpr, PASS: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
     """Compute one tile of BLOCK_I * BLOCK_O steps and BLOCK_C channels in a single pass over memory.
 
     Grid: (tiles of T * B * ceil(C / BLOCK_C),). GPUs start programs in the order of their numbers (CUB's prefix scans
@@ -97,20 +80,19 @@ def look_back_kernel(
     """
     PRECISE: tl.constexpr = x_ptr.dtype.element_ty == tl.float32
     BLOCK_I: tl.constexpr = TILE.block_i
-    BLOCK_O: tl.constexpr = TILE.block_o
     BLOCK_C: tl.constexpr = TILE.block_c
-    STEPS: tl.constexpr = BLOCK_I * BLOCK_O
+    STEPS: tl.constexpr = TILE.steps
     C = C8 * 8
     blocks = tl.cdiv(C, BLOCK_C)
     tile, batch, block = program_position(B, blocks)
     offs_c = block * BLOCK_C + tl.arange(0, BLOCK_C)
     mask_c = offs_c < C
-    offs_t = tl.arange(0, BLOCK_O) * BLOCK_I
+    offs_t = tl.arange(0, TILE.block_o) * BLOCK_I
     base = (batch * T + tile * STEPS) * C
     end = T - tile * STEPS
     offs, left, mask = tile_offsets(offs_t, offs_c, mask_c, C, end)
     x, r, i = load_inputs(x_ptr, r_ptr, i_ptr, base, offs, left, mask, C, OP, BLOCK_I)
-    if PASS.code != "":
+    if not INTERPRETED:
         prefetch_words(word_ptr, B, C, batch, tile, block * BLOCK_C, BLOCK_C)
         later = (tile + ahead) * STEPS
         if (ahead > 0) & (later < T):
@@ -139,24 +121,9 @@ def look_back_kernel(
 @remember_launches
 @triton.jit(do_not_specialize=["B", "T", "C8", "S", "L", "N"])
 def walk_kernel(
-    x_ptr,
-    r_ptr,
-    i_ptr,
-    c_ptr,
-    first_ptr,
-    h_ptr,
-    last_ptr,
-    saved_ptr,
-    B,
-    T,
-    C8,
-    S,
-    L,
-    N,
-    OP: tl.constexpr,
-    SAVE: tl.constexpr,
-    TILE: tl.constexpr,
-):
+    x_ptr, r_ptr, i_ptr, c_ptr, first_ptr, h_ptr, last_ptr, saved_ptr, B, T, C8, S, L, N,
+    OP: tl.constexpr, SAVE: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
     """Take one chunk of L steps, tile by tile, from the state before it.
 
     Grid: (N chunks * B * ceil(C / BLOCK_C),).
@@ -165,9 +132,8 @@ def walk_kernel(
     """
     PRECISE: tl.constexpr = x_ptr.dtype.element_ty == tl.float32
     BLOCK_I: tl.constexpr = TILE.block_i
-    BLOCK_O: tl.constexpr = TILE.block_o
     BLOCK_C: tl.constexpr = TILE.block_c
-    STEPS: tl.constexpr = BLOCK_I * BLOCK_O
+    STEPS: tl.constexpr = TILE.steps
     C = C8 * 8
     blocks = tl.cdiv(C, BLOCK_C)
     pid = tl.program_id(0)
@@ -175,7 +141,7 @@ def walk_kernel(
     batch = (pid // blocks % B).to(tl.int64)
     offs_c = pid % blocks * BLOCK_C + tl.arange(0, BLOCK_C)
     mask_c = offs_c < C
-    offs_t = tl.arange(0, BLOCK_O) * BLOCK_I
+    offs_t = tl.arange(0, TILE.block_o) * BLOCK_I
     rate = decay_rate(c_ptr, offs_c, mask_c, OP, PRECISE)[None, :]
     stop = tl.minimum(chunk * L + L, T)
     state = load_state(first_ptr, (chunk.to(tl.int64) * B + batch) * C, offs_c, mask_c)

@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..common.arguments import CASE_DTYPES, is_interpreted
+from ..common.arguments import CASE_DTYPES
 from ..common.channels import CHANNEL_MULTIPLE, TileConfig
 from ..common.device import capability, on_device_of
 from ..common.differentiable import Differentiable, Tensors
-from ..common.exchange import NO_CODE, PassCode, exchange_words
+from ..common.exchange import exchange_words
 from ..common.sizes import REMEMBERED, cdiv
 from ..common.sums import sum_parts
 from ..common.versions import register_options
@@ -88,7 +88,7 @@ def _forward(request: ScanRequest, x: Tensor, *others: Any) -> tuple[Tensors, Te
         words, call = exchange_words(x, cdiv(T, tile.steps) * B * C)
         look_back_kernel[tile.grid(B, T, C, tile.steps)](
             x, *gates, first, h, last, saved, words, call, *sizes, config.ahead // tile.blocks(B, C),
-            PASS=_pass_code(tile), **flags,
+            PASS=pass_code(tile.channels), **flags,
         )  # fmt: skip
     else:
         if chunk < T:
@@ -130,7 +130,7 @@ def _backward(
         words, call = exchange_words(x, parts * B * C)
         look_back_gradient_kernel[tile.grid(B, T, C, tile.steps)](
             x, *gates, states, dh, dlast, dx, dr, di, dc, dfirst, words, call, *sizes,
-            config.ahead // tile.blocks(B, C), PASS=_pass_code(tile), **flags,
+            config.ahead // tile.blocks(B, C), PASS=pass_code(tile.channels), **flags,
         )  # fmt: skip
     else:
         if chunk < T:
@@ -190,11 +190,6 @@ def _chunk_states(
     )
     merge_kernel[(cdiv(B * C, MERGE_BLOCK),)](a, b, first, states, B * C, chunks, BLOCK_E=MERGE_BLOCK, num_warps=4)
     return states
-
-
-def _pass_code(tile: TileConfig) -> PassCode:
-    """Return the PTX by which a kernel's threads pass states on; none in the interpreter."""
-    return NO_CODE if is_interpreted() else pass_code(tile.channels)
 
 
 def _float32(x: Tensor, *shape: int) -> Tensor:

@@ -9,13 +9,7 @@ from torch import Tensor
 
 from ..common.arguments import check_chunk_size, check_dimensions, check_tensor, without_autocast
 from ..common.calls import remember_calls
-from ..common.channel_tensors import (
-    check_channels,
-    check_implementation,
-    check_kernel_support,
-    check_one_token,
-    portable_chunk_size,
-)
+from ..common.channel_tensors import check_channels, portable_chunk_size, runs_kernels
 from . import OPERATIONS, portable
 from .config import ScanConfig
 from .reference import associative, linear_scan_elements, rglru_elements
@@ -125,12 +119,9 @@ def _run(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Return h, or h and the last state, of checked tensors."""
     x = tensors[0]
-    if check_implementation(OPERATIONS[op], impl, chunk_size=chunk_size, config=config):
-        check_kernel_support("x", x)
+    if runs_kernels(OPERATIONS[op], impl, "x", x, chunk_size=chunk_size, config=config):
         if chunk_size is not None:
             check_chunk_size(chunk_size, minimum=16, power_of_two=True)
-        if impl == "step":
-            check_one_token(x)
         # launch imports Triton, which the forms below do without.
         from .launch import DIAGONAL, STEP, ScanRequest
 

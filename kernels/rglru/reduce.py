@@ -28,21 +28,8 @@ from .forward import forward_tile
 @remember_launches
 @triton.jit(do_not_specialize=["B", "T", "C8", "L", "N"])
 def reduce_kernel(
-    x_ptr,
-    r_ptr,
-    i_ptr,
-    c_ptr,
-    dh_ptr,
-    a_ptr,
-    b_ptr,
-    B,
-    T,
-    C8,
-    L,
-    N,
-    OP: tl.constexpr,
-    TILE: tl.constexpr,
-):
+    x_ptr, r_ptr, i_ptr, c_ptr, dh_ptr, a_ptr, b_ptr, B, T, C8, L, N, OP: tl.constexpr, TILE: tl.constexpr
+):  # fmt: skip
     """Compute the map of one chunk of L steps: of the state or, given dh, of w, backwards in time.
 
     Grid: (N chunks * B * ceil(C / BLOCK_C),).
@@ -54,7 +41,7 @@ def reduce_kernel(
     BLOCK_I: tl.constexpr = TILE.block_i
     BLOCK_O: tl.constexpr = TILE.block_o
     BLOCK_C: tl.constexpr = TILE.block_c
-    STEPS: tl.constexpr = BLOCK_I * BLOCK_O
+    STEPS: tl.constexpr = TILE.steps
     C = C8 * 8
     blocks = tl.cdiv(C, BLOCK_C)
     pid = tl.program_id(0)

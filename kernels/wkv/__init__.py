@@ -2,10 +2,10 @@
 
     reference.py          the definition, the associative forms and inputs
     operations.py         the public function
-    forward.py            the kernels: "scan" (tiles of time in parallel), "naive" (a walk through time) and "step"
-    elements.py           device functions: sums with an exponent of their own, and passing them from tile to tile
+    forward.py            the kernels: "scan" (serial_kernel or look_back_kernel), "naive" (walk_kernel) and "step"
+    elements.py           device functions that both passes share: sums with an exponent of their own
+    exchange.py           adding up a tile's rows, and passing sums and states from tile to tile
     backward.py           the gradients
-    exchange.py           memory and PTX by which programs and threads pass sums and states on
     launch.py, config.py  autograd and grids; tile sizes
     portable.py           plain torch, chunk by chunk
 

@@ -29,12 +29,12 @@ from .elements import (
     add,
     decay_factor,
     exp,
-    look_back,
     program_position,
     reciprocal,
     relative_weights,
     split_rate,
 )
+from .exchange import look_back
 
 
 @triton.jit
@@ -212,43 +212,22 @@ def _store_first(dfirst_ptr, size, max_ptr, m, a, b, offs, mask):
 
 @remember_launches
 @triton.jit(do_not_specialize=["B", "T", "S"])
-def scan_gradient_kernel(
-    k_ptr,
-    v_ptr,
-    w_ptr,
-    u_ptr,
-    max_ptr,
-    saved_ptr,
-    dy_ptr,
-    last_ptr,
-    dnum_ptr,
-    dden_ptr,
-    dk_ptr,
-    dv_ptr,
-    dw_ptr,
-    du_ptr,
-    dfirst_ptr,
-    word_ptr,
-    spare_ptr,
-    B,
-    T,
-    S,
-    C: tl.constexpr,
-    LOOK: tl.constexpr,
-    TILE: tl.constexpr,
-):
+def look_back_gradient_kernel(
+    k_ptr, v_ptr, w_ptr, u_ptr, max_ptr, saved_ptr, dy_ptr, last_ptr, dnum_ptr, dden_ptr, dk_ptr, dv_ptr, dw_ptr,
+    du_ptr, dfirst_ptr, word_ptr, spare_ptr, B, T, S, C: tl.constexpr, LOOK: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
     """Compute the gradients of one tile in a single pass over memory; the first programs take the end of the sequence.
 
-    Grid: (tiles of T * B * ceil(C / BLOCK_C),), in the order of scan_kernel.
+    Grid: (tiles of T * B * ceil(C / BLOCK_C),), in the order of look_back_kernel.
     Reads k, v, dy [B, T, C], w, u [C], the saved states [3, B, S, C], the last state's exponent and gradients and the
     first state's exponent [B, C]; writes dk, dv [B, T, C], the parts of dw and du [tiles, B, C] and the first state's
-    gradients [2, B, C]; sums pass through words as in scan_kernel.
+    gradients [2, B, C]; sums pass through words as in look_back_kernel.
     """
     PRECISE: tl.constexpr = k_ptr.dtype.element_ty == tl.float32
     BLOCK_I: tl.constexpr = TILE.block_i
     BLOCK_O: tl.constexpr = TILE.block_o
     BLOCK_C: tl.constexpr = TILE.block_c
-    STEPS: tl.constexpr = BLOCK_I * BLOCK_O
+    STEPS: tl.constexpr = TILE.steps
     SUB: tl.constexpr = SUBROW if BLOCK_I > SUBROW else BLOCK_I
     position, batch, block = program_position(B, C, BLOCK_C)
     tiles = tl.cdiv(T, STEPS)
@@ -334,31 +313,13 @@ def scan_gradient_kernel(
 @remember_launches
 @triton.jit(do_not_specialize=["B", "T", "S"])
 def walk_gradient_kernel(
-    k_ptr,
-    v_ptr,
-    w_ptr,
-    u_ptr,
-    max_ptr,
-    saved_ptr,
-    dy_ptr,
-    last_ptr,
-    dnum_ptr,
-    dden_ptr,
-    dk_ptr,
-    dv_ptr,
-    dw_ptr,
-    du_ptr,
-    dfirst_ptr,
-    B,
-    T,
-    S,
-    C: tl.constexpr,
-    TILE: tl.constexpr,
-):
+    k_ptr, v_ptr, w_ptr, u_ptr, max_ptr, saved_ptr, dy_ptr, last_ptr, dnum_ptr, dden_ptr, dk_ptr, dv_ptr, dw_ptr,
+    du_ptr, dfirst_ptr, B, T, S, C: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
     """Go backwards through all of time in order, loading BLOCK_I steps at once.
 
     Grid: (B * ceil(C / BLOCK_C),).
-    Reads and writes the same as scan_gradient_kernel, without words; dw and du have one part per sequence.
+    Reads and writes the same as look_back_gradient_kernel, without words; dw and du have one part per sequence.
     """
     PRECISE: tl.constexpr = k_ptr.dtype.element_ty == tl.float32
     BLOCK_I: tl.constexpr = TILE.block_i

@@ -21,16 +21,19 @@ AHEAD = 128
 """How many programs ahead the forward scan prefetches k and v into the L2 cache; an H200 runs 528 programs at once. At
 batch 8 and 768 channels this saves 7 % of its time; 256 ahead, one tile of time at 2048 channels, costs 3 %."""
 
+KEEPS = ("nothing", "tokens", "weights")
+"""What the forward scan may keep in registers from summing a tile to its outputs: "nothing", so that k and v are read
+again, from the cache; "tokens", k and v in their dtype, of which weights are computed twice; "weights", these and v."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WkvConfig:
     """Every launch of one forward and backward pass; the forward pass saves a state every backward.block_i steps.
 
     Attributes:
-        reload: the forward scan reads k and v again, from the cache, instead of holding v and weights in registers.
-        hold: it holds k and v in registers, in the inputs' dtype, and computes weights twice; overrides ``reload``.
+        keep: one of KEEPS.
         serial: the forward scan passes states from tile to tile, each tile waiting for the one before; otherwise every
-            tile adds up the sums of the tiles before it (``look_back`` in elements.py). Both are needed: passing states
+            tile adds up the sums of the tiles before it (``look_back`` in exchange.py). Both are needed: passing states
             would make problems of few channels 30 % to 100 % slower, and adding sums takes 20 % longer at 768 channels,
             where it falls below 70 % of the copy rate.
         look: words that a program loads at once without ``serial``: sums of earlier tiles, and one of all before them.
@@ -39,8 +42,7 @@ class WkvConfig:
 
     forward: TileConfig
     backward: TileConfig
-    reload: bool = True
-    hold: bool = False
+    keep: str = "nothing"
     serial: bool = False
     look: int = 16
     ahead: int = 0
@@ -50,6 +52,8 @@ def invalid_reason(config: WkvConfig, *, walk: bool) -> str | None:
     """Return why the launches cannot run, or None; ``walk``: as launches of a walk, whose tiles have a single row."""
     if config.look < 2 or config.look & (config.look - 1):
         return f"look must be a power of two >= 2, got {config.look}"
+    if config.keep not in KEEPS:
+        return f"keep must be one of {', '.join(KEEPS)}, got {config.keep}"
     for name, tile in (("forward", config.forward), ("backward", config.backward)):
         if reason := tile.invalid_reason(name):
             return reason
@@ -72,13 +76,13 @@ def select_config(
     """Choose the launches.
 
     Measured on an H200 at batch 8 and 4096 steps; of two percentages the first is for 768 channels, the second for
-    2048. Compared with ``hold`` and ``serial``, as chosen for 16-bit inputs, the forward scan takes longer
+    2048. Compared with tokens kept and ``serial``, as chosen for 16-bit inputs, the forward scan takes longer
     - by 21 % and 30 % without ``serial`` (3 % and 4 % if states are saved for a backward pass; float32 inputs 8 % and
       19 %, and for those the weights may be held as well),
-    - by 8 % and 17 % with k and v read again (``reload``),
+    - by 8 % and 17 % with k and v read again,
     - by 33 % and 29 % with 96 registers, which spill.
     Without ``serial``, look = 8 is 2 % to 3 % faster than 16, tiles of 8 warps are 14 % slower, and holding weights is
-    slower with 16-bit inputs but 8 % faster with float32 inputs at 168 registers. With ``hold`` and ``serial`` the
+    slower with 16-bit inputs but 8 % faster with float32 inputs at 168 registers. With tokens kept and ``serial`` the
     forward scan of 16-bit inputs takes about 30 instructions per element; an H200 has time for 40 while it moves an
     element's 6 bytes. The backward scan takes about 105, for 10 bytes.
 
@@ -102,14 +106,13 @@ def select_config(
         else:
             forward = TileConfig(block_i=32, block_o=8, block_c=32, num_warps=4, maxnreg=168 if training else 128)
         return WkvConfig(forward=forward, backward=backward, look=32)
-    held = width >= MIN_SERIAL
+    serial = width >= MIN_SERIAL
+    keep = "tokens" if serial else "weights" if is_wide else "nothing"
     if is_wide:
         forward = TileConfig(block_i=16, block_o=4, block_c=64, num_warps=4, maxnreg=168)
     else:
         forward = TileConfig(block_i=32, block_o=4, block_c=64, num_warps=4, maxnreg=168 if training else 128)
-    return WkvConfig(
-        forward=forward, backward=backward, reload=not is_wide, hold=held, serial=held, look=8, ahead=AHEAD
-    )
+    return WkvConfig(forward=forward, backward=backward, keep=keep, serial=serial, look=8, ahead=AHEAD)
 
 
 def why_not_torch_associative_scan(sizes: Mapping[str, int], dtype: str, state_dtype: str | None) -> str | None:

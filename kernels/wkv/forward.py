@@ -1,15 +1,15 @@
-"""The forward pass of WKV: a look-back scan over tiles of time, and a walk through all of time.
+"""The forward pass of WKV: two scans over tiles of time, and a walk through all of time.
 
     y_t = (num_{t-1} + e^(u + k_t) v_t) / (den_{t-1} + e^(u + k_t))
     num_t = e^-w num_{t-1} + e^k_t v_t        den_t = e^-w den_{t-1} + e^k_t
 
 Channels alone do not fill a GPU, so the scan splits time over programs too, and reads and writes everything once. A
 program sums its tile, publishes the sum, adds the sums that the tiles before it have published, and then computes its
-outputs. Since w is constant, the weight of a tile's sum follows from its distance, so sums can be added in any
-grouping. If there are enough channels, states are passed from tile to tile instead (config.py's ``serial``).
+outputs (look_back_kernel). Since w is constant, the weight of a tile's sum follows from its distance, so sums can be
+added in any grouping. If there are enough channels, states are passed from tile to tile instead (serial_kernel).
 
 A row consists of RUNS runs of SUB steps. One exponent a run is fast. A tile in which that would be inaccurate (see
-LEAST in elements.py), or which the sequence's end cuts short, is computed with a new exponent at every step.
+LEAST), or which the sequence's end cuts short, is computed with a new exponent at every step.
 
 Source: Peng et al., RWKV (2023), equations 16 and 22 to 26; Merrill and Garland, "Single-pass parallel prefix scan with
 decoupled look-back" (2016), for the order of programs.
@@ -19,39 +19,171 @@ import triton
 import triton.language as tl
 
 from ..common.remember import remember_launches
-from ..common.time_tiles import load_rows, tile_offsets, widen
+from ..common.time_tiles import INTERPRETED, load_rows, tile_offsets, widen
 from .elements import (
     EMPTY,
-    INTERPRETED,
-    LEAST_PAIR,
     LEAST_STATE,
-    MAX_BONUS,
-    MAX_LEAD,
+    LOG2E,
     MAX_RATIO,
-    MIN_BONUS,
     SLOW_RATE,
     SUBROW,
     add,
-    advance,
-    all_at_least,
     decay_factor,
     exp,
-    gather_rows,
-    load_state,
-    look_back,
-    pass_state,
-    prefetch,
     program_position,
     reciprocal,
+    relative_weights,
     renew_whole,
-    scan_rows,
     split_rate,
-    sum_run,
-    tighten,
-    weights_below,
-    weights_under,
-    widen_anew,
 )
+from .exchange import gather_rows, look_back, pass_state, scan_rows
+
+MAX_BONUS = tl.constexpr(20.0)
+MAX_LEAD = tl.constexpr(20.0)
+LEAST = tl.constexpr(2.0**-60)
+"""Bounds within which a run of steps can share one exponent: u at most MAX_BONUS, the exponent of the state before the
+run at most MAX_LEAD above the run's, and denominators, relative to that exponent, at least LEAST. Terms below 2^-126
+are lost, and e^u multiplies them by at most 2^29, so they are negligible next to such a denominator."""
+
+MIN_BONUS = tl.constexpr(-10.0)
+LEAST_PAIR = tl.constexpr(2.0**-44)
+"""Bounds for testing denominators after every second step only: u at least MIN_BONUS and the denominator at least
+LEAST_PAIR. At least half of such a denominator comes either from the last step, whose weight e^u lowers by 2^-15 at
+most, or from the state before it, so the outputs of this step and the next have large enough denominators."""
+
+LEAST_NORMAL = tl.constexpr(2.0**-126)
+"""An initial state with a smaller den counts as empty."""
+
+
+@triton.jit
+def _load_state(num_ptr, den_ptr, max_ptr, offs, mask):
+    """Return a state (max, num, den) [1, BLOCK_C]: the empty one for None, else the given one, scaled so that den is of
+    order 1. If den is below float32's normal numbers, the state counts as empty."""
+    m = tl.full(offs.shape, EMPTY, tl.float32)
+    num = tl.zeros(offs.shape, dtype=tl.float32)
+    den = tl.zeros(offs.shape, dtype=tl.float32)
+    if num_ptr is not None:
+        den = tl.load(den_ptr + offs, mask=mask, other=0.0)
+        exists = den >= LEAST_NORMAL
+        usual = (den > 1e-6) & (den < 1e6)
+        shift = tl.log(tl.where(exists & (usual == 0), den, 1.0))
+        scale = exp(-shift)
+        m = tl.where(exists, tl.load(max_ptr + offs, mask=mask, other=0.0) + shift, EMPTY)
+        num = tl.where(exists, tl.load(num_ptr + offs, mask=mask, other=0.0) * scale, 0.0)
+        den = tl.where(exists, den * scale, 0.0)
+    return m[None, :], num[None, :], den[None, :]
+
+
+@triton.jit
+def _prefetch(ptr, first_c, C: tl.constexpr, TILE: tl.constexpr, BLOCK_C: tl.constexpr):
+    """Prefetch TILE steps of BLOCK_C channels into the L2 cache, an address a sector; none may lie beyond the sequence.
+    A later program uses them; memory stays busy while this one computes."""
+    SECTOR: tl.constexpr = 32 * 8 // ptr.dtype.element_ty.primitive_bitwidth
+    # PIECE steps at once take about one sector per thread; the addresses of further pieces differ by constants.
+    PIECE: tl.constexpr = 32 if TILE > 32 else TILE
+    SECTORS: tl.constexpr = BLOCK_C // SECTOR if BLOCK_C > SECTOR else 1
+    channels = first_c + tl.arange(0, SECTORS) * SECTOR
+    if C % BLOCK_C:
+        channels = tl.minimum(channels, C - 1)
+    offs = tl.arange(0, PIECE)[:, None] * C + channels[None, :]
+    for start in tl.static_range(0, TILE, PIECE):
+        tl.inline_asm_elementwise(
+            "prefetch.global.L2 [$1]; mov.b32 $0, 0;", "=r,l", [(ptr + start * C + offs).to(tl.int64)],
+            dtype=tl.int32, is_pure=False, pack=1,
+        )  # fmt: skip
+
+
+@triton.jit
+def _widen_anew(x, SUB: tl.constexpr):
+    """Return SUB half-precision arrays as float32, by other instructions than :func:`widen`: if they were the same, the
+    compiler would keep the earlier results in registers instead of converting again."""
+    values = ()
+    for n in tl.static_range(SUB):
+        if INTERPRETED or x[n].dtype == tl.float32:
+            value = widen(x[n])
+        elif x[n].dtype == tl.bfloat16:
+            value = tl.inline_asm_elementwise(
+                "prmt.b32 $0, $2, 0, 0x1044; prmt.b32 $1, $2, 0, 0x3244;", "=&r,=r,r", [x[n]],
+                dtype=tl.int32, is_pure=True, pack=2,
+            ).to(tl.float32, bitcast=True)  # fmt: skip
+        else:
+            value = tl.inline_asm_elementwise(
+                "{ .reg .b16 a, b; mov.b32 {a, b}, $2; cvt.f32.f16 $0, a; cvt.f32.f16 $1, b; }", "=&f,=f,r", [x[n]],
+                dtype=tl.float32, is_pure=False, pack=2,
+            )  # fmt: skip
+        values = values + (value,)
+    return values
+
+
+@triton.jit
+def _largest(k, late_zero, SUB: tl.constexpr):
+    """Return the largest key of SUB steps; half-precision keys are compared two channels at once."""
+    if INTERPRETED or k[0].dtype == tl.float32:
+        top = tl.maximum(late_zero + EMPTY, widen(k[0]))
+        for n in tl.static_range(1, SUB):
+            top = tl.maximum(top, widen(k[n]))
+    else:
+        KIND: tl.constexpr = "bf16x2" if k[0].dtype == tl.bfloat16 else "f16x2"
+        top = k[0]
+        for n in tl.static_range(1, SUB):
+            top = tl.inline_asm_elementwise(
+                "max." + KIND + " $0, $1, $2;", "=r,r,r", [top, k[n]], dtype=k[0].dtype, is_pure=True, pack=2
+            )
+        top = tl.maximum(late_zero + EMPTY, widen(top))
+    return top
+
+
+@triton.jit
+def _weights_under(k, top, late_zero, SUB: tl.constexpr):
+    """Return e^(k - top) of SUB steps. Adding ``late_zero`` makes them wait for _zeros_after_loads."""
+    shift = tl.fma(top, -LOG2E, late_zero)
+    weights = ()
+    for n in tl.static_range(SUB):
+        weights = weights + (tl.exp2(tl.fma(widen(k[n]), LOG2E, shift)),)
+    return weights
+
+
+@triton.jit
+def _weights_below(k, late_zero, SUB: tl.constexpr):
+    """Return the largest key of SUB steps, and the weights e^(k - largest)."""
+    top = _largest(k, late_zero, SUB)
+    return top, _weights_under(k, top, 0.0, SUB)
+
+
+@triton.jit
+def _sum_run(weights, v, decay, SUB: tl.constexpr):
+    """Return the sum of a run of steps, num and den relative to the exponent of the weights."""
+    num = weights[0] * widen(v[0])
+    den = weights[0]
+    for n in tl.static_range(1, SUB):
+        num = tl.fma(decay, num, weights[n] * widen(v[n]))
+        den = tl.fma(decay, den, weights[n])
+    return num, den
+
+
+@triton.jit
+def _all_at_least(x, AT_LEAST: tl.constexpr = LEAST):
+    """Return whether all denominators are at least AT_LEAST."""
+    # Reduced as integers, because warps have a min instruction for those.
+    x = tl.where(x >= AT_LEAST, 1, 0)
+    return tl.min(tl.min(x, axis=1), axis=0) > 0
+
+
+@triton.jit
+def _advance(m, num, den, k, v, w):
+    """Return the state (m, num, den) after one more token."""
+    m -= w
+    old, new = relative_weights(m, k)
+    return tl.maximum(m, k), tl.fma(old, num, new * v), tl.fma(old, den, new)
+
+
+@triton.jit
+def _tighten(m, num, den):
+    """Return the state with den scaled to order 1 and the exponent lowered to match, if decay has made den small."""
+    loose = (den > 0) & (den < LEAST_STATE)
+    shift = tl.log(tl.where(loose, den, 1.0))
+    scale = exp(-shift)
+    return m + shift, num * scale, den * scale
 
 
 @triton.jit
@@ -120,13 +252,13 @@ def _sum_rows_by_run(k, v, w, late_zero, RUNS: tl.constexpr, SUB: tl.constexpr):
     """Return for each row its sum (m, num, den), the smallest den of its runs, the exponents of the runs and the
     weights of all steps."""
     decay = decay_factor(w)
-    m, weights = weights_below(k[0], late_zero, SUB)
-    num, den = sum_run(weights, v[0], decay, SUB)
+    m, weights = _weights_below(k[0], late_zero, SUB)
+    num, den = _sum_run(weights, v[0], decay, SUB)
     least = den
     tops, all_weights = (m,), (weights,)
     for run in tl.static_range(1, RUNS):
-        top, weights = weights_below(k[run], 0.0, SUB)
-        new_num, new_den = sum_run(weights, v[run], decay, SUB)
+        top, weights = _weights_below(k[run], 0.0, SUB)
+        new_num, new_den = _sum_run(weights, v[run], decay, SUB)
         m, num, den = add(m - SUB * w, num, den, top, new_num, new_den)
         least = tl.minimum(least, new_den)
         tops = tops + (top,)
@@ -168,7 +300,7 @@ def _compute_rows_by_run(
     """Compute whole rows from the states before them; store y and the states to be saved.
 
     Returns the states after the rows, and whether the results are accurate: u, denominators and exponents of states are
-    within the bounds for one exponent per run (see LEAST and LEAST_PAIR in elements.py).
+    within the bounds for one exponent per run (see LEAST and LEAST_PAIR).
     """
     decay = decay_factor(w)
     bonus = exp(u)
@@ -184,7 +316,7 @@ def _compute_rows_by_run(
         )  # fmt: skip
         m = tops[run]
         least = tl.minimum(least, tl.where(lead < MAX_LEAD, run_least, 0.0))
-    return m, num, den, all_at_least(tl.where(mask_c, least, 1.0), LEAST_PAIR)
+    return m, num, den, _all_at_least(tl.where(mask_c, least, 1.0), LEAST_PAIR)
 
 
 @triton.jit
@@ -217,7 +349,7 @@ def _sum_rows_by_step(k_ptr, v_ptr, w, offs, left, mask_c, C: tl.constexpr, BLOC
             at = (start + n) * C + offs
             k = tl.load(k_ptr + at, mask=mask, other=-float("inf")).to(tl.float32)
             v = tl.load(v_ptr + at, mask=mask, other=0.0).to(tl.float32)
-            m, num, den = advance(m, num, den, tl.fma(slow, n + 1.0, k), v, w - slow)
+            m, num, den = _advance(m, num, den, tl.fma(slow, n + 1.0, k), v, w - slow)
         m -= RUN * slow
     return m, num, den
 
@@ -243,72 +375,45 @@ def _compute_rows_by_step(
             v = tl.load(v_ptr + at, mask=mask, other=0.0).to(tl.float32)
             y = _output(m, num, den, tl.fma(slow, n * 1.0, k), v, u, PRECISE)
             tl.store(y_ptr + at, y.to(y_ptr.dtype.element_ty), mask=mask)
-            m, num, den = advance(m, num, den, tl.fma(slow, n + 1.0, k), v, tl.where(inside, w - slow, 0.0))
+            m, num, den = _advance(m, num, den, tl.fma(slow, n + 1.0, k), v, tl.where(inside, w - slow, 0.0))
         m -= tl.minimum(tl.maximum(rest, 0), RUN).to(tl.float32) * slow
     return m, num, den
 
 
-@remember_launches
-@triton.jit(do_not_specialize=["call", "B", "T", "S", "ahead"])
-def scan_kernel(
-    k_ptr,
-    v_ptr,
-    w_ptr,
-    u_ptr,
-    num_ptr,
-    den_ptr,
-    max_ptr,
-    y_ptr,
-    last_ptr,
-    saved_ptr,
-    word_ptr,
-    spare_ptr,
-    call,
-    B,
-    T,
-    S,
-    ahead,
-    C: tl.constexpr,
-    SAVE: tl.constexpr,
-    KEEP: tl.constexpr,
-    GATHER: tl.constexpr,
-    PASS: tl.constexpr,
-    LOOK: tl.constexpr,
-    TILE: tl.constexpr,
-):
-    """Compute one tile of BLOCK_I * BLOCK_O steps and BLOCK_C channels in a single pass over memory.
-
-    Grid: (tiles of T * B * ceil(C / BLOCK_C),). GPUs start programs in the order of their numbers, so a program only
-    waits for programs that have started.
-    Reads k, v [B, T, C], w, u [C] and the first state, num, den, max [B, C]; writes y [B, T, C], the last state
-    [3, B, C] and the states before every SAVE steps [3, B, S, C].
-
-    PASS is None: sums go through words [2, tiles + groups, B, C], which must be zero before the launch, and the launch
-    zeroes the spare words; LOOK = 0 means that the sequence is one tile. Otherwise states are passed from tile to tile
-    through words [tiles, B, C] of two int64, by the code of exchange.py in GATHER and PASS.
-
-    KEEP says what stays in registers for the outputs: "nothing" (k and v are read again, from the cache), "tokens" (k
-    and v in their dtype, which needs B * T of at least a tile), or "weights" (v and the weights).
-    """
-    PRECISE: tl.constexpr = k_ptr.dtype.element_ty == tl.float32
-    SERIAL: tl.constexpr = PASS is not None
-    BLOCK_I: tl.constexpr = TILE.block_i
-    BLOCK_O: tl.constexpr = TILE.block_o
+@triton.jit
+def _tile_position(B, T, C: tl.constexpr, TILE: tl.constexpr):
+    """Return where a program's tile lies: the numbers of tile and sequence, the first channel, the channels and their
+    mask, the rows, the offset of the tile in k, the steps from its start to the sequence's end, the first steps of the
+    rows, and what :func:`tile_offsets` returns for them."""
     BLOCK_C: tl.constexpr = TILE.block_c
-    STEPS: tl.constexpr = BLOCK_I * BLOCK_O
-    LONGEST: tl.constexpr = 16 if PRECISE else 32
-    SUB: tl.constexpr = LONGEST if BLOCK_I > LONGEST else BLOCK_I
-    RUNS: tl.constexpr = BLOCK_I // SUB
+    STEPS: tl.constexpr = TILE.steps
     tile, batch, block = program_position(B, C, BLOCK_C)
     offs_c = block * BLOCK_C + tl.arange(0, BLOCK_C)
     mask_c = offs_c < C
-    offs_o = tl.arange(0, BLOCK_O)
+    offs_o = tl.arange(0, TILE.block_o)
     base = (batch * T + tile * STEPS) * C
     end = T - tile * STEPS
-    step = tile * STEPS + offs_o * BLOCK_I
-    offs, left, mask = tile_offsets(offs_o * BLOCK_I, offs_c, mask_c, C, end)
-    w = tl.load(w_ptr + offs_c, mask=mask_c, other=0.0)[None, :]
-    u = tl.load(u_ptr + offs_c, mask=mask_c, other=0.0)[None, :]
+    step = tile * STEPS + offs_o * TILE.block_i
+    offs, left, mask = tile_offsets(offs_o * TILE.block_i, offs_c, mask_c, C, end)
+    return tile, batch, block * BLOCK_C, offs_c, mask_c, offs_o, base, end, step, offs, left, mask
+
+
+@triton.jit
+def _sum_tile(
+    k_ptr, v_ptr, w_ptr, word_ptr, w, B, ahead, position,
+    C: tl.constexpr, KEEP: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """Return the sum (m, num, den) of every row, the exponents of the runs and what to keep for the outputs (KEEP: see
+    KEEPS in config.py; "tokens" needs B * T of at least a tile). Prefetch k and v of the tile ``ahead`` tiles later and
+    the words that this tile will write (word_ptr None: none)."""
+    BLOCK_I: tl.constexpr = TILE.block_i
+    BLOCK_O: tl.constexpr = TILE.block_o
+    BLOCK_C: tl.constexpr = TILE.block_c
+    STEPS: tl.constexpr = TILE.steps
+    LONGEST: tl.constexpr = 16 if k_ptr.dtype.element_ty == tl.float32 else 32
+    SUB: tl.constexpr = LONGEST if BLOCK_I > LONGEST else BLOCK_I
+    RUNS: tl.constexpr = BLOCK_I // SUB
+    tile, batch, first_c, offs_c, mask_c, _offs_o, base, end, _step, offs, left, mask = position
     whole = end >= STEPS
     accurate = whole
     row_m = tl.full((BLOCK_O, BLOCK_C), EMPTY, tl.float32)
@@ -331,46 +436,50 @@ def scan_kernel(
         if not INTERPRETED:
             later = (ahead * STEPS).to(tl.int64) * C
             if (ahead > 0) & (end >= (ahead + 1) * STEPS):
-                prefetch(k_ptr + base + later, block * BLOCK_C, C, STEPS, BLOCK_C)
-                prefetch(v_ptr + base + later, block * BLOCK_C, C, STEPS, BLOCK_C)
-                if SERIAL:
+                _prefetch(k_ptr + base + later, first_c, C, STEPS, BLOCK_C)
+                _prefetch(v_ptr + base + later, first_c, C, STEPS, BLOCK_C)
+                if word_ptr is not None:
                     # Without this the next tile, which polls these words, would first wait for memory. If channels
                     # alone keep memory busy (ahead is 0), prefetching words costs more than it saves.
                     words = word_ptr + 2 * C * (tile.to(tl.int64) * B + batch)
-                    prefetch(words, 2 * block * BLOCK_C, 2 * C, 1, 2 * BLOCK_C)
+                    _prefetch(words, 2 * first_c, 2 * C, 1, 2 * BLOCK_C)
         late_zero = _zeros_after_loads(w_ptr, offs_c, mask_c) if RUNS == 1 else 0.0
         if KEEP == "tokens":
             row_m, row_num, row_den, least, tops, _ = _sum_rows_by_run(k, v, w, late_zero, RUNS, SUB)
         else:
             row_m, row_num, row_den, least, tops, weights = _sum_rows_by_run(k, v, w, late_zero, RUNS, SUB)
-        accurate = all_at_least(tl.where(mask, least, 1.0))
+        accurate = _all_at_least(tl.where(mask, least, 1.0))
     if accurate == 0:
         row_m, row_num, row_den = _sum_rows_by_step(k_ptr + base, v_ptr + base, w, offs, left, mask, C, BLOCK_I)
-    if SERIAL:
-        all_m, all_num, all_den, in_m, in_num, in_den = gather_rows(
-            row_m, row_num, row_den, BLOCK_I * w, offs_o, offs_c, block * BLOCK_C, GATHER
-        )
-    else:
-        all_m, all_num, all_den, in_m, in_num, in_den = scan_rows(row_m, row_num, row_den, BLOCK_I * w)
-    stride = B.to(tl.int64) * C
-    m, num, den = load_state(num_ptr, den_ptr, max_ptr, batch * C + offs_c, mask_c)
-    if SERIAL:
-        m, num, den = pass_state(
-            word_ptr + 2 * batch * C, call, stride, tile, m, num, den, all_m, all_num, all_den, STEPS * w,
-            offs_o, offs_c, block * BLOCK_C, mask_c, PASS, LEAST_STATE,
-        )  # fmt: skip
-    elif LOOK > 0:
-        before_m, before_num, before_den = look_back(
-            word_ptr + batch * C, spare_ptr + batch * C, tl.cdiv(T, STEPS), tile, stride, STEPS * w,
-            all_m, all_num, all_den, offs_o, offs_c, mask_c, LOOK, LEAST_STATE,
-        )  # fmt: skip
-        m, num, den = add(m - (tile * STEPS).to(tl.float32) * w, num, den, before_m, before_num, before_den)
-    m, num, den = add(m - (offs_o * BLOCK_I).to(tl.float32)[:, None] * w, num, den, in_m, in_num, in_den)
+    kept = ()
+    if KEEP == "tokens":
+        kept = (k, v)
+    elif KEEP == "weights":
+        kept = (weights, v)
+    return row_m, row_num, row_den, tops, kept
+
+
+@triton.jit
+def _compute_tile(
+    y_ptr, last_ptr, saved_ptr, k_ptr, v_ptr, w_ptr, m, num, den, tops, kept, w, u, stride, S, position,
+    C: tl.constexpr, SAVE: tl.constexpr, KEEP: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """Compute a tile from the states before its rows and what :func:`_sum_tile` returned.
+
+    Stores y, the states to be saved and, if the sequence ends in this tile, the last state.
+    """
+    PRECISE: tl.constexpr = k_ptr.dtype.element_ty == tl.float32
+    BLOCK_I: tl.constexpr = TILE.block_i
+    BLOCK_C: tl.constexpr = TILE.block_c
+    RUNS: tl.constexpr = len(tops)
+    SUB: tl.constexpr = BLOCK_I // RUNS
+    _tile, batch, _first_c, offs_c, mask_c, _offs_o, base, end, step, offs, left, mask = position
+    whole = end >= TILE.steps
     saved_size = S * stride
     if SAVE > 0:
         saved_ptr += batch * S * C
-    last_m, last_num, last_den = m, num, den
     accurate = whole
+    last_m, last_num, last_den = m, num, den
     if whole:
         if KEEP == "nothing":
             k = _load_runs(k_ptr + base, offs, mask, C, BLOCK_C, RUNS, SUB)
@@ -378,14 +487,15 @@ def scan_kernel(
             late_zero = _zeros_after_loads(w_ptr, offs_c, mask_c) if RUNS == 1 else 0.0
             weights = ()
             for run in tl.static_range(RUNS):
-                weights = weights + (weights_under(k[run], tops[run], late_zero, SUB),)
+                weights = weights + (_weights_under(k[run], tops[run], late_zero, SUB),)
         elif KEEP == "tokens":
+            k, v = kept
             weights, values = (), ()
             for run in tl.static_range(RUNS):
-                weights = weights + (weights_under(widen_anew(k[run], SUB), tops[run], 0.0, SUB),)
-                values = values + (widen_anew(v[run], SUB),)
+                weights = weights + (_weights_under(_widen_anew(k[run], SUB), tops[run], 0.0, SUB),)
+                values = values + (_widen_anew(v[run], SUB),)
         else:
-            values = v
+            weights, values = kept
         last_m, last_num, last_den, accurate = _compute_rows_by_run(
             y_ptr + base, saved_ptr, saved_size, weights, values, m, num, den, tops, w, u, step, offs_c, offs, mask,
             C, SAVE, PRECISE, RUNS, SUB,
@@ -393,37 +503,96 @@ def scan_kernel(
     if accurate == 0:
         tl.debug_barrier()
         # With a den of order 1, bounding the weight of the past by e^MAX_RATIO does not change the result.
-        m, num, den = tighten(m, num, den)
+        m, num, den = _tighten(m, num, den)
         last_m, last_num, last_den = _compute_rows_by_step(
             y_ptr + base, saved_ptr, saved_size, k_ptr + base, v_ptr + base, m, num, den, w, u, step, offs_c, offs,
             left, mask, C, SAVE, PRECISE, BLOCK_I,
         )  # fmt: skip
     if last_ptr is not None:
-        at = tl.broadcast_to(batch * C + offs_c[None, :], (BLOCK_O, BLOCK_C))
+        at = tl.broadcast_to(batch * C + offs_c[None, :], (TILE.block_o, BLOCK_C))
         last_row = (left > 0) & (left <= BLOCK_I) & mask
         _store_state(last_ptr, stride, last_m, last_num, last_den, at, last_row)
 
 
 @remember_launches
+@triton.jit(do_not_specialize=["call", "B", "T", "S", "ahead"])
+def serial_kernel(
+    k_ptr, v_ptr, w_ptr, u_ptr, num_ptr, den_ptr, max_ptr, y_ptr, last_ptr, saved_ptr, word_ptr, call, B, T, S, ahead,
+    C: tl.constexpr, SAVE: tl.constexpr, KEEP: tl.constexpr, GATHER: tl.constexpr, PASS: tl.constexpr,
+    TILE: tl.constexpr,
+):  # fmt: skip
+    """Compute one tile of BLOCK_I * BLOCK_O steps and BLOCK_C channels, each tile from the state that the one before
+    it passes on, in a single pass over memory.
+
+    Grid: (tiles of T * B * ceil(C / BLOCK_C),). GPUs start programs in the order of their numbers, so a program only
+    waits for programs that have started.
+    Reads k, v [B, T, C], w, u [C] and the first state, num, den, max [B, C]; writes y [B, T, C], the last state
+    [3, B, C] and the states before every SAVE steps [3, B, S, C]. States are passed through words [tiles, B, C] of two
+    int64, by the code of exchange.py in GATHER and PASS.
+    """
+    BLOCK_I: tl.constexpr = TILE.block_i
+    position = _tile_position(B, T, C, TILE)
+    tile, batch, first_c, offs_c, mask_c, offs_o, _, _, _, _, _, _ = position
+    w = tl.load(w_ptr + offs_c, mask=mask_c, other=0.0)[None, :]
+    u = tl.load(u_ptr + offs_c, mask=mask_c, other=0.0)[None, :]
+    row_m, row_num, row_den, tops, kept = _sum_tile(k_ptr, v_ptr, w_ptr, word_ptr, w, B, ahead, position, C, KEEP, TILE)
+    all_m, all_num, all_den, in_m, in_num, in_den = gather_rows(
+        row_m, row_num, row_den, BLOCK_I * w, offs_o, offs_c, first_c, GATHER
+    )
+    stride = B.to(tl.int64) * C
+    m, num, den = _load_state(num_ptr, den_ptr, max_ptr, batch * C + offs_c, mask_c)
+    m, num, den = pass_state(
+        word_ptr + 2 * batch * C, call, stride, tile, m, num, den, all_m, all_num, all_den,
+        TILE.steps * w, offs_o, offs_c, first_c, mask_c, PASS, LEAST_STATE,
+    )  # fmt: skip
+    m, num, den = add(m - (offs_o * BLOCK_I).to(tl.float32)[:, None] * w, num, den, in_m, in_num, in_den)
+    _compute_tile(
+        y_ptr, last_ptr, saved_ptr, k_ptr, v_ptr, w_ptr, m, num, den, tops, kept, w, u, stride, S, position,
+        C, SAVE, KEEP, TILE,
+    )  # fmt: skip
+
+
+@remember_launches
+@triton.jit(do_not_specialize=["B", "T", "S", "ahead"])
+def look_back_kernel(
+    k_ptr, v_ptr, w_ptr, u_ptr, num_ptr, den_ptr, max_ptr, y_ptr, last_ptr, saved_ptr, word_ptr, spare_ptr, B, T, S,
+    ahead, C: tl.constexpr, SAVE: tl.constexpr, KEEP: tl.constexpr, LOOK: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """Compute one tile from the sums of the tiles before it, in a single pass over memory.
+
+    Grid: (tiles of T * B * ceil(C / BLOCK_C),), in the order of serial_kernel. Reads and writes the same tensors. Sums
+    go through words [2, tiles + groups, B, C], which must be zero before the launch; the launch zeroes the spare words.
+    LOOK = 0 means that the sequence is one tile.
+    """
+    BLOCK_I: tl.constexpr = TILE.block_i
+    STEPS: tl.constexpr = TILE.steps
+    position = _tile_position(B, T, C, TILE)
+    tile, batch, _first_c, offs_c, mask_c, offs_o, _, _, _, _, _, _ = position
+    w = tl.load(w_ptr + offs_c, mask=mask_c, other=0.0)[None, :]
+    u = tl.load(u_ptr + offs_c, mask=mask_c, other=0.0)[None, :]
+    row_m, row_num, row_den, tops, kept = _sum_tile(k_ptr, v_ptr, w_ptr, None, w, B, ahead, position, C, KEEP, TILE)
+    all_m, all_num, all_den, in_m, in_num, in_den = scan_rows(row_m, row_num, row_den, BLOCK_I * w)
+    stride = B.to(tl.int64) * C
+    m, num, den = _load_state(num_ptr, den_ptr, max_ptr, batch * C + offs_c, mask_c)
+    if LOOK > 0:
+        before_m, before_num, before_den = look_back(
+            word_ptr + batch * C, spare_ptr + batch * C, tl.cdiv(T, STEPS), tile, stride, STEPS * w,
+            all_m, all_num, all_den, offs_o, offs_c, mask_c, LOOK, LEAST_STATE,
+        )  # fmt: skip
+        m, num, den = add(m - (tile * STEPS).to(tl.float32) * w, num, den, before_m, before_num, before_den)
+    m, num, den = add(m - (offs_o * BLOCK_I).to(tl.float32)[:, None] * w, num, den, in_m, in_num, in_den)
+    _compute_tile(
+        y_ptr, last_ptr, saved_ptr, k_ptr, v_ptr, w_ptr, m, num, den, tops, kept, w, u, stride, S, position,
+        C, SAVE, KEEP, TILE,
+    )  # fmt: skip
+
+
+@remember_launches
 @triton.jit(do_not_specialize=["B", "T", "S"])
 def walk_kernel(
-    k_ptr,
-    v_ptr,
-    w_ptr,
-    u_ptr,
-    num_ptr,
-    den_ptr,
-    max_ptr,
-    y_ptr,
-    last_ptr,
-    saved_ptr,
-    B,
-    T,
-    S,
-    C: tl.constexpr,
-    SAVE: tl.constexpr,
-    TILE: tl.constexpr,
-):
+    k_ptr, v_ptr, w_ptr, u_ptr, num_ptr, den_ptr, max_ptr, y_ptr, last_ptr, saved_ptr, B, T, S,
+    C: tl.constexpr, SAVE: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
     """Go through all of time in order, loading BLOCK_I steps at once.
 
     Grid: (B * ceil(C / BLOCK_C),).
@@ -439,7 +608,7 @@ def walk_kernel(
     mask_c = offs_c < C
     w = tl.load(w_ptr + offs_c, mask=mask_c, other=0.0)[None, :]
     u = tl.load(u_ptr + offs_c, mask=mask_c, other=0.0)[None, :]
-    m, num, den = load_state(num_ptr, den_ptr, max_ptr, batch * C + offs_c, mask_c)
+    m, num, den = _load_state(num_ptr, den_ptr, max_ptr, batch * C + offs_c, mask_c)
     offs_o = tl.arange(0, 1)
     stride = B.to(tl.int64) * C
     saved_size = S * stride
@@ -462,7 +631,7 @@ def walk_kernel(
             token_k, token_v = k[n].to(tl.float32), v[n].to(tl.float32)
             y = _output(m, num, den, tl.fma(slow, n * 1.0, token_k), token_v, u, PRECISE)
             tl.store(y_ptr + base + n * C + offs, y.to(y_ptr.dtype.element_ty), mask=mask)
-            m, num, den = advance(m, num, den, tl.fma(slow, n + 1.0, token_k), token_v, fast)
+            m, num, den = _advance(m, num, den, tl.fma(slow, n + 1.0, token_k), token_v, fast)
         decay = decay_factor(BLOCK_I * slow)
         m, num, den = renew_whole(m, num * decay, den * decay, LEAST_STATE)
     for t in range(full_rows_end, T):
@@ -474,7 +643,7 @@ def walk_kernel(
         token_v = tl.load(v_ptr + offs, mask=mask_c[None, :], other=0.0).to(tl.float32)
         y = _output(m, num, den, token_k, token_v, u, PRECISE)
         tl.store(y_ptr + offs, y.to(y_ptr.dtype.element_ty), mask=mask_c[None, :])
-        m, num, den = advance(m, num, den, token_k, token_v, w)
+        m, num, den = _advance(m, num, den, token_k, token_v, w)
     if last_ptr is not None:
         _store_state(last_ptr, stride, m, num, den, batch * C + offs_c[None, :], mask_c[None, :])
 
@@ -482,19 +651,9 @@ def walk_kernel(
 @remember_launches
 @triton.jit(do_not_specialize=["B"])
 def step_kernel(
-    k_ptr,
-    v_ptr,
-    w_ptr,
-    u_ptr,
-    num_ptr,
-    den_ptr,
-    max_ptr,
-    y_ptr,
-    last_ptr,
-    B,
-    C: tl.constexpr,
-    BLOCK_C: tl.constexpr,
-):
+    k_ptr, v_ptr, w_ptr, u_ptr, num_ptr, den_ptr, max_ptr, y_ptr, last_ptr, B,
+    C: tl.constexpr, BLOCK_C: tl.constexpr,
+):  # fmt: skip
     """Advance BLOCK_C channels of one sequence by one token.
 
     Grid: (B, ceil(C / BLOCK_C)). Reads k, v [B, 1, C], w, u [C] and the state, num, den, max [B, C]; writes y [B, 1, C]
@@ -508,8 +667,8 @@ def step_kernel(
     v = tl.load(v_ptr + offs, mask=mask_c, other=0.0).to(tl.float32)[None, :]
     w = tl.load(w_ptr + offs_c, mask=mask_c, other=0.0)[None, :]
     u = tl.load(u_ptr + offs_c, mask=mask_c, other=0.0)[None, :]
-    m, num, den = load_state(num_ptr, den_ptr, max_ptr, offs, mask_c)
+    m, num, den = _load_state(num_ptr, den_ptr, max_ptr, offs, mask_c)
     y = _output(m, num, den, k, v, u, PRECISE)
     tl.store(y_ptr + offs[None, :], y.to(y_ptr.dtype.element_ty), mask=mask_c[None, :])
-    m, num, den = advance(m, num, den, k, v, w)
+    m, num, den = _advance(m, num, den, k, v, w)
     _store_state(last_ptr, B.to(tl.int64) * C, m, num, den, offs[None, :], mask_c[None, :])

@@ -12,16 +12,16 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..common.arguments import CASE_DTYPES, is_interpreted
+from ..common.arguments import CASE_DTYPES
 from ..common.device import capability, on_device_of
 from ..common.differentiable import Differentiable, Tensors
-from ..common.exchange import NO_CODE, exchange_words
+from ..common.exchange import exchange_words
 from ..common.sizes import REMEMBERED, cdiv
 from ..common.sums import sum_parts
-from .backward import scan_gradient_kernel, walk_gradient_kernel
+from .backward import look_back_gradient_kernel, walk_gradient_kernel
 from .config import WkvConfig, invalid_reason, select_config
 from .exchange import exchange_sums, gather_code, pass_code
-from .forward import scan_kernel, step_kernel, walk_kernel
+from .forward import look_back_kernel, serial_kernel, step_kernel, walk_kernel
 
 STEP_BLOCK = 256
 
@@ -75,20 +75,19 @@ def _forward(request: WkvRequest, k: Tensor, *others: Any) -> tuple[Tensors, Ten
     if request.impl == "naive":
         walk_kernel[tile.grid(B, T, C, T)](*tensors, B, T, slots, **flags)
     else:
-        # With ``hold`` every program loads a whole tile of k and v, so all sequences together must be as long as one.
-        hold = config.hold and tile.steps <= B * T
-        flags["KEEP"] = "tokens" if hold else "nothing" if config.reload or config.hold else "weights"
+        # To keep tokens every program loads a whole tile of k and v, so all sequences together must be as long as one.
+        flags["KEEP"] = "nothing" if config.keep == "tokens" and tile.steps > B * T else config.keep
         grid, sizes = tile.grid(B, T, C, tile.steps), (B, T, slots, config.ahead // tile.blocks(B, C))
         tiles = cdiv(T, tile.steps)
         if config.serial:
             words, call = exchange_words(k, tiles * B * C, width=2)
-            codes = (gather_code(tile.block_o, tile.block_c, tile.channels), pass_code(tile.block_c, tile.channels))
-            gather, passing = (NO_CODE, NO_CODE) if is_interpreted() else codes
-            scan_kernel[grid](*tensors, words, None, call, *sizes, GATHER=gather, PASS=passing, LOOK=0, **flags)
+            gather = gather_code(tile.block_o, tile.block_c, tile.channels)
+            passing = pass_code(tile.block_c, tile.channels)
+            serial_kernel[grid](*tensors, words, call, *sizes, GATHER=gather, PASS=passing, **flags)
         else:
             words, spare, keep = exchange_sums(k, tiles, config.look)
             look = config.look if tiles > 1 else 0
-            scan_kernel[grid](*tensors, words, spare, 0, *sizes, GATHER=None, PASS=None, LOOK=look, **flags)
+            look_back_kernel[grid](*tensors, words, spare, *sizes, LOOK=look, **flags)
             keep()
     # Copies, so that a caller who modifies the state does not change the saved one.
     parts = (None, None, None) if last is None else tuple(x.clone() for x in last)
@@ -129,7 +128,7 @@ def _backward(
     else:
         words, spare, keep = exchange_sums(k, parts, config.look)
         look = config.look if parts > 1 else 0
-        scan_gradient_kernel[tile.grid(B, T, C, tile.steps)](*used, words, spare, B, T, slots, LOOK=look, **flags)
+        look_back_gradient_kernel[tile.grid(B, T, C, tile.steps)](*used, words, spare, B, T, slots, LOOK=look, **flags)
         keep()
     return dk, dv, sum_parts(dw), sum_parts(du), *((None, None) if dfirst is None else dfirst), None
 

@@ -7,13 +7,7 @@ from torch import Tensor
 
 from ..common.arguments import check_three
 from ..common.calls import remember_calls
-from ..common.channel_tensors import (
-    check_channels,
-    check_implementation,
-    check_kernel_support,
-    check_one_token,
-    portable_chunk_size,
-)
+from ..common.channel_tensors import check_channels, portable_chunk_size, runs_kernels
 from . import OPERATION, portable
 from .config import WkvConfig
 from .reference import State, associative
@@ -69,10 +63,7 @@ def wkv4(
     names = ("initial_state num", "initial_state den", "initial_state max")
     states = dict(zip(names, initial_state or (None,) * 3, strict=True))
     check_channels({"k": k, "v": v}, {"w": w, "u": u}, states, state_dtype)
-    if check_implementation(OPERATION, impl, chunk_size=chunk_size, config=config):
-        check_kernel_support("k", k)
-        if impl == "step":
-            check_one_token(k)
+    if runs_kernels(OPERATION, impl, "k", k, chunk_size=chunk_size, config=config):
         # launch imports Triton, which the forms below do without.
         from .launch import STEP, WKV, WkvRequest
 

@@ -153,8 +153,8 @@ SCANS: dict[str, tuple[str, str, dict[str, Any]]] = {
 }
 
 WKV_ROWS_FORWARD = WkvConfig(forward=tile(4, 2, 16), backward=tile(2, 4, 32), look=2)
-WKV_ROWS_BACKWARD = WkvConfig(forward=tile(2, 2, 32), backward=tile(16, 2, 16), reload=False, look=4)
-WKV_SERIAL = WkvConfig(forward=tile(4, 2, 16), backward=tile(2, 4, 32), reload=False, hold=True, serial=True, look=2)
+WKV_ROWS_BACKWARD = WkvConfig(forward=tile(2, 2, 32), backward=tile(16, 2, 16), keep="weights", look=4)
+WKV_SERIAL = WkvConfig(forward=tile(4, 2, 16), backward=tile(2, 4, 32), keep="tokens", serial=True, look=2)
 WKV_NAIVE = WkvConfig(forward=tile(4, 1, 32), backward=tile(8, 1, 32))
 WKVS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "wkv4 scan": ("wkv4", "scan", {"config": WKV_ROWS_FORWARD}),
@@ -167,7 +167,7 @@ WKVS: dict[str, tuple[str, str, dict[str, Any]]] = {
 def serial_config(dtype: torch.dtype) -> WkvConfig:
     """Return WKV's launches on Hopper with states that pass from tile to tile."""
     chosen = select_config({"batch": 8, "channels": 768}, CASE_DTYPES[dtype], (9, 0), True, impl="scan")
-    return replace(chosen, hold=True, serial=True)
+    return replace(chosen, keep="tokens", serial=True)
 
 
 TIME_TILES = {**SCANS, **WKVS}

@@ -94,7 +94,7 @@ def test_keys_of_minus_infinity_leave_tokens_out(case: Case, some: slice, initia
 
 
 @pytest.mark.interpret
-@pytest.mark.parametrize("how", [{}, {"reload": False}, {"hold": True}], ids=str)
+@pytest.mark.parametrize("how", [{}, {"keep": "weights"}, {"keep": "tokens"}], ids=str)
 def test_rows_that_take_two_exponents(how: dict[str, Any]) -> None:
     """Rows so long that they take two exponents."""
     config = replace(WkvConfig(forward=tile(32, 2, 16), backward=tile(8, 2, 16), look=2), **how)
@@ -158,7 +158,7 @@ def test_a_key_of_2000_outweighs_all_others(name: str, config: WkvConfig) -> Non
 
 
 @pytest.mark.interpret
-@pytest.mark.parametrize("how", [{}, {"hold": True, "serial": True}], ids=str)
+@pytest.mark.parametrize("how", [{}, {"keep": "tokens", "serial": True}], ids=str)
 def test_a_past_that_decayed_within_its_row(how: dict[str, Any]) -> None:
     """Keys of a row that end far below its first, and decay on top, leave a den that is small under the exponent; a row
     of rising keys behind it must weigh that, not the exponent alone."""
@@ -190,10 +190,9 @@ def test_stale_exponents_are_renewed(name: str, config: WkvConfig, seq_len: int,
 @pytest.mark.interpret
 def test_sums_over_a_long_walk_do_not_drift() -> None:
     """The gradient of u, a sum of 1024 terms of one sign, is as exact as its terms are."""
-    T, C = 1024, 16
-    k, w, u = torch.zeros(1, T, C), torch.full((C,), 2.0), torch.zeros(C, requires_grad=True)
+    k, w, u = torch.zeros(1, 1024, 16), torch.full((16,), 2.0), torch.zeros(16, requires_grad=True)
     # Values change their sign at every step, and so a token's is on one side of its past's.
-    v = torch.rand(1, T, C, generator=torch.Generator().manual_seed(0)) + 1
+    v = torch.rand(1, 1024, 16, generator=torch.Generator().manual_seed(0)) + 1
     v[:, ::2] *= -1
     dy = v.sign()
     walked = OPERATION.function("naive")(k, v, w, u, config=WKV_NAIVE)
@@ -271,6 +270,7 @@ WARPLESS = replace(tile(4, 2, 16), num_warps=0)
     [
         ("scan", {"forward": tile(4, 3, 16)}, "forward.block_o must be"),
         ("scan", {"forward": tile(4, 2, 8)}, "look * forward.block_c must be at least the 32 threads, got 2 * 8"),
+        ("scan", {"keep": "all"}, "keep must be one of nothing, tokens, weights, got all"),
         ("scan", {"look": 24}, "look must be a power of two >= 2, got 24"),
         ("scan", {"forward": WARPLESS, "serial": True}, "forward.num_warps must be a power of two, got 0"),
         ("naive", {"forward": tile(4, 1, 16)}, "backward.block_o must be 1 for a walk, got 2"),
