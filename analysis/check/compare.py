@@ -34,7 +34,9 @@ from .statistics import (
     UNKNOWN,
     Interval,
     geometric_mean_interval,
+    interval_of,
     ratio_interval,
+    resampled_in_turn,
     resampled_ratios,
 )
 
@@ -93,11 +95,16 @@ class Comparison:
 
 
 def time_interval(new: Row, old: Row, confidence: float = CONFIDENCE) -> Interval:
-    """Return the interval of the ratio of two rows' times.
+    """Return the interval of the ratio of two rows' times, from their rounds where they were timed in turn.
 
     Rows without samples fall back on their medians' intervals, which is wider; without these nothing is known.
     """
     if new["time_samples_ms"] and old["time_samples_ms"]:
+        samples = new["time_samples_ms"], old["time_samples_ms"]
+        in_turn = new.get("pair_id") is not None and new["pair_id"] == old.get("pair_id")
+        if in_turn and len(samples[0]) == len(samples[1]) >= MIN_SAMPLES:
+            of_new, of_old = resampled_in_turn(*samples)
+            return interval_of(of_new / of_old, confidence)
         return ratio_interval(new["time_samples_ms"], old["time_samples_ms"], confidence=confidence)
     ends = [row[name] for row in (new, old) for name in ("time_ci_low_ms", "time_ci_high_ms")]
     if any(end is None for end in ends) or ends[2] <= 0:

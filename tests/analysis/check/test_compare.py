@@ -99,6 +99,17 @@ def test_other_devices_compare_with_a_warning_but_common_ones_come_first() -> No
     assert pair.ratio == pytest.approx(1.0)
 
 
+def test_what_slowed_both_sides_of_a_round_does_not_widen_a_pair_s_interval() -> None:
+    load = [1 + 0.5 * (n % 3) for n in range(12)]
+    a, b = ({"times": [base * each for each in load], "impl": impl} for base, impl in ((1.0, "a"), (1.1, "b")))
+    verdicts = {}
+    for ids in (("x-0", "x-0"), ("x-0", "x-1")):
+        rows = [measured(pair_id=pair_id, **side) for pair_id, side in zip(ids, (a, b), strict=True)]
+        (pair,) = compare(*([row] for row in rows)).pairs
+        verdicts[ids] = pair.verdict
+    assert [*verdicts.values()] == ["slower", "unclear"]
+
+
 def test_rows_without_samples_fall_back_on_their_intervals() -> None:
     row = measured(time_samples_ms=None, time_ms=2.0, time_ci_low_ms=1.9, time_ci_high_ms=2.1)
     found = compare([row], [row])
