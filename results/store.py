@@ -68,15 +68,8 @@ OTHER_ROW_SETS = {
     "triton": (TritonRow, "Tritons"),
 }  # fmt: skip
 
-ROW_NAMES = {
-    Record: "result",
-    RoofRow: "calibration",
-    ProfileRow: "profile",
-    ErrorsRow: "error table",
-    TrainingRow: "training",
-    TritonRow: "result",
-}
-"""What messages call a row set."""
+ROW_NAMES = {RoofRow: "calibration", ProfileRow: "profile", ErrorsRow: "error table", TrainingRow: "training"}
+"""What messages call a row set; those of sweeps are results."""
 
 
 def row_set(path: Path) -> tuple[type, str]:
@@ -94,14 +87,8 @@ def arrow_schema(row: type = Record) -> pa.Schema:
     """Return the parquet schema of a row set: the columns of its dataclass in field order, all nullable."""
     import pyarrow as pa
 
-    types: dict[Any, pa.DataType] = {
-        str: pa.string(),
-        int: pa.int64(),
-        float: pa.float64(),
-        bool: pa.bool_(),
-        list[float]: pa.list_(pa.float64()),
-        list[str]: pa.list_(pa.string()),
-    }
+    types: dict[Any, pa.DataType] = {str: pa.string(), int: pa.int64(), float: pa.float64(), bool: pa.bool_()}
+    types |= {list[kind]: pa.list_(types[kind]) for kind in (float, str)}  # type: ignore[valid-type]
     types |= {kind | None: stored for kind, stored in types.items()}
     hints = typing.get_type_hints(row)
     return pa.schema([(field.name, types[hints[field.name]]) for field in dataclasses.fields(row)])
@@ -306,12 +293,11 @@ def _planned(line: bytes) -> int | None:
 
 def _encodable(row: Mapping[str, Any]) -> dict[str, Any]:
     """Return the columns with escapes in their texts for control characters and for what UTF-8 cannot encode."""
-    return {
-        name: _CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode(), value)
-        if isinstance(value, str)
-        else value
-        for name, value in row.items()
+    texts = {name: value for name, value in row.items() if isinstance(value, str)}
+    escaped = {
+        name: _CONTROLS.sub(lambda c: c[0].encode("unicode_escape").decode(), each) for name, each in texts.items()
     }
+    return {**row, **escaped}
 
 
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
@@ -408,19 +394,19 @@ def files_in(folder: Path, row_sets: Sequence[type] = (Record,)) -> list[Path]:
 
 def is_complete(path: Path) -> bool | None:
     """Return whether a file holds all rows that its run planned; None where it does not say."""
-    said = _metadata(path).get(COMPLETE.encode())
+    said = _metadata(path, COMPLETE)
     return None if said is None else said == b"yes"
 
 
 def planned_rows(path: Path) -> int | None:
     """Return how many rows the run of a file planned; None where it does not say."""
-    said = _metadata(path).get(PLANNED.encode())
+    said = _metadata(path, PLANNED)
     return None if said is None else int(said)
 
 
-def _metadata(path: Path) -> Mapping[bytes, bytes]:
+def _metadata(path: Path, key: str) -> bytes | None:
     with _opened(path) as file:
-        return file.metadata.metadata or {}
+        return (file.metadata.metadata or {}).get(key.encode())
 
 
 def committed_results(accelerator: str | None = None) -> list[Path]:
@@ -527,7 +513,7 @@ def read_file(path: Path, row: type = Record, *, columns: Sequence[str] | None =
     whole = arrow_schema(row)
     names = [name for name in whole.names if columns is None or name in set(columns)]
     schema = pa.schema([field for field in whole if field.name in names])
-    version, what = dataclasses.fields(row)[-1], ROW_NAMES[row]
+    version, what = dataclasses.fields(row)[-1], ROW_NAMES.get(row, "result")
     with _opened(path, what) as file:
         present = Counter(file.schema_arrow.names)
         if version.name not in present:
@@ -546,8 +532,8 @@ def read_file(path: Path, row: type = Record, *, columns: Sequence[str] | None =
     for field in schema:
         if field.name not in present:
             value = folders.get(field.name)
-            missing = pa.nulls(len(table), field.type)
-            found.append(missing if value is None else pa.repeat(value, len(table)).cast(field.type))
+            named = pa.nulls(len(table)) if value is None else pa.repeat(value, len(table))
+            found.append(named.cast(field.type))
             continue
         column = table[field.name]
         try:
@@ -580,8 +566,7 @@ def _check_rows(table: pa.Table, where: str) -> None:
 def _named_by_folders(path: Path) -> dict[str, str | None]:
     """Return the columns that the folders of a partitioned store name, such as ``kernel=tfla``."""
     named = (part.partition("=") for part in path.parent.parts if "=" in part)
-    values = {name: urllib.parse.unquote(value) for name, _, value in named}
-    return {name: None if value == "__HIVE_DEFAULT_PARTITION__" else value for name, value in values.items()}
+    return {n: None if v == "__HIVE_DEFAULT_PARTITION__" else urllib.parse.unquote(v) for n, _, v in named}
 
 
 @contextlib.contextmanager

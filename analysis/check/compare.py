@@ -68,17 +68,13 @@ class Unmatched:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """The cases that share a group's values: the geometric mean of their ratios, and how many have which verdict."""
+    """The cases that share a group's values: their number, the geometric mean of their ratios, and their verdicts."""
 
     values: Mapping[str, Any]
+    cases: int
     ratio: float
     interval: Interval
     verdicts: Mapping[str, int]
-
-    @property
-    def cases(self) -> int:
-        """Number of cases."""
-        return sum(self.verdicts.values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -258,6 +254,7 @@ def _group(values: Mapping[str, Any], pairs: Sequence[Pair]) -> Group:
     counted = Counter(pair.verdict for pair in pairs)
     return Group(
         values=values,
+        cases=len(pairs),
         ratio=math.exp(sum(math.log(pair.ratio) for pair in pairs) / len(pairs)),
         interval=geometric_mean_interval([resampled_ratios(*sides) for sides in samples]) if known else UNKNOWN,
         verdicts={name: counted[name] for name in VERDICTS},
@@ -277,7 +274,12 @@ def case_rows(found: Comparison) -> list[dict[str, Any]]:
         }
         for pair in found.pairs
     ]
-    absent = {name for name in HOST_COLUMNS if all(row[name] is None for row in rows)}
+    return _without_empty(rows, HOST_COLUMNS)
+
+
+def _without_empty(rows: Sequence[Row], columns: Sequence[str]) -> list[dict[str, Any]]:
+    """Return rows without those of the columns that say nothing in any row."""
+    absent = {name for name in columns if not any(row[name] for row in rows)}
     return [{name: value for name, value in row.items() if name not in absent} for row in rows]
 
 
@@ -335,9 +337,7 @@ def _times(pair: Pair) -> dict[str, Any]:
 def group_rows(found: Comparison) -> list[dict[str, Any]]:
     """Return the geometric means as rows to print; noisy cases have a column only where there are any."""
     first = next(iter(found.groups[0].values), "group")
-    rows = [{**(group.values or {first: "all"}), **_mean(group)} for group in found.groups]
-    absent = () if found.groups[-1].verdicts[NOISY] else (NOISY,)
-    return [{name: value for name, value in row.items() if name not in absent} for row in rows]
+    return _without_empty([{**(group.values or {first: "all"}), **_mean(group)} for group in found.groups], (NOISY,))
 
 
 def _mean(group: Group) -> dict[str, Any]:

@@ -66,8 +66,7 @@ def drawing(
     """Return what the figure called ``kind`` shows.
 
     Args:
-        frame: result rows, for the kinds that show some.
-        selection: which rows.
+        frame, selection: result rows, for the kinds that show some, and which of them.
         theory: the problem, for the kinds that are drawn from the counts.
 
     Raises:
