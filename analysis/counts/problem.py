@@ -167,18 +167,12 @@ def _problem(
     share = _causal_factor(op, formulation, size, qkv, causal=causal, causal_factor=causal_factor)
     chunk_size, num_groups = size.pop("chunk_size", 0), size.pop("num_groups", 0)
     groups = num_groups or (1 if op == "mamba2_ssd" else size["num_heads"])
+    qk_share = 1 if groups == size["num_heads"] else groups / size["num_heads"]
     return Problem(
-        op=op,
-        formulation=formulation,
-        published=published,
-        **size,
-        chunk_size=chunk_size or size["seq_len"],
-        qk_share=1 if groups == size["num_heads"] else groups / size["num_heads"],
-        causal=share,
-        f=factors or Factors(),
+        op=op, formulation=formulation, published=published, dtype=dtypes[0], causal=share, f=factors or Factors(),
+        **size, chunk_size=chunk_size or size["seq_len"], qk_share=qk_share,
         widths=Widths(qkv=qkv, gate=gate, state=state),
-        dtype=dtypes[0],
-    )
+    )  # fmt: skip
 
 
 def _count(problem: Problem, mode: str, *, launches: bool, forward_state: str | None = None) -> Count:

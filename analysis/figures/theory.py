@@ -88,7 +88,7 @@ class Theory:
             return self.head_dim_qk / self.head_dim
         return get_operation(self.op).qk_ratio
 
-    def dims(self, head_dim: int, share: float | None = None) -> dict[str, int]:
+    def dims(self, head_dim: int, share: float | None = None) -> dict[str, Any]:
         """Return the head dims at a value head dim; ``share``: p_qk, if another."""
         share = self.share if share is None else share
         return {"head_dim_qk": max(1, round(share * head_dim)), "head_dim_v": head_dim}
@@ -100,7 +100,7 @@ class Theory:
         return {"batch": batch, "seq_len": self.seq_len, "num_heads": num_heads, **self.dims(self.head_dim)}
 
     @property
-    def how(self) -> dict[str, str]:
+    def how(self) -> dict[str, Any]:
         """The mode and the dtypes."""
         return {"mode": self.mode, "dtype": self.dtype, "state_dtype": self.state_dtype}
 
@@ -374,7 +374,7 @@ def runtime_over_chunk_size(theory: Theory, frame: pd.DataFrame | None) -> Drawi
     devices = [] if measured is None else [get_accelerator(key) for key in measured["device_accelerator"].unique()]
     accelerators = {each.key: each for each in (*theory.accelerators(), *devices)}
     chunks, sizes = theory.chunks(), theory.sizes
-    whole = {name: sizes[name] for name in ("batch", "num_heads")}
+    whole: dict[str, Any] = {name: sizes[name] for name in ("batch", "num_heads")}
     counted = [_counted(theory, theory.head_dim, chunk, **whole) for chunk in chunks]
     lines, walked, best, busy = [], False, {}, []
     for n, (key, accelerator) in enumerate(accelerators.items()):

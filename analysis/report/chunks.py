@@ -38,11 +38,6 @@ class Choice:
         return None if self.report is None else int(self.report["runtime_optimal_feasible"])
 
     @property
-    def slowest(self) -> Any:
-        """The row of the slowest chunk length measured."""
-        return max(self.measured.values(), key=lambda row: row.time_ms)
-
-    @property
     def regret_ms(self) -> float | None:
         """What the modelled choice takes longer than the fastest; None where it was not measured."""
         chosen = None if self.modelled is None else self.measured.get(self.modelled)
@@ -78,15 +73,10 @@ def _choice(subject: Subject, problem: list[Any]) -> Choice | None:
     names = ("batch", "seq_len", "num_heads", "head_dim_qk", "head_dim_v")
     fit = _fit(subject, best.op, best.mode, best.dtype) if best.impl == FUSED_CHUNK else None
     question = Question(
-        op=best.op,
-        mode=best.mode,
-        dtype=best.dtype,
+        op=best.op, mode=best.mode, dtype=best.dtype, sizes={name: int(getattr(best, name)) for name in names}, rows=(),
         state_dtype=best.state_dtype if isinstance(best.state_dtype, str) else "fp32",
-        sizes={name: int(getattr(best, name)) for name in names},
-        accelerator=subject.accelerator,
-        rows=(),
-        known_fits={(best.op, best.impl): (fit, 0)},
-    )
+        accelerator=subject.accelerator, known_fits={(best.op, best.impl): (fit, 0)},
+    )  # fmt: skip
     try:
         report = chunk_size_report(question, best.impl)
     except ValueError:
@@ -100,7 +90,7 @@ def choice_table(subject: Subject, found: list[Choice]) -> Html:
     """Return one row for each problem: optima in closed form, modelled and measured choice, regret and memory."""
     rows = []
     for each in found:
-        report = each.report or {}
+        report, slowest = each.report or {}, max(each.measured.values(), key=lambda row: row.time_ms)
         row: dict[str, str | Cell] = {
             "implementation": name_cell(each.row),
             "mode": each.row.mode,
@@ -113,8 +103,8 @@ def choice_table(subject: Subject, found: list[Choice]) -> Html:
             "measured best": size(each.row.chunk_size),
             "time at it (ms)": numeric(each.row.time_ms),
             "peak memory at it (GiB)": numeric(each.row.peak_memory_bytes / 2**30),
-            "measured slowest": size(each.slowest.chunk_size),
-            "takes more by (%)": numeric(100 * (each.slowest.time_ms / each.row.time_ms - 1), 2),
+            "measured slowest": size(slowest.chunk_size),
+            "takes more by (%)": numeric(100 * (slowest.time_ms / each.row.time_ms - 1), 2),
         }
         if subject.on_target:
             share = None if each.regret_ms is None else 100 * (each.regret_ms / each.row.time_ms)

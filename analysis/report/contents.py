@@ -186,7 +186,10 @@ class Report:
     def environment(self) -> Html:
         """Return where each run was made, and with which versions."""
         rows, facts = self.subject.rows, summary.facts(self.subject, self.speedups_found)
-        tables = [each for each in (_runs(rows), _providers(rows)) if each.text]
+        columns = ["provider", "provider_version"]
+        packages = rows[columns].dropna().drop_duplicates().sort_values(columns).itertuples(index=False)
+        versions = table("Packages", [{"package": str(name), "version": str(version)} for name, version in packages])
+        tables = [each for each in (_runs(rows), versions) if each.text]
         return render("environment", facts, self.subject.accelerator, tables)
 
     def data(self) -> Html:
@@ -264,12 +267,6 @@ def _runs(rows: pd.DataFrame) -> Html:
             }
         )
     return table("Runs", body)
-
-
-def _providers(rows: pd.DataFrame) -> Html:
-    columns = ["provider", "provider_version"]
-    found = rows[columns].dropna().drop_duplicates().sort_values(columns)
-    return table("Packages", [{"package": str(p), "version": str(v)} for p, v in found.itertuples(index=False)])
 
 
 def _values(rows: pd.DataFrame, column: str) -> str:

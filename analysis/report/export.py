@@ -75,14 +75,9 @@ def execute(notebook: NotebookNode, *, begins: Callable[[int], None] = lambda _:
             # ours, so the client ends it.
             client.execute(cleanup_kc=True, env={**os.environ, "PYTHONSAFEPATH": "1"})
         except CellExecutionError as error:
-            failed = (
-                n
-                for n, cell in enumerate(notebook.cells, start=1)
-                if any(output.output_type == "error" for output in cell.get("outputs", ()))
-            )
-            raise RuntimeError(
-                f"cell {next(failed, 0)} of the notebook failed: {error.ename}: {error.evalue}"
-            ) from error
+            kinds = ([output.output_type for output in cell.get("outputs", ())] for cell in notebook.cells)
+            failed = next((n for n, of in enumerate(kinds, start=1) if "error" in of), 0)
+            raise RuntimeError(f"cell {failed} of the notebook failed: {error.ename}: {error.evalue}") from error
     return notebook
 
 

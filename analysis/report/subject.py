@@ -181,13 +181,9 @@ def load_subjects(results: Sequence[str | Path], gpu: str) -> list[Subject]:
     loaded = derive_anew(load_results(results, samples=True).reset_index(drop=True))
     if loaded.empty:
         raise ValueError(f"results must hold at least one row, got none in {', '.join(map(str, results))}")
-    whole = Subject(
-        family="",
-        accelerator=accelerator,
-        results=tuple(map(str, results)),
-        loaded=loaded,
-        device=_device(latest_rows(loaded), accelerator.key),
-    )
+    device = _device(latest_rows(loaded), accelerator.key)
+    named = tuple(map(str, results))
+    whole = Subject(family="", accelerator=accelerator, results=named, loaded=loaded, device=device)
     found = families(whole.rows)
     if len(found) < 2:
         return [whole]

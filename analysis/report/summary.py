@@ -81,9 +81,8 @@ def differing(rows: pd.DataFrame) -> dict[str, list[str]]:
 def heading(subject: Subject) -> str:
     """Return a title: the kernel families, and the device."""
     several = families(subject.rows)
-    beside = (
-        "" if set(subject.rows["provider"]) <= {OURS} else f" and {'its' if len(several) == 1 else 'their'} baselines"
-    )
+    others = f" and {'its' if len(several) == 1 else 'their'} baselines"
+    beside = "" if set(subject.rows["provider"]) <= {OURS} else others
     return f"{listed(several)}{beside} on {subject.device_name}"
 
 
