@@ -98,8 +98,8 @@ def with_roofs(accelerator: Accelerator, choice: str) -> Accelerator:
     if choice == "measured":
         found = with_stored_roofs(accelerator)
         if found.measured is None:
-            how = "no calibration of one is stored (lrbench calibrate makes one, on such a device)"
-            raise ValueError(f"roofs must be spec for {accelerator.key}: {how}, got 'measured'")
+            how = f"run `lrbench calibrate` on a {accelerator.key}, or take --roofs spec"
+            raise ValueError(f"no calibration of a {accelerator.key} is stored: {how}")
         return found.with_measured_roofs()
     path = Path(choice)
     if not path.exists():

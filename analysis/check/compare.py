@@ -1,8 +1,8 @@
 """Two sets of results, case by case: ratio of times with a confidence interval, and a verdict.
 
 The ratio is B's median time over A's, its interval the bootstrap's of the stored samples; docs/ci.md ("compare") says
-which verdict follows. The interval is about the samples of these two runs. That a run as a whole differs from the next
-one by a percent or so is what the margin is for, and why ``compare --live`` exists.
+which verdict follows. The interval is about the samples of these two runs. A whole run also differs from the next one
+by a percent or so: the margin allows for that, and ``compare --live`` avoids it.
 """
 
 from __future__ import annotations

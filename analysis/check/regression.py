@@ -7,11 +7,11 @@ they are. So is the host's time, of which a row has the median alone: its thresh
 on a shared machine.
 
 A run has hundreds of cases and fails if one of them regressed, so the false alarms of a case must be far rarer than one
-in a hundred runs. The distance to the threshold sees to that rather than a correction of the confidence: with 1 % noise
-and 10 samples the ratio of two medians scatters by 0.6 %, and a false alarm at a threshold of 2.5 % needs 3.3 %. It
-also covers what shifts all samples of a case in a run, and so no interval sees: clocks, placement in memory, another
-day. Samples that follow each other are nearly independent (their lag-1 correlation in the stored H200 runs is about
-0.1, which makes an interval a tenth too narrow).
+in a hundred runs. The threshold makes them so, rather than a correction of the confidence: with 1 % noise and 10
+samples the ratio of two medians scatters by 0.6 %, and a false alarm at a threshold of 2.5 % needs 3.3 %. It also
+allows for what shifts all samples of a case, which no interval shows: clocks, placement in memory, another day. Samples
+that follow each other are nearly independent (their lag-1 correlation in the stored H200 runs is about 0.1, which makes
+an interval a tenth too narrow).
 """
 
 from __future__ import annotations

@@ -235,7 +235,7 @@ def _causal_factor(
         raise ValueError(f"causal_factor must be in [0.5, 1], got {causal_factor}")
     if not causal:
         if op != "attention":
-            raise ValueError(f"causal must be True for {op}, which is causal, got False")
+            raise ValueError(f"causal=False (--non-causal) is for attention alone: {op} is causal")
         if causal_factor not in (None, 1):
             raise ValueError(f"causal_factor must be 1 for attention that is not causal, got {causal_factor}")
         causal_factor = 1.0

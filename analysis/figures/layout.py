@@ -143,7 +143,10 @@ def _compose(drawing: Drawing, width: float | None) -> Figure:
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
     panels = [panel for row in drawing.grid for panel in row]
-    styles = _styles(panels)
+    labelled = (line for panel in panels for line in panel.lines if line.style.label and len(line.y))
+    # Every style once, the highest line of the last panel that has it first.
+    ends = {line.style: float(line.y[-1]) for line in labelled}
+    styles = sorted(ends, key=lambda style: -ends[style])
     rows, columns = len(drawing.grid), len(drawing.grid[0])
     heights = [*(drawing.heights or [1.0] * rows)]
     letters = max((len(style.label) * (BOLD if style.bold else PLAIN) for style in styles), default=0)
@@ -182,8 +185,8 @@ def _compose(drawing: Drawing, width: float | None) -> Figure:
         # Run once: it is slow, and what is placed in inches from the panels needs their places.
         ConstrainedLayoutEngine(rect=rect, w_pad=0.05, h_pad=0.05, wspace=0.02, hspace=0.03).execute(figure)
         if side:
-            ends = (bottom + LABEL_HEIGHT / 2, height - top - LABEL_HEIGHT / 2)
-            _label_beside(figure, figure.axes[columns - 1], drawing.grid[0][-1], styles, width - side, *ends)
+            column = (width - side, bottom + LABEL_HEIGHT / 2, height - top - LABEL_HEIGHT / 2)
+            _label_beside(figure, figure.axes[columns - 1], drawing.grid[0][-1], styles, *column)
         elif styles:
             _label_below(figure, styles, label_columns, (0.06 + note_height) / height)
         under_title = height - 0.1 - 0.2 * len(title) * scale
@@ -196,13 +199,6 @@ def _compose(drawing: Drawing, width: float | None) -> Figure:
             figure.text(0.08 / width, y / height, "\n".join(lines), options)
         figure.set_label(drawing.described)
     return figure
-
-
-def _styles(panels: Sequence[Panel]) -> list[SeriesStyle]:
-    """Return every labelled style once, the highest line of the last panel that has it first."""
-    lines = (line for panel in panels for line in panel.lines if line.style.label and len(line.y))
-    at = {line.style: float(line.y[-1]) for line in lines}
-    return sorted(at, key=lambda style: -at[style])
 
 
 def _label_beside(

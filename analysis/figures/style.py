@@ -176,12 +176,8 @@ def size_axis(axes: Axes, sizes: Sequence[float], width: float) -> None:
 
 
 _DECADES = (
-    (1, 1.2, 1.4, 1.6, 1.8, 2, 2.5, 3, 3.5, 4, 5, 6, 7, 8, 9),
-    (1, 1.5, 2, 3, 4, 5, 7),
-    (1, 2, 5),
-    (1, 3),
-    (1,),
-)
+    (1, 1.2, 1.4, 1.6, 1.8, 2, 2.5, 3, 3.5, 4, 5, 6, 7, 8, 9), (1, 1.5, 2, 3, 4, 5, 7), (1, 2, 5), (1, 3), (1,),
+)  # fmt: skip
 """Where a log axis may have its ticks in a decade, the most of them first."""
 
 

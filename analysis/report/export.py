@@ -39,12 +39,9 @@ def check_extra() -> None:
 
 
 def execute(notebook: NotebookNode, *, begins: Callable[[int], None] = lambda _: None) -> NotebookNode:
-    """Run a notebook in place with the running Python, in the current folder.
+    """Run a notebook in place with the running Python, in the current folder; RuntimeError names a cell that failed.
 
-    Args:
-        begins: is told the number of each cell that begins to run.
-
-    RuntimeError names a cell that failed, and its error.
+    ``begins`` is called with the number of each cell that begins to run.
     """
     from jupyter_client.kernelspec import KernelSpecManager
     from jupyter_client.manager import KernelManager
@@ -99,7 +96,7 @@ def build(parameters: Mapping[str, Any], output: Path, tell: Callable[[str], Non
 
     Args:
         parameters: results and gpu; a cell of assignments is inserted after the one tagged ``parameters``.
-        tell: is told of each section that begins.
+        tell: called with a line about each section that begins.
     """
     import nbformat
 
@@ -125,9 +122,7 @@ def build(parameters: Mapping[str, Any], output: Path, tell: Callable[[str], Non
 def find_browser() -> str | None:
     """Return the program that prints pages to PDF: LRBENCH_BROWSER, else a Chromium or Chrome on the PATH; or None."""
     named = os.environ.get("LRBENCH_BROWSER")
-    if named:
-        return shutil.which(named)
-    return next((found for name in BROWSERS if (found := shutil.which(name))), None)
+    return next(filter(None, map(shutil.which, [named] if named else BROWSERS)), None)
 
 
 def browser_command(browser: str, profile: str | Path, *arguments: str, proxy: str = NOWHERE) -> list[str]:
