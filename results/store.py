@@ -108,7 +108,7 @@ class RunWriter(contextlib.AbstractContextManager["RunWriter"]):
     """
 
     def __init__(self, folder: Path, name: str, planned: int | None = None) -> None:
-        self.planned, self.failed = planned, False
+        self.planned = planned
         self.path = folder / f"{name}.parquet"
         self.journal = folder / f"{name}{JOURNAL_SUFFIX}"
         self.records: list[Record] = []
@@ -127,8 +127,7 @@ class RunWriter(contextlib.AbstractContextManager["RunWriter"]):
         return file
 
     def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
-        self.failed = error is not None
-        self.close()
+        self.close(whole=error is None)
 
     def append(self, record: Record) -> None:
         """Add a row and sync it to disk; when that fails, the journal keeps what it held and the error is raised.
@@ -169,13 +168,13 @@ class RunWriter(contextlib.AbstractContextManager["RunWriter"]):
             kept = f"the rows so far are kept in {self.journal}, and the next sweep into this folder recovers them"
             raise OSError(f"{error.strerror or error}: {kept}") from error
 
-    def close(self) -> None:
-        """Write the parquet file, if there are rows, and remove the journal."""
+    def close(self, *, whole: bool = True) -> None:
+        """Write the parquet file, if there are rows, and remove the journal; ``whole``: the run ended without error."""
         if self._file.closed:
             return
         try:
             if self.records:
-                complete = not self.failed and self.planned in (None, len(self.records))
+                complete = whole and self.planned in (None, len(self.records))
                 rows = (dataclasses.asdict(record) for record in self.records)
                 with self._saying_where_rows_are():
                     write_parquet(rows, self.path, complete=complete, planned=self.planned)
@@ -429,8 +428,8 @@ def read_results(
 
     Args:
         columns: None is every column of :class:`Record`.
-        where: which rows are wanted. Only of files of :data:`LARGE_BYTES` in all are the others left out.
-        newest: whether rows are not wanted either that are older than one with the same :data:`SAME_CASE`.
+        where: which rows are wanted; the others are left out only if the files have :data:`LARGE_BYTES` in all.
+        newest: whether rows older than one with the same :data:`SAME_CASE` are left out in the same way.
 
     Raises:
         ValueError: no such path, no parquet file in it, a file that is no lrbench result or has another schema version,
@@ -453,7 +452,7 @@ def read_results(
 
 
 def _read_where(files: Sequence[Path], columns: Sequence[str], where: Where, newest: bool) -> pa.Table:
-    """Read the rows wanted; all columns only of row groups that hold one, which statistics and its columns tell."""
+    """Read the rows wanted: a first pass finds the row groups that hold one, of which all columns are read."""
     import pyarrow.dataset as ds
     import pyarrow.parquet as pq
 

@@ -243,9 +243,8 @@ def _only_on(
 
 def _groups(pairs: Sequence[Pair], by: Sequence[str]) -> Iterable[Group]:
     groups = grouped(pairs, lambda pair: tuple(pair.a[name] for name in by))
-    for values, group in sorted(groups.items(), key=lambda item: [str(value) for value in item[0]]):
-        yield _group(dict(zip(by, values, strict=True)), group)
-    yield _group({}, pairs)
+    ordered = sorted(groups.items(), key=lambda item: [str(value) for value in item[0]])
+    return [*(_group(dict(zip(by, values, strict=True)), group) for values, group in ordered), _group({}, pairs)]
 
 
 def _group(values: Mapping[str, Any], pairs: Sequence[Pair]) -> Group:

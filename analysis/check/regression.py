@@ -48,7 +48,7 @@ class Metric:
 
     Attributes:
         name: its column, see thresholds.QUANTITIES.
-        ratio: new / old, with the ends of its interval (equal to it where no samples tell one).
+        ratio: new / old, with the ends of its interval (equal to the ratio where there are no samples).
         limit: the ratio tolerated.
         verdict: ok, improved, regression, unclear or :data:`.compare.NOISY`.
     """
@@ -235,7 +235,7 @@ def _metric(quantity: Quantity, new: float, old: float, tolerated: float, interv
     """Return the verdict on growth: beyond, within or across what is tolerated; improved by more than that.
 
     Args:
-        interval: of the ratio, where samples tell it.
+        interval: of the ratio, where there are samples.
     """
     ratio, limit = new / old, 1 + tolerated
     low, high = (interval.low, interval.high) if interval else (ratio, ratio)

@@ -66,7 +66,7 @@ def drawing(
     """Return what the figure called ``kind`` shows.
 
     Args:
-        frame, selection: result rows, for the kinds that show some, and which of them.
+        frame, selection: result rows, and which of them are shown, for the kinds that show some.
         theory: the problem, for the kinds that are drawn from the counts.
 
     Raises:

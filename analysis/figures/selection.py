@@ -1,4 +1,4 @@
-"""Which rows of the results a figure shows, what it says of them, and what it says of the cases that it cannot show."""
+"""Choose the rows that a figure shows, and describe them, and the cases that it cannot show, in words."""
 
 from __future__ import annotations
 
@@ -235,7 +235,7 @@ def _counts(rows: pd.DataFrame, name: str, column: str) -> dict[tuple[str, Any],
 
 
 def _at(rows: pd.DataFrame, name: str, column: str, wanted: int | str | None = None) -> pd.DataFrame:
-    """Keep the rows with the wanted value of a column or, where none is wanted, the one there is; and those without.
+    """Keep the rows with the wanted value of a column, else with the only one that there is; and those without any.
 
     Errors as :func:`choose`.
     """
@@ -259,7 +259,7 @@ def _is_most(rows: pd.DataFrame, column: str, by: list[str]) -> pd.Series:
 
 
 def _has_dims(rows: pd.DataFrame, selection: Selection) -> pd.Series:
-    """Return which rows have the head dims that are wanted, all where none are."""
+    """Return which rows have the head dims of the selection; all if it names none."""
     wanted = {column: value for name, column in DIMS.items() if (value := getattr(selection, name)) is not None}
     return rows[[*wanted]].eq([*wanted.values()]).all(axis=1)
 

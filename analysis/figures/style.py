@@ -1,4 +1,4 @@
-"""Figures' looks: a colour per operation, a marker and a line style per variant, alike everywhere.
+"""How figures look: a colour per operation, a marker and a line style per variant, the same in all figures.
 
 Colours are Okabe and Ito's and Paul Tol's, which colour-blind readers can tell apart; labels at the lines repeat them.
 """

@@ -142,7 +142,7 @@ def browser_command(browser: str, profile: str | Path, *arguments: str, proxy: s
         "--gcm-checkin-url=file:///dev/null",
     ]
     quiet += [f"--proxy-server=http://{proxy}", "--proxy-bypass-list=<-loopback>", f"--user-data-dir={profile}"]
-    # Chromium refuses its sandbox to root, as whom containers run.
+    # Chromium's sandbox does not run as root, and containers do.
     sandbox = ["--no-sandbox"] if hasattr(os, "geteuid") and os.geteuid() == 0 else []
     return [browser, *quiet, *sandbox, *arguments]
 

@@ -207,7 +207,7 @@ def _names(group: Mapping[str, Speedup]) -> Cell:
 def _line(subject: Subject, each: Speedup) -> tuple[Any, ...]:
     theirs, ours = each.theirs, each.ours
     dims = _key(ours, ("num_heads", "head_dim_v", "head_dim_qk", "channels", "d_model", "d_ff", "state_dtype"))
-    # Where no number of tokens is held they are the sequence length, which has columns of its own.
+    # Unless the report holds tokens constant, they are the sequence length, which has columns of its own.
     tokens = theirs.tokens if subject.chosen is not None and subject.chosen.tokens else None
     return (not each.same_operation, theirs.op, theirs.impl, ours.op, theirs.mode, theirs.dtype, *dims, tokens)
 

@@ -84,7 +84,7 @@ class Subject:
         return best_rows(latest_rows(self.repeated[self.repeated["run_id"].isin(set(runs))]))
 
     def beside_committed(self, best: pd.DataFrame) -> pd.DataFrame:
-        """Return rows, and the committed ones that some of them replaced; the column ``whose`` tells them apart."""
+        """Return rows with the committed ones that they replaced; the column ``whose`` says which are which."""
         import pandas as pd
 
         own = ~best["run_id"].isin(set(self.committed["run_id"]))
@@ -206,9 +206,8 @@ def _device(frame: pd.DataFrame, wanted: str) -> str:
     if named.isna().all():
         raise ValueError("results must name the device that they were measured on in device_name, got none")
     measured = named[is_ok(frame)].dropna()
-    if wanted in set(measured) or measured.empty:
-        return wanted if wanted in set(named) else str(named.mode()[0])
-    return str(measured.mode()[0])
+    measured = named if measured.empty else measured
+    return wanted if wanted in set(measured) else str(measured.mode()[0])
 
 
 def known(value: Any) -> Any:

@@ -24,7 +24,7 @@ BY_DESIGN = ("unsupported", "unavailable")
 
 
 def facts(subject: Subject, speedups: Sequence[Speedup]) -> dict[str, Any]:
-    """Return what is said of the rows as a whole."""
+    """Return the numbers of all rows together that the template puts into sentences."""
     rows, device = subject.rows, subject.device
     ok, others = ok_rows(rows), subject.everything[~subject.everything.index.isin(subject.rows.index)]
     lowered, suspects = (ok[ok[name].notna()] for name in ("throttled", "suspect"))

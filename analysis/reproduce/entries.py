@@ -1,4 +1,4 @@
-"""Entries: what a document shows or claims, and what has to be compared to say whether it is so. Data only.
+"""Entries: what a document shows or claims, and what has to be compared to check it. Data only.
 
 A document is a TOML file beside this module, or a table of results/bars.toml, whose claims are ours. It names sides
 (what is measured or counted) and has entries (a figure, a table, a section), each with claims. A claim compares sides

@@ -137,7 +137,7 @@ class Store:
         return store
 
     def other(self, metric: str, terms: Terms) -> float | str:
-        """Return an error's mean over the draws, or what is said of a training, of the newest row that terms select."""
+        """Return a metric of the newest row that terms select: an error's mean over the draws, or one of a training."""
         rows = [row for row in self.others if _matches(row, terms)]
         if rows and metric in ERRORS:
             return rows[-1][f"{metric}_mean"]
@@ -177,7 +177,7 @@ def memory_bytes(row: Row) -> int | None:
 
 
 def _matches(row: Row, wanted: Terms) -> bool:
-    """Return whether a row is what is wanted; outside packages leave the dtype of states null."""
+    """Return whether a row has the values wanted; outside packages leave the dtype of states null."""
     return all(
         row.get(name) == value or (name == "state_dtype" and row[name] is None) for name, value in wanted.items()
     )
