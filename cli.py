@@ -496,10 +496,21 @@ def sweep(
             display.show(rows, format)
         return
     outcome = session.run_sweep(
-        *requests, tritons=tritons, gpu=gpu, output=output, timeout_s=timeout, budget_s=budget, time_limit_s=time_limit,
-        resume=resume, jobs=jobs, executor=executor, devices=devices, wait=wait, calibrate=calibrate,
+        *requests,
+        tritons=tritons,
+        gpu=gpu,
+        output=output,
+        timeout_s=timeout,
+        budget_s=budget,
+        time_limit_s=time_limit,
+        resume=resume,
+        jobs=jobs,
+        executor=executor,
+        devices=devices,
+        wait=wait,
+        calibrate=calibrate,
         profile_harness=profile_harness,
-    )  # fmt: skip
+    )
     records = outcome.resumed + outcome.records
     with display.reader_may_leave():
         if format == "table" and tritons:

@@ -350,8 +350,13 @@ def _verdict(asked: Asked, lines: tuple[ClaimLine, ...], missing: tuple[tuple[st
     """Return the verdict that lines come to, and the reason: which hold, which do not, and what has no row."""
     known = [line for line in lines if line.holds is not None]
     kinds = {line.holds for line in known}
-    parts = []
-    verdict = UNMEASURED if not known else NOT if kinds == {0.0} else PARTLY if kinds != {1.0} or missing else HOLDS
+    verdict, parts = PARTLY, []
+    if not known:
+        verdict = UNMEASURED
+    elif kinds == {0.0}:
+        verdict = NOT
+    elif kinds == {1.0} and not missing:
+        verdict = HOLDS
     for holds, word in ((1.0, "holds at "), (0.5, "later at "), (0.0, "not at ")):
         if some := [line for line in known if line.holds == holds]:
             where, outcome = _axes([line.point for line in some]), _range(asked.claim, some)
