@@ -38,6 +38,11 @@ class Choice:
         return None if self.report is None else int(self.report["runtime_optimal_feasible"])
 
     @property
+    def slowest(self) -> Any:
+        """The row of the slowest chunk length measured."""
+        return max(self.measured.values(), key=lambda row: row.time_ms)
+
+    @property
     def regret_ms(self) -> float | None:
         """What the modelled choice takes longer than the fastest; None where it was not measured."""
         chosen = None if self.modelled is None else self.measured.get(self.modelled)
@@ -90,7 +95,7 @@ def choice_table(subject: Subject, found: list[Choice]) -> Html:
     """Return one row for each problem: optima in closed form, modelled and measured choice, regret and memory."""
     rows = []
     for each in found:
-        report, slowest = each.report or {}, max(each.measured.values(), key=lambda row: row.time_ms)
+        report = each.report or {}
         row: dict[str, str | Cell] = {
             "implementation": name_cell(each.row),
             "mode": each.row.mode,
@@ -103,8 +108,8 @@ def choice_table(subject: Subject, found: list[Choice]) -> Html:
             "measured best": size(each.row.chunk_size),
             "time at it (ms)": numeric(each.row.time_ms),
             "peak memory at it (GiB)": numeric(each.row.peak_memory_bytes / 2**30),
-            "measured slowest": size(slowest.chunk_size),
-            "takes more by (%)": numeric(100 * (slowest.time_ms / each.row.time_ms - 1), 2),
+            "measured slowest": size(each.slowest.chunk_size),
+            "takes more by (%)": numeric(100 * (each.slowest.time_ms / each.row.time_ms - 1), 2),
         }
         if subject.on_target:
             share = None if each.regret_ms is None else 100 * (each.regret_ms / each.row.time_ms)
