@@ -8,6 +8,7 @@ import functools
 import gc
 import inspect
 import io
+import itertools
 import os
 import shlex
 import signal
@@ -609,14 +610,11 @@ def errors(
         raise ValueError(f"kernel must be gated-mlp, the family whose source has such a table, got {kernel!r}")
     device = "cuda" if torch.cuda.is_available() else "cpu"
     usual = ("fused",) if device == "cuda" else ("torch", mlp_errors.DEFINITION)
+    sizes = size or ("1k,2k,4k,8k,16k" if device == "cuda" else "256,512,1k")
     found = mlp_errors.error_rows(
-        sizes=parse_sizes(size or ("1k,2k,4k,8k,16k" if device == "cuda" else "256,512,1k"), "--size"),
-        draws=draws,
-        impls=_names(impl, "--impl") or usual,
-        against=parse_names(against, "--against"),
-        dtype=dtype,
-        device=device,
-    )
+        sizes=parse_sizes(sizes, "--size"), draws=draws, impls=_names(impl, "--impl") or usual,
+        against=parse_names(against, "--against"), dtype=dtype, device=device,
+    )  # fmt: skip
     name = torch.cuda.get_device_name() if device == "cuda" else "the CPU: the Triton kernels need a GPU"
     if output is not None:
         check_folder(output)
@@ -699,21 +697,13 @@ def count(
     if not (problem.num_heads or problem.embedding):
         sizes["num_heads"] = 1
     dtype = problem.dtype or "bf16"
+    dtypes: dict[str, Any] = {"dtype": dtype, "state_dtype": problem.state_dtype}
     result = counts.count(
-        operation,
-        formulation=chosen,
-        mode=problem.mode,
-        **sizes,
-        dtype=dtype,
-        gate_dtype=gate_dtype,
-        state_dtype=problem.state_dtype,
-        causal=not non_causal,
-        causal_factor=causal_factor,
-        counting=counting,
-        factors=counts.Factors.parse(factor) if factor else None,
-    )
+        operation, formulation=chosen, mode=problem.mode, **sizes, **dtypes, gate_dtype=gate_dtype, counting=counting,
+        causal=not non_causal, causal_factor=causal_factor, factors=counts.Factors.parse(factor) if factor else None,
+    )  # fmt: skip
     if format == "table":
-        print(count_in_words(result, {**sizes, "dtype": dtype, "state_dtype": problem.state_dtype}))
+        print(count_in_words(result, {**sizes, **dtypes}))
     display.show(result.as_dict() if format == "json" else count_rows(result), format)
 
 
@@ -935,12 +925,9 @@ def kv_savings(
         missing = ", ".join("--" + name.replace("_", "-") for name in own if name not in given)
         raise ValueError(f"a model of your own needs all of its sizes; missing: {missing}")
     models = (kv_savings.CacheModel(name="own", **given),) if given else kv_savings.MODELS
-    rows = [
-        dataclasses.asdict(saving)
-        for number in parse_sizes(tokens, "--tokens")
-        for model in models
-        for saving in kv_savings.savings(model, number, dtype=dtype, kv_dtype=kv_dtype)
-    ]
+    rows: list[dict[str, Any]] = []
+    for number, model in itertools.product(parse_sizes(tokens, "--tokens"), models):
+        rows += map(dataclasses.asdict, kv_savings.savings(model, number, dtype=dtype, kv_dtype=kv_dtype))
     display.show(rows, format)
 
 
@@ -985,29 +972,25 @@ def plot(
     said otherwise.
     """
     from .analysis.figures.plots import OVER_LENGTH, RESULT_KINDS, check_kind, drawing
-    from .analysis.figures.selection import Selection
     from .analysis.figures.style import check_format, save_figure
     from .analysis.figures.theory import Theory
     from .results.select import load_results
 
     check_format(output)
     check_kind(kind, results=bool(results))
-    of_results = {name: getattr(shown, name) for name in ("kernel", "impl", "channels", "d_model", "d_ff", "batch")}
-    of_counts: dict[str, Any] = {"gpu": gpu, "causal_factor": causal_factor}
-    of_counts |= {"seq_len": shown.seq_len} if kind in OVER_LENGTH else {}
-    for name, value in (of_counts if kind in RESULT_KINDS else {"device": device, **of_results}).items():
-        if value is not None:
-            raise ValueError(f"{name} must be left out for the figure {kind}, got {value!r}")
-    selection, theory, frame = Selection(), Theory(), None
+    given = {**vars(shown), "device": device, "gpu": gpu, "causal_factor": causal_factor}
+    of_results = ("device", "kernel", "impl", "channels", "d_model", "d_ff", "batch")
+    of_counts = ("gpu", "causal_factor", *(("seq_len",) if kind in OVER_LENGTH else ()))
+    for name in of_counts if kind in RESULT_KINDS else of_results:
+        if given[name] is not None:
+            raise ValueError(f"{name} must be left out for the figure {kind}, got {given[name]!r}")
     if kind in RESULT_KINDS:
-        frame, selection = shown.selection(results or [], device)
+        drawn = drawing(kind, *shown.selection(results or [], device))
     else:
-        frame = load_results(results) if results else None
-        named = {name: getattr(shown, name) for name in ("op", "head_dim", "seq_len", "tokens", "mode", "dtype")}
-        named |= {"state_dtype": shown.state_dtype, "gpus": _names(gpu, "gpu"), "causal_factor": causal_factor}
-        named |= {"head_dim_qk": shown.head_dim_qk, "every": shown.every}
-        theory = Theory(**{name: value for name, value in named.items() if value is not None})
-    print(save_figure(drawing(kind, frame, selection, theory).at(width), output, dpi=dpi))
+        given["gpus"] = _names(gpu, "gpu")
+        named = {each.name: given[each.name] for each in dataclasses.fields(Theory) if given[each.name] is not None}
+        drawn = drawing(kind, load_results(results) if results else None, theory=Theory(**named))
+    print(save_figure(drawn.at(width), output, dpi=dpi))
 
 
 @command(DRAW, "roofline results/h200_sxm --op mlstm_sig --tokens 64k --head-dim 256 --seq-len 8k -o roofline.svg")
@@ -1064,10 +1047,8 @@ def report(
     paths = results or _reported(gpu)
     # Refuse bad input in a line here, rather than by a traceback of the notebook.
     load_subjects(paths, gpu)
-    page = export.build(
-        {"results": [str(path) for path in paths], "gpu": gpu}, output, lambda at: note(f"report: {at}")
-    )
-    print(page)
+    parameters = {"results": [str(path) for path in paths], "gpu": gpu}
+    print(page := export.build(parameters, output, lambda at: note(f"report: {at}")))
     if browser is None:
         if pdf is None:
             note("no PDF: neither Chromium nor Chrome is installed")

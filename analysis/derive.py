@@ -38,14 +38,10 @@ def without_removed(frame: pd.DataFrame) -> pd.DataFrame:
     Rows of operations that are not known here are kept.
     """
     pairs = frame[["op", "impl", "provider"]].drop_duplicates()
-    gone = {(op, impl) for op, impl, provider in pairs.itertuples(index=False) if _is_gone(op, impl, provider)}
+    ours = {(op, impl) for op, impl, provider in pairs.itertuples(index=False) if provider == "lrbench"}
+    kept = {(op, each.name) for ops in FAMILIES.values() for op in ops for each in get_operation(op).implementations}
+    gone = {(op, impl) for op, impl in ours - kept if any(op in ops for ops in FAMILIES.values())}
     return frame[[pair not in gone for pair in zip(frame["op"], frame["impl"], strict=True)]] if gone else frame
-
-
-def _is_gone(op: str, impl: str, provider: str) -> bool:
-    if provider != "lrbench" or all(op not in ops for ops in FAMILIES.values()):
-        return False
-    return all(impl != each.name for each in get_operation(op).implementations)
 
 
 def derive(

@@ -56,9 +56,8 @@ def merge(folder: Path) -> list[str]:
             rows = list(distinct.values())
             parts = _by_family(rows) if kind == HISTORY else {kind: rows}
             targets = {folder / f"{name}.parquet": part for name, part in parts.items() if part}
-            if {path: len(part) for path, part in present.items()} == {
-                path: len(part) for path, part in targets.items()
-            }:
+            before, after = ({path: len(part) for path, part in files.items()} for files in (present, targets))
+            if before == after:
                 continue
             # History first: killed in between, an older row is in two files rather than in none.
             for path, part in sorted(targets.items(), key=lambda target: target[0].stem != HISTORY):
@@ -81,11 +80,11 @@ def _by_family(rows: Iterable[Row]) -> dict[str, list[Row]]:
     for (kernel, *_), (*others, last) in cases.items():
         (older if _code(last) in superseded else newest.setdefault(kernel, [])).append(last)
         older += filter(was_tried, others)
-    parts = {**newest, HISTORY: older}
-    return {
-        name: sorted(part, key=lambda row: [(row[key] is None, row[key]) for key in ORDER])
-        for name, part in parts.items()
-    }
+
+    def place(row: Row) -> list[tuple[bool, Any]]:
+        return [(row[key] is None, row[key]) for key in ORDER]
+
+    return {name: sorted(part, key=place) for name, part in {**newest, HISTORY: older}.items()}
 
 
 def _superseded(cases: Iterable[Sequence[Row]]) -> set[tuple[Any, ...]]:

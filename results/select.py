@@ -120,7 +120,7 @@ def select(
         text: a path, or terms over the rows of the files and folders of ``pool``. Those of sweeps over several Tritons
             are among them where the terms name a run or a Triton.
         newest: whether the newest row of every case will do: of many rows, no others are loaded.
-        without: runs whose rows are not wanted either, if there are others.
+        without: runs whose rows are left out if there are others.
 
     Raises:
         ValueError: no such path, a bad term, or no row; several runs or commits begin with what is given.

@@ -68,15 +68,8 @@ OTHER_ROW_SETS = {
     "triton": (TritonRow, "Tritons"),
 }  # fmt: skip
 
-ROW_NAMES = {
-    Record: "result",
-    RoofRow: "calibration",
-    ProfileRow: "profile",
-    ErrorsRow: "error table",
-    TrainingRow: "training",
-    TritonRow: "result",
-}
-"""What messages call a row set."""
+ROW_NAMES = {RoofRow: "calibration", ProfileRow: "profile", ErrorsRow: "error table", TrainingRow: "training"}
+"""What messages call a row set; those of sweeps are results."""
 
 
 def row_set(path: Path) -> tuple[type, str]:
@@ -94,14 +87,8 @@ def arrow_schema(row: type = Record) -> pa.Schema:
     """Return the parquet schema of a row set: the columns of its dataclass in field order, all nullable."""
     import pyarrow as pa
 
-    types: dict[Any, pa.DataType] = {
-        str: pa.string(),
-        int: pa.int64(),
-        float: pa.float64(),
-        bool: pa.bool_(),
-        list[float]: pa.list_(pa.float64()),
-        list[str]: pa.list_(pa.string()),
-    }
+    types: dict[Any, pa.DataType] = {str: pa.string(), int: pa.int64(), float: pa.float64(), bool: pa.bool_()}
+    types |= {list[kind]: pa.list_(types[kind]) for kind in (float, str)}  # type: ignore[valid-type]
     types |= {kind | None: stored for kind, stored in types.items()}
     hints = typing.get_type_hints(row)
     return pa.schema([(field.name, types[hints[field.name]]) for field in dataclasses.fields(row)])
@@ -121,7 +108,7 @@ class RunWriter(contextlib.AbstractContextManager["RunWriter"]):
     """
 
     def __init__(self, folder: Path, name: str, planned: int | None = None) -> None:
-        self.planned, self.failed = planned, False
+        self.planned = planned
         self.path = folder / f"{name}.parquet"
         self.journal = folder / f"{name}{JOURNAL_SUFFIX}"
         self.records: list[Record] = []
@@ -140,8 +127,7 @@ class RunWriter(contextlib.AbstractContextManager["RunWriter"]):
         return file
 
     def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
-        self.failed = error is not None
-        self.close()
+        self.close(whole=error is None)
 
     def append(self, record: Record) -> None:
         """Add a row and sync it to disk; when that fails, the journal keeps what it held and the error is raised.
@@ -182,13 +168,13 @@ class RunWriter(contextlib.AbstractContextManager["RunWriter"]):
             kept = f"the rows so far are kept in {self.journal}, and the next sweep into this folder recovers them"
             raise OSError(f"{error.strerror or error}: {kept}") from error
 
-    def close(self) -> None:
-        """Write the parquet file, if there are rows, and remove the journal."""
+    def close(self, *, whole: bool = True) -> None:
+        """Write the parquet file, if there are rows, and remove the journal; ``whole``: the run ended without error."""
         if self._file.closed:
             return
         try:
             if self.records:
-                complete = not self.failed and self.planned in (None, len(self.records))
+                complete = whole and self.planned in (None, len(self.records))
                 rows = (dataclasses.asdict(record) for record in self.records)
                 with self._saying_where_rows_are():
                     write_parquet(rows, self.path, complete=complete, planned=self.planned)
@@ -306,12 +292,11 @@ def _planned(line: bytes) -> int | None:
 
 def _encodable(row: Mapping[str, Any]) -> dict[str, Any]:
     """Return the columns with escapes in their texts for control characters and for what UTF-8 cannot encode."""
-    return {
-        name: _CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode(), value)
-        if isinstance(value, str)
-        else value
-        for name, value in row.items()
+    texts = {name: value for name, value in row.items() if isinstance(value, str)}
+    escaped = {
+        name: _CONTROLS.sub(lambda c: c[0].encode("unicode_escape").decode(), each) for name, each in texts.items()
     }
+    return {**row, **escaped}
 
 
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
@@ -408,19 +393,19 @@ def files_in(folder: Path, row_sets: Sequence[type] = (Record,)) -> list[Path]:
 
 def is_complete(path: Path) -> bool | None:
     """Return whether a file holds all rows that its run planned; None where it does not say."""
-    said = _metadata(path).get(COMPLETE.encode())
+    said = _metadata(path, COMPLETE)
     return None if said is None else said == b"yes"
 
 
 def planned_rows(path: Path) -> int | None:
     """Return how many rows the run of a file planned; None where it does not say."""
-    said = _metadata(path).get(PLANNED.encode())
+    said = _metadata(path, PLANNED)
     return None if said is None else int(said)
 
 
-def _metadata(path: Path) -> Mapping[bytes, bytes]:
+def _metadata(path: Path, key: str) -> bytes | None:
     with _opened(path) as file:
-        return file.metadata.metadata or {}
+        return (file.metadata.metadata or {}).get(key.encode())
 
 
 def committed_results(accelerator: str | None = None) -> list[Path]:
@@ -443,8 +428,8 @@ def read_results(
 
     Args:
         columns: None is every column of :class:`Record`.
-        where: which rows are wanted. Only of files of :data:`LARGE_BYTES` in all are the others left out.
-        newest: whether rows are not wanted either that are older than one with the same :data:`SAME_CASE`.
+        where: which rows are wanted; the others are left out only if the files have :data:`LARGE_BYTES` in all.
+        newest: whether rows older than one with the same :data:`SAME_CASE` are left out in the same way.
 
     Raises:
         ValueError: no such path, no parquet file in it, a file that is no lrbench result or has another schema version,
@@ -467,7 +452,7 @@ def read_results(
 
 
 def _read_where(files: Sequence[Path], columns: Sequence[str], where: Where, newest: bool) -> pa.Table:
-    """Read the rows wanted; all columns only of row groups that hold one, which statistics and its columns tell."""
+    """Read the rows wanted: a first pass finds the row groups that hold one, of which all columns are read."""
     import pyarrow.dataset as ds
     import pyarrow.parquet as pq
 
@@ -527,7 +512,7 @@ def read_file(path: Path, row: type = Record, *, columns: Sequence[str] | None =
     whole = arrow_schema(row)
     names = [name for name in whole.names if columns is None or name in set(columns)]
     schema = pa.schema([field for field in whole if field.name in names])
-    version, what = dataclasses.fields(row)[-1], ROW_NAMES[row]
+    version, what = dataclasses.fields(row)[-1], ROW_NAMES.get(row, "result")
     with _opened(path, what) as file:
         present = Counter(file.schema_arrow.names)
         if version.name not in present:
@@ -546,8 +531,8 @@ def read_file(path: Path, row: type = Record, *, columns: Sequence[str] | None =
     for field in schema:
         if field.name not in present:
             value = folders.get(field.name)
-            missing = pa.nulls(len(table), field.type)
-            found.append(missing if value is None else pa.repeat(value, len(table)).cast(field.type))
+            named = pa.nulls(len(table)) if value is None else pa.repeat(value, len(table))
+            found.append(named.cast(field.type))
             continue
         column = table[field.name]
         try:
@@ -580,8 +565,7 @@ def _check_rows(table: pa.Table, where: str) -> None:
 def _named_by_folders(path: Path) -> dict[str, str | None]:
     """Return the columns that the folders of a partitioned store name, such as ``kernel=tfla``."""
     named = (part.partition("=") for part in path.parent.parts if "=" in part)
-    values = {name: urllib.parse.unquote(value) for name, _, value in named}
-    return {name: None if value == "__HIVE_DEFAULT_PARTITION__" else value for name, value in values.items()}
+    return {n: None if v == "__HIVE_DEFAULT_PARTITION__" else urllib.parse.unquote(v) for n, _, v in named}
 
 
 @contextlib.contextmanager

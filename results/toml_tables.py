@@ -1,4 +1,4 @@
-"""TOML files that people write: what is wrong in one is said with its key, what was expected and what came."""
+"""TOML files that people write: an error in one names the key, what was expected and what was given."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ class Specification:
 
     Attributes:
         part: which part exactly (form factor, memory size); rates differ between parts that share a name.
-        device_names: of a user's own; the specified parts are told by :func:`match_device`.
+        device_names: of a user's own; :func:`.known.match_device` knows those of the specified parts.
         matrix_flops: with fp32 accumulation (fp64 for fp64), on the fastest unit that multiplies this dtype exactly.
         memory_bytes: as the maker states it: what the driver reports beyond that, contexts and allocators take.
         l2_bytes: last cache before the device memory that all processors share.

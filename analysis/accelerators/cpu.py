@@ -45,12 +45,8 @@ def local_cpu() -> Accelerator:
 def remember(roofs: Roofs) -> Path | None:
     """Write rates measured on this CPU into the cache folder; None where it cannot be written."""
     path = cache_file()
-    data = {
-        "machine": _machine(),
-        "matrix_flops": dict(roofs.matrix_flops),
-        "bandwidth_bytes_s": roofs.bandwidth_bytes_s,
-        "source": roofs.source,
-    }
+    data: dict[str, Any] = {"machine": _machine(), "matrix_flops": dict(roofs.matrix_flops)}
+    data |= {"bandwidth_bytes_s": roofs.bandwidth_bytes_s, "source": roofs.source}
     try:
         with replacing(path) as file:
             file.write(json.dumps(data, indent=2).encode())

@@ -9,6 +9,7 @@ copies that its problems are held to as rows of the same kind, ``<run>.copies.pa
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -61,7 +62,11 @@ def stored_roofs(paths: Iterable[Path] | None = None) -> dict[str, Roofs]:
         FileNotFoundError: a path does not exist.
     """
     runs: dict[tuple[str, str], tuple[list[dict[str, Any]], Path]] = {}
-    for path in _calibration_files(_default_folders() if paths is None else paths):
+    named = (FILE_NAME, f"*.{FILE_NAME}")
+    for path in itertools.chain.from_iterable(
+        sorted(file for name in named for file in path.rglob(name)) if path.is_dir() else [path]
+        for path in (_default_folders() if paths is None else paths)
+    ):
         for row in store.read_file(path, RoofRow).drop(["time_samples_ms"]).to_pylist():
             if row["device_accelerator"] is not None:
                 runs.setdefault((row["device_accelerator"], row["run_id"]), ([], path))[0].append(row)
@@ -93,10 +98,8 @@ def with_roofs(accelerator: Accelerator, choice: str) -> Accelerator:
     if choice == "measured":
         found = with_stored_roofs(accelerator)
         if found.measured is None:
-            raise ValueError(
-                f"roofs must be spec for {accelerator.key}: no calibration of one is stored (lrbench calibrate "
-                f"makes one, on such a device), got 'measured'"
-            )
+            how = f"run `lrbench calibrate` on a {accelerator.key}, or take --roofs spec"
+            raise ValueError(f"no calibration of a {accelerator.key} is stored: {how}")
         return found.with_measured_roofs()
     path = Path(choice)
     if not path.exists():
@@ -112,17 +115,7 @@ def _default_folders() -> list[Path]:
     return [folder for folder in folders if folder.is_dir()]
 
 
-def _calibration_files(paths: Iterable[Path]) -> list[Path]:
-    files: list[Path] = []
-    for path in paths:
-        named = (FILE_NAME, f"*.{FILE_NAME}")
-        files += sorted(f for name in named for f in path.rglob(name)) if path.is_dir() else [path]
-    return files
-
-
 def _shown(path: Path) -> str:
-    """Return the path as it is told from here or from the root of the repository."""
-    for base in (Path.cwd(), store.HERE.parent):
-        if path.resolve().is_relative_to(base):
-            return str(path.resolve().relative_to(base))
-    return str(path)
+    """Return the path from here, or from the root of the repository."""
+    bases = (base for base in (Path.cwd(), store.HERE.parent) if path.resolve().is_relative_to(base))
+    return str(next((path.resolve().relative_to(base) for base in bases), path))

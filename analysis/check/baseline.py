@@ -7,6 +7,7 @@ commit and the environment it was measured at, and which runs it replaces.
 
 from __future__ import annotations
 
+import contextlib
 import getpass
 import json
 import os
@@ -129,12 +130,10 @@ def _provenance(
 
 def _who() -> str:
     """Return the name that git signs with, else who runs the CI job, else the login name."""
-    try:
-        asked = subprocess.run(("git", "config", "user.name"), capture_output=True, text=True, timeout=10)
-        name = asked.stdout.strip()
-    except (OSError, subprocess.SubprocessError):
-        name = ""
-    try:
+    name = ""
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        git = subprocess.run(("git", "config", "user.name"), capture_output=True, text=True, timeout=10)
+        name = git.stdout.strip()
+    with contextlib.suppress(KeyError, OSError):
         return name or os.environ.get("GITHUB_ACTOR") or os.environ.get("GITLAB_USER_LOGIN") or getpass.getuser()
-    except (KeyError, OSError):
-        return "unknown"
+    return "unknown"

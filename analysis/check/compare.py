@@ -1,8 +1,8 @@
 """Two sets of results, case by case: ratio of times with a confidence interval, and a verdict.
 
 The ratio is B's median time over A's, its interval the bootstrap's of the stored samples; docs/ci.md ("compare") says
-which verdict follows. The interval is about the samples of these two runs. That a run as a whole differs from the next
-one by a percent or so is what the margin is for, and why ``compare --live`` exists.
+which verdict follows. The interval is about the samples of these two runs. A whole run also differs from the next one
+by a percent or so: the margin allows for that, and ``compare --live`` avoids it.
 """
 
 from __future__ import annotations
@@ -70,17 +70,13 @@ class Unmatched:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """The cases that share a group's values: the geometric mean of their ratios, and how many have which verdict."""
+    """The cases that share a group's values: their number, the geometric mean of their ratios, and their verdicts."""
 
     values: Mapping[str, Any]
+    cases: int
     ratio: float
     interval: Interval
     verdicts: Mapping[str, int]
-
-    @property
-    def cases(self) -> int:
-        """Number of cases."""
-        return sum(self.verdicts.values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -254,9 +250,8 @@ def _only_on(
 
 def _groups(pairs: Sequence[Pair], by: Sequence[str]) -> Iterable[Group]:
     groups = grouped(pairs, lambda pair: tuple(pair.a[name] for name in by))
-    for values, group in sorted(groups.items(), key=lambda item: [str(value) for value in item[0]]):
-        yield _group(dict(zip(by, values, strict=True)), group)
-    yield _group({}, pairs)
+    ordered = sorted(groups.items(), key=lambda item: [str(value) for value in item[0]])
+    return [*(_group(dict(zip(by, values, strict=True)), group) for values, group in ordered), _group({}, pairs)]
 
 
 def _group(values: Mapping[str, Any], pairs: Sequence[Pair]) -> Group:
@@ -265,6 +260,7 @@ def _group(values: Mapping[str, Any], pairs: Sequence[Pair]) -> Group:
     counted = Counter(pair.verdict for pair in pairs)
     return Group(
         values=values,
+        cases=len(pairs),
         ratio=math.exp(sum(math.log(pair.ratio) for pair in pairs) / len(pairs)),
         interval=geometric_mean_interval([resampled_ratios(*sides) for sides in samples]) if known else UNKNOWN,
         verdicts={name: counted[name] for name in VERDICTS},
@@ -284,7 +280,12 @@ def case_rows(found: Comparison) -> list[dict[str, Any]]:
         }
         for pair in found.pairs
     ]
-    absent = {name for name in HOST_COLUMNS if all(row[name] is None for row in rows)}
+    return _without_empty(rows, HOST_COLUMNS)
+
+
+def _without_empty(rows: Sequence[Row], columns: Sequence[str]) -> list[dict[str, Any]]:
+    """Return rows without those of the columns that say nothing in any row."""
+    absent = {name for name in columns if not any(row[name] for row in rows)}
     return [{name: value for name, value in row.items() if name not in absent} for row in rows]
 
 
@@ -342,9 +343,7 @@ def _times(pair: Pair) -> dict[str, Any]:
 def group_rows(found: Comparison) -> list[dict[str, Any]]:
     """Return the geometric means as rows to print; noisy cases have a column only where there are any."""
     first = next(iter(found.groups[0].values), "group")
-    rows = [{**(group.values or {first: "all"}), **_mean(group)} for group in found.groups]
-    absent = () if found.groups[-1].verdicts[NOISY] else (NOISY,)
-    return [{name: value for name, value in row.items() if name not in absent} for row in rows]
+    return _without_empty([{**(group.values or {first: "all"}), **_mean(group)} for group in found.groups], (NOISY,))
 
 
 def _mean(group: Group) -> dict[str, Any]:

@@ -21,8 +21,7 @@ def case_history(case: str, results: Sequence[str | Path]) -> dict[tuple[str, st
     Raises:
         ValueError: nothing is selected, or a bad term.
     """
-    is_id = re.fullmatch(r"[0-9a-f]{4,16}", case) is not None
-    terms = f"case:{case}" if is_id else case
+    terms = f"case:{case}" if re.fullmatch(r"[0-9a-f]{4,16}", case) else case
     # A path would be taken for results of its own.
     parse_terms(terms)
     rows = select(terms, results)

@@ -189,9 +189,8 @@ def why_not(lines: Sequence[MatrixLine]) -> list[dict[str, Any]]:
 
 def runs_differ(lines: Sequence[MatrixLine]) -> int:
     """Return how many cases have measured rows of several runs."""
-    return sum(
-        len({cell.row["run_id"] for cell in line.cells.values() if cell.ratio is not None}) > 1 for line in lines
-    )
+    runs = ({cell.row["run_id"] for cell in line.cells.values() if cell.ratio is not None} for line in lines)
+    return sum(len(each) > 1 for each in runs)
 
 
 def as_page(rows: Sequence[Row]) -> str:
@@ -202,12 +201,10 @@ def as_page(rows: Sequence[Row]) -> str:
         lines = sorted(matrix(sides), key=lambda line: itemgetter("op", "impl", "mode")(line.row))
         first = max(here, key=lambda row: str(row["measured_at"]))
         parts.append(f"## {device}\n\n{first['device_name']}, torch {first['torch_version']}.\n")
-        for head, table in (
-            ((), wide_rows(lines, sides, UNSAID)),
-            ((), why_not(lines)),
-            ((GUESSES,), surprises(lines, guesses)),
-        ):
-            parts += [*head, *markdown_table(table)] if table else []
+        for table in (wide_rows(lines, sides, UNSAID), why_not(lines)):
+            parts += markdown_table(table) if table else []
+        if wrong := surprises(lines, guesses):
+            parts += [GUESSES, *markdown_table(wrong)]
     if not rows:
         parts.append("No rows are committed yet.\n")
     return "\n".join(parts)

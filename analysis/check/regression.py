@@ -7,11 +7,11 @@ they are. So is the host's time, of which a row has the median alone: its thresh
 on a shared machine.
 
 A run has hundreds of cases and fails if one of them regressed, so the false alarms of a case must be far rarer than one
-in a hundred runs. The distance to the threshold sees to that rather than a correction of the confidence: with 1 % noise
-and 10 samples the ratio of two medians scatters by 0.6 %, and a false alarm at a threshold of 2.5 % needs 3.3 %. It
-also covers what shifts all samples of a case in a run, and so no interval sees: clocks, placement in memory, another
-day. Samples that follow each other are nearly independent (their lag-1 correlation in the stored H200 runs is about
-0.1, which makes an interval a tenth too narrow).
+in a hundred runs. The threshold makes them so, rather than a correction of the confidence: with 1 % noise and 10
+samples the ratio of two medians scatters by 0.6 %, and a false alarm at a threshold of 2.5 % needs 3.3 %. It also
+allows for what shifts all samples of a case, which no interval shows: clocks, placement in memory, another day. Samples
+that follow each other are nearly independent (their lag-1 correlation in the stored H200 runs is about 0.1, which makes
+an interval a tenth too narrow).
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Metric:
 
     Attributes:
         name: its column, see thresholds.QUANTITIES.
-        ratio: new / old, with the ends of its interval (equal to it where no samples tell one).
+        ratio: new / old, with the ends of its interval (equal to the ratio where there are no samples).
         limit: the ratio tolerated.
         verdict: ok, improved, regression, unclear or :data:`.compare.NOISY`.
     """
@@ -167,20 +167,13 @@ def check(
     after, before = map(newest, with_slowness(new, kept))
     common = [case_id for case_id in before if case_id in after]
     if not common:
-        raise ValueError(
-            f"the run and the baseline must have a case in common, got {len(after)} and {len(before)} others"
-        )
+        counts = f"{len(after)} and {len(before)} others"
+        raise ValueError(f"the run and the baseline must have a case in common, got {counts}")
     results = [_judge(after[each], before[each], thresholds) for each in common]
-    results += [
-        CaseResult(row=row, verdict="missing", reason=NOT_IN_RUN)
-        for case_id, row in before.items()
-        if case_id not in after and row["status"] == "ok"
-    ]
-    results += [
-        CaseResult(row=row, verdict="new", reason="the baseline has no such case")
-        for case_id, row in after.items()
-        if case_id not in before
-    ]
+    lost = (row for each, row in before.items() if each not in after and row["status"] == "ok")
+    results += [CaseResult(row=row, verdict="missing", reason=NOT_IN_RUN) for row in lost]
+    added = (row for each, row in after.items() if each not in before)
+    results += [CaseResult(row=row, verdict="new", reason="the baseline has no such case") for row in added]
     failing = tuple(verdict for verdict in FAILING if verdict != "missing" or not allow_missing)
     failing += ("unclear", NOISY) if fail_unclear else ()
     return CheckResult(
@@ -242,7 +235,7 @@ def _metric(quantity: Quantity, new: float, old: float, tolerated: float, interv
     """Return the verdict on growth: beyond, within or across what is tolerated; improved by more than that.
 
     Args:
-        interval: of the ratio, where samples tell it.
+        interval: of the ratio, where there are samples.
     """
     ratio, limit = new / old, 1 + tolerated
     low, high = (interval.low, interval.high) if interval else (ratio, ratio)
@@ -269,12 +262,12 @@ def worth_measuring_again(found: CheckResult) -> list[Row]:
 
     A real slowdown shows again; a shift of the whole run is not likely to.
     """
-    times = {quantity.column for quantity in QUANTITIES if quantity.is_time}
-    return [
-        case.row
-        for case in found.cases
-        if any(metric.name in times and metric.verdict in ("unclear", NOISY, "regression") for metric in case.metrics)
-    ]
+    times, verdicts = {quantity.column for quantity in QUANTITIES if quantity.is_time}, ("unclear", NOISY, "regression")
+
+    def is_open(case: CaseResult) -> bool:
+        return any(metric.name in times and metric.verdict in verdicts for metric in case.metrics)
+
+    return [case.row for case in found.cases if is_open(case)]
 
 
 def summary(found: CheckResult) -> str:
@@ -285,11 +278,8 @@ def summary(found: CheckResult) -> str:
     line += f"; compared {found.compared} of {found.planned} cases"
     if found.too_few:
         tried = [case for case in found.cases if case.reason != NOT_IN_RUN]
-        reasons = Counter(
-            BUSY if case.verdict == NOISY else " ".join(case.reason.split())
-            for case in tried
-            if case.verdict not in COMPARED
-        )
+        others = (case for case in tried if case.verdict not in COMPARED)
+        reasons = Counter(BUSY if case.verdict == NOISY else " ".join(case.reason.split()) for case in others)
         reasons["the run was stopped before"] = found.planned - len(tried)
         line += f", too few (--min-compared {found.min_compared:g}), mostly because: {reasons.most_common(1)[0][0]}"
     return line

@@ -149,7 +149,7 @@ def _limits(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _is_wanted(value: Any, wanted: Any) -> bool:
-    """Return whether a column's value is the one wanted, among several or in a span."""
+    """Return whether a column's value is the wanted one, one of several, or in a span."""
     if isinstance(wanted, _Span):
         return value is not None and (wanted.min or 0) <= value <= (wanted.max or math.inf)
     return bool(value in wanted if isinstance(wanted, tuple) else value == wanted)

@@ -6,7 +6,7 @@ intensity can stand beside the linear RNNs'.
 
 from __future__ import annotations
 
-from .model import Problem, Scalar, Tally, Work, decoding
+from .model import Problem, Scalar, Tally, Work, chunk_traffic, chunk_traffic_backward, compulsory_of_heads, decoding
 
 STATISTIC_BYTES = 4
 """FlashAttention keeps one fp32 log-sum-exp per query."""
@@ -15,10 +15,9 @@ STATISTIC_BYTES = 4
 def attention_forward(problem: Problem) -> Tally:
     """Softmax attention over ``length`` tokens as FlashAttention computes it (Dao et al. 2022, algorithm 1).
 
-    scores F_causal 2 T^2 d_qk; softmax F_causal T^2 (scale, running maximum F_max, subtraction, F_exp, row sum) and
-    T (1 + F_log) for the log-sum-exp; outputs F_causal 2 T^2 d_v, divided by the row sum T d_v. Masking the tiles on
-    the diagonal is not counted. Matrices are never stored: q, k, v read, o and the log-sum-exp written. Key and value
-    tiles that are read again for further query tiles are taken to hit the L2.
+    The softmax scales, takes a running maximum, subtracts, exponentiates and sums rows; the outputs are divided by the
+    row sum. Masking the tiles on the diagonal is not counted. Matrices are never stored: q, k, v read, o and the
+    log-sum-exp written. Key and value tiles that are read again for further query tiles are taken to hit the L2.
     """
     length, d_qk, d_v, causal, f, widths = problem.per_head
     square = causal * length * length
@@ -37,9 +36,8 @@ def attention_forward(problem: Problem) -> Tally:
 def attention_backward(problem: Problem) -> Tally:
     """Backward of softmax attention (Dao et al. 2022, algorithm 4), scores recomputed and not counted.
 
-    delta = row sums of do o: 2T d_v; dV = P^T dO and dP = dO V^T: F_causal 4 T^2 d_v; dS = P (dP - delta):
-    F_causal 2 T^2; dQ = dS K and dK = dS^T Q: F_causal 4 T^2 d_qk, scaled. With the recomputed scores the matrix work
-    is 2.5 times the forward pass where d_qk = d_v, the figure in common use; without, as here, 2 times.
+    delta = row sums of do o; dV = P^T dO, dP = dO V^T; dS = P (dP - delta); dQ = dS K and dK = dS^T Q, scaled. With the
+    recomputed scores the matrix work is 2.5 times the forward pass where d_qk = d_v, the figure in common use.
     """
     length, d_qk, d_v, causal, f, widths = problem.per_head
     square = causal * length * length
@@ -77,19 +75,17 @@ def attention_step(problem: Problem) -> Tally:
     return Tally(work=work, traffic=traffic)
 
 
-def attention_compulsory(problem: Problem, *, backward: bool) -> Scalar:
-    """Bytes of q, k, v and o once; backward: q, k, v, o, do, dq, dk, dv once (o is needed for delta)."""
-    length, d_qk, d_v, widths = problem.seq_len, problem.head_dim_qk, problem.head_dim_v, problem.widths
-    return length * widths.qkv * (4 * d_qk + 4 * d_v if backward else 2 * d_qk + 2 * d_v)
+def compulsory(problem: Problem, *, backward: bool) -> Scalar:
+    """Bytes of q, k, v, GLA's g, and o once; backward: those, do and their gradients once (o for attention's delta)."""
+    gates = problem.head_dim_qk if problem.op == "gla" else 0
+    return compulsory_of_heads(problem, problem.head_dim_qk, gates, backward=backward)
 
 
 def gla_chunk_forward(problem: Problem) -> Tally:
     """Gated linear attention, log decay per key channel, one chunk (Yang et al. 2024, section 4).
 
-    gates: cumulative sums, at an addition an element, and their exponentials for q, k and the state:
-    L d_qk (1 + 3 F_exp + 1) and d_qk F_exp; gated q and k: 3L d_qk, scale L d_qk; state 2D + 2LD; scores and values
-    F_causal 2 L^2 (d_qk + d_v), mask F_causal L^2; inter-chunk outputs 2LD; combination L d_v. States are stored once a
-    chunk and loaded once.
+    Gates are cumulative sums, at an addition an element, and their exponentials for q, k and the state; q is scaled.
+    States are stored once a chunk and loaded once.
     """
     length, d_qk, d_v, causal, f, widths = problem.per_head
     square, cells = causal * length * length, d_qk * d_v
@@ -101,22 +97,14 @@ def gla_chunk_forward(problem: Problem) -> Tally:
         "inter-chunk outputs": Work(matrix=2 * length * cells),
         "combination": Work(vector=length * d_v),
     }
-    gates = length * d_qk * widths.gate
-    traffic = {
-        "recurrent load": length * (d_qk + d_v) * widths.qkv + gates,
-        "recurrent store": cells * widths.state,
-        "parallel load": length * (2 * d_qk + d_v) * widths.qkv + gates + cells * widths.state,
-        "parallel store": length * d_v * widths.qkv,
-    }
-    return Tally(work=work, traffic=traffic)
+    return Tally(work=work, traffic=chunk_traffic(problem, d_qk, length * d_qk * widths.gate, cells * widths.state))
 
 
 def gla_chunk_backward(problem: Problem) -> Tally:
     """Backward of one chunk of gated linear attention: the products of the scalar-decay backward, gates per channel.
 
-    dC: 2D + 2LD; dV: F_causal 2 L^2 d_v + 2LD + L d_v; dS: F_causal (2 L^2 d_v + L^2); dQ and dK: F_causal 2 L^2 d_qk
-    + 2LD + 3L d_qk each; dg: reverse cumulative sum of q dq - k dk: 4L d_qk, plus what reaches the chunk's end, through
-    exp(b_L) <C, dC> and through k's share in the state: 3L d_qk + 2D + 2 d_qk.
+    dg is the reverse cumulative sum of q dq - k dk (4L d_qk), plus what reaches the chunk's end, through
+    exp(b_L) <C, dC> and through k's share in the state (3L d_qk + 2D + 2 d_qk).
     """
     length, d_qk, d_v, causal, f, widths = problem.per_head
     square, cells = causal * length * length, d_qk * d_v
@@ -128,30 +116,17 @@ def gla_chunk_backward(problem: Problem) -> Tally:
         "key gradient": Work(matrix=2 * square * d_qk + 2 * length * cells, vector=3 * length * d_qk),
         "gate gradients": Work(vector=7 * length * d_qk + 2 * cells + 2 * d_qk),
     }
-    gates = length * d_qk * widths.gate
-    traffic = {
-        "recurrent load": length * (d_qk + d_v) * widths.qkv + gates,
-        "recurrent store": cells * widths.state,
-        "parallel load": length * 2 * (d_qk + d_v) * widths.qkv + gates + 2 * cells * widths.state,
-        "parallel store": length * (2 * d_qk + d_v) * widths.qkv + gates,
-    }
-    recomputed_work = {
+    recomputed = {
         "gates": Work(vector=length * d_qk * (6 + 3 * f.exp)),
         "state": Work(matrix=2 * length * cells, vector=2 * cells),
         "scores": Work(matrix=2 * square * d_qk, vector=square * f.mask),
     }
-    recomputed_traffic = {
-        "recurrent load": length * (d_qk + d_v) * widths.qkv + gates,
-        "recurrent store": cells * widths.state,
-    }
-    return Tally(work=work, traffic=traffic, recomputed_work=recomputed_work, recomputed_traffic=recomputed_traffic)
+    moved = chunk_traffic_backward(problem, d_qk, length * d_qk * widths.gate, cells * widths.state)
+    return Tally(work, moved[0], recomputed, moved[1])
 
 
 def gla_step(problem: Problem) -> Tally:
-    """One decoding step of gated linear attention, the state loaded and stored: diag(exp(g)) S + k v^T, then S^T q.
-
-    Gates F_exp d_qk; state D + 2D; output 2D + d_qk.
-    """
+    """One decoding step of gated linear attention, the state loaded and stored: diag(exp(g)) S + k v^T, then S^T q."""
     d_qk, d_v, f, widths = problem.head_dim_qk, problem.head_dim_v, problem.f, problem.widths
     cells = d_qk * d_v
     work = {
@@ -166,20 +141,11 @@ def gla_step(problem: Problem) -> Tally:
     return Tally(work=work, traffic=traffic)
 
 
-def gla_compulsory(problem: Problem, *, backward: bool) -> Scalar:
-    """Bytes of q, k, v, g and o once; backward: q, k, v, g, do, dq, dk, dv, dg once."""
-    length, d_qk, d_v, widths = problem.seq_len, problem.head_dim_qk, problem.head_dim_v, problem.widths
-    if backward:
-        return length * ((4 * d_qk + 3 * d_v) * widths.qkv + 2 * d_qk * widths.gate)
-    return length * ((2 * d_qk + 2 * d_v) * widths.qkv + d_qk * widths.gate)
-
-
 def selective_scan_forward(problem: Problem) -> Tally:
     """Mamba's selective scan over ``length`` tokens of all channels (Gu and Dao 2023, algorithm 2), fused.
 
-    Step sizes come positive: their softplus belongs to the layer. Per token and channel dt u 1; per state cell
-    exp(dt A) 1 + F_exp, the share of the input 1, the recurrence 2, the output 2. No matrix products.
-    Bytes: u, dt read, y written per channel; B, C read once for all channels; not A, which all sequences share.
+    Step sizes come positive: their softplus belongs to the layer. No matrix products. Bytes: u, dt read, y written per
+    channel; B, C read once for all channels; not A, which all sequences share.
     """
     length, channels, state = problem.seq_len, problem.channels, problem.head_dim_qk
     f, widths = problem.f, problem.widths
@@ -199,9 +165,8 @@ def selective_scan_forward(problem: Problem) -> Tally:
 def selective_scan_backward(problem: Problem) -> Tally:
     """Backward of the selective scan, hidden states recomputed and not counted.
 
-    Per state cell: the recurrence of dx, exp(dt_{t+1} A) dx_{t+1} + C dy: 3; dC 2, dB 2, d(dt u) 2; d(dt A) = dx
-    x_{t-1} exp(dt A): 2, and from it dA 2 and d dt 2. Per token and channel: du 1, the share of d dt in d(dt u) 2.
-    Reads u, dt, B, C, dy; writes du, d dt, dB, dC; not A and dA, which all sequences share.
+    Per state cell: the recurrence of dx, exp(dt_{t+1} A) dx_{t+1} + C dy; dC, dB and d(dt u), 2 each; d(dt A) = dx
+    x_{t-1} exp(dt A), and from it dA and d dt, 2 each. Reads u, dt, B, C, dy; writes du, d dt, dB, dC; not A and dA.
     """
     length, channels, state = problem.seq_len, problem.channels, problem.head_dim_qk
     f, widths = problem.f, problem.widths
@@ -223,9 +188,8 @@ def selective_scan_backward(problem: Problem) -> Tally:
     return Tally(work=work, traffic=traffic, recomputed_work=recomputed)
 
 
-def attention(problem: Problem, direction: str) -> Tally:
-    """Return one pass of a head of softmax attention."""
-    return {"forward": attention_forward, "backward": attention_backward, "step": attention_step}[direction](problem)
+ATTENTION = {"forward": attention_forward, "backward": attention_backward, "step": attention_step}
+"""Pass of a head of softmax attention -> its tally."""
 
 
 def selective_scan(problem: Problem, direction: str) -> Tally:

@@ -81,9 +81,8 @@ def check_formulation(op: str, formulation: str, mode: str, counting: str) -> No
     if mode not in modes:
         raise ValueError(f"mode must be {' or '.join(modes)} for the recurrent formulation of {op}, got {mode!r}")
     if counting == "published" and not _is_published(op, formulation, mode):
-        raise ValueError(
-            f"counting must be detailed for {op}, {formulation}, {mode}: no paper prints a total; got 'published'"
-        )
+        case = f"{op}, {formulation}, {mode}"
+        raise ValueError(f"counting must be detailed for {case}: no paper prints a total; got 'published'")
 
 
 def _modes_of(op: str, formulation: str) -> tuple[str, ...]:

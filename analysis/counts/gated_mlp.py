@@ -17,7 +17,7 @@ from .model import Problem, Scalar, Tally, Work
 
 
 def forward(problem: Problem) -> Tally:
-    """Forward FLOPs and bytes: products 4 M D F; silu(g) = g sigma(g) and the product with up: M F (2 + F_sig)."""
+    """Forward FLOPs and bytes of both products, silu(g) = g sigma(g) and its product with up."""
     inputs, weights, outputs = _sizes(problem)
     work = {"projections": Work(matrix=4 * inputs * problem.d_ff)}
     if problem.formulation != "gemms":
@@ -32,24 +32,19 @@ def forward(problem: Problem) -> Tally:
         "gemms_activation": {**gemms, **one_kernel},
         "gemms": gemms,
         "eager": {
-            **gemms,
-            "activation load": outputs,
-            "activation store": outputs,
-            "product load": 2 * outputs,
-            "product store": outputs,
+            **gemms, "activation load": outputs, "activation store": outputs,
+            "product load": 2 * outputs, "product store": outputs,
         },
-    }[problem.formulation]
+    }[problem.formulation]  # fmt: skip
     return Tally(work=work, traffic=problem.moved(elements))
 
 
 def backward(problem: Problem) -> Tally:
     """Backward FLOPs and bytes, from dy: up's gradient dy silu(g) and the gate's, dy up silu'(g).
 
-    silu' = sigma (1 + g (1 - sigma)): 4; the gradients: 1 and 2: M F 7. GEMMs: dx and the weights' gradients, 4 M D F
-    each; where each gradient has its own GEMM, two parts of dx are added: M D.
-
-    Recomputed and not counted: sigma(g) M F F_sig, and silu(g) = g sigma(g) M F but in eager, which kept it; fused both
-    projections as well, which it did not store: 4 M D F.
+    silu' = sigma (1 + g (1 - sigma)): 4; the gradients: 1 and 2. Where each gradient has its own GEMM, two parts of dx
+    are added. Recomputed and not counted: sigma(g), and silu(g) = g sigma(g) but in eager, which kept it; fused both
+    projections as well, which it did not store.
 
     Elements loaded and stored: activation dy, up and g, both gradients stored (eager, a kernel each: dy and silu(g);
     dy and up; that and g); GEMMs both gradients and weights for dx, x and both gradients for the weights (eager and

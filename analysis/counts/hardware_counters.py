@@ -108,7 +108,7 @@ def _why_bytes(count: Count, measured: Mapping[str, Any], dram: float, moved: fl
 def _rereads(count: Count, beyond: float) -> Iterator[str]:
     """Yield what is known of loads that other programs do as well, ``beyond`` being the bytes above those counted.
 
-    Where a library multiplies too, whose programs also read again, nothing tells apart whose loads missed the cache.
+    A library's programs read again too; where it multiplies as well, nobody can say whose loads missed the cache.
     """
     again = f"programs read {_size(count.reread_bytes)} again that others have read" if count.reread_bytes else ""
     if count.library_tensor_flops:

@@ -47,7 +47,7 @@ MODELS = (
 """The models that the source names."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Saving:
     """One model against one baseline.
 
@@ -74,7 +74,6 @@ def savings(model: CacheModel, tokens: int, *, dtype: str = "bf16", kv_dtype: st
     """Return what the fused kernel saves on a model, against each of :data:`BASELINES`.
 
     Args:
-        model: its sizes.
         tokens: S, of a chunk in chunked prefill or of a whole prompt.
         dtype: of the activations: fp32, fp16, bf16 or fp8.
         kv_dtype: of the cache; the activations' where None.
@@ -89,22 +88,10 @@ def savings(model: CacheModel, tokens: int, *, dtype: str = "bf16", kv_dtype: st
     for name, value in (("dtype", dtype), ("kv_dtype", kv_dtype)):
         one_of(name, value, DTYPE_BYTES)
     token_bytes = 2 * model.layers * model.kv_heads * model.head_dim * DTYPE_BYTES[kv_dtype]
+    width, wide = (tokens * size * DTYPE_BYTES[dtype] for size in (model.d_model, model.d_ff))
     rows = []
     for baseline, (attention, mlp) in BASELINES.items():
-        width, wide = tokens * model.d_model * DTYPE_BYTES[dtype], tokens * model.d_ff * DTYPE_BYTES[dtype]
-        activation_bytes = (attention + 1) * width + mlp * wide
-        saved_bytes = (mlp - 1) * wide
-        rows.append(
-            Saving(
-                model=model.name,
-                baseline=baseline,
-                tokens=tokens,
-                activation_bytes=activation_bytes,
-                fused_bytes=activation_bytes - saved_bytes,
-                saved_bytes=saved_bytes,
-                saved_share=saved_bytes / activation_bytes,
-                token_bytes=token_bytes,
-                extra_tokens=saved_bytes // token_bytes,
-            )
-        )
+        before, saved = (attention + 1) * width + mlp * wide, (mlp - 1) * wide
+        sums = (before, before - saved, saved, saved / before, token_bytes, saved // token_bytes)
+        rows.append(Saving(model.name, baseline, tokens, *sums))
     return rows

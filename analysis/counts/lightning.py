@@ -31,12 +31,8 @@ def decays(problem: Problem) -> Tally:
 def block_forward(problem: Problem) -> Tally:
     """FLOPs and bytes of one block of lightning2's algorithm 1.
 
-    - intra-chunk outputs: [(Q K^T) * M] V: F_causal (2 L^2 (d_qk + d_v) + L^2)
-    - inter-chunk outputs: (Lambda Q) KV: 2LD + L d_qk
-    - combination: L d_v
-    - state: KV = lambda^L KV + (lambda^L Lambda^-1 K)^T V: 2D + 2LD + L d_qk
-
-    Q, K, V loaded, O stored.
+    Intra-chunk outputs: [(Q K^T) * M] V; inter-chunk outputs: (Lambda Q) KV; state: KV = lambda^L KV + (lambda^L
+    Lambda^-1 K)^T V. Q, K, V loaded, O stored.
     """
     length, d_qk, d_v, causal = problem.seq_len, problem.head_dim_qk, problem.head_dim_v, problem.causal
     square, cells = causal * length * length, d_qk * d_v
@@ -56,12 +52,11 @@ def block_forward(problem: Problem) -> Tally:
 def block_backward(problem: Problem) -> Tally:
     """FLOPs and bytes of one block of lightning2's algorithm 2: a loop forward for dQ, one backward for dK and dV.
 
-    - score gradient: (dO V^T) * M: F_causal (2 L^2 d_v + L^2)
-    - query gradient: its product with K, (Lambda dO) KV^T, their sum: F_causal 2 L^2 d_qk + 2LD + L d_v + L d_qk
-    - key gradient: the product with Q, (lambda^L Lambda^-1 V) dKV^T, their sum: the same
-    - value gradient: [(Q K^T) * M]^T dO, (lambda^L Lambda^-1 K) dKV, their sum: F_causal 2 L^2 d_v + 2LD +
-      L d_qk + L d_v
-    - state gradient: dKV = lambda^L dKV + (Lambda Q)^T dO: 2D + 2LD + L d_qk (the source updates KV there: a slip)
+    - score gradient: (dO V^T) * M
+    - query gradient: its product with K, (Lambda dO) KV^T, their sum
+    - key gradient: the product with Q, (lambda^L Lambda^-1 V) dKV^T, their sum
+    - value gradient: [(Q K^T) * M]^T dO, (lambda^L Lambda^-1 K) dKV, their sum
+    - state gradient: dKV = lambda^L dKV + (Lambda Q)^T dO (the source updates KV there: a slip)
 
     Recomputed and not counted: the first loop's KV, the second loop's scores and its score gradient.
     Bytes: K, V, dO loaded and dQ stored; Q, K, V, dO loaded and dK, dV stored. (Both loops load O in the source, and
@@ -95,10 +90,9 @@ def block_backward(problem: Problem) -> Tally:
 
 
 def quadratic_forward(problem: Problem) -> Tally:
-    """FLOPs and bytes of lightning1 over a sequence of ``length``: [(Q K^T) * M] V, tile by tile.
+    """FLOPs and bytes of lightning1 over a sequence: [(Q K^T) * M] V tile by tile, M = exp(-s (i - j)) masked.
 
-    Scores F_causal 2 T^2 d_qk, outputs F_causal 2 T^2 d_v; decays exp(-s (i - j)) masked F_causal T^2 (2 + F_exp +
-    F_mask), applied F_causal T^2. Q, K, V loaded once (tiles read again are taken to hit the L2), O stored.
+    Q, K, V loaded once (tiles read again are taken to hit the L2), O stored.
     """
     length, d_qk, d_v, f = problem.seq_len, problem.head_dim_qk, problem.head_dim_v, problem.f
     square, width = problem.causal * length * length, problem.widths.qkv
@@ -114,8 +108,7 @@ def quadratic_forward(problem: Problem) -> Tally:
 def quadratic_backward(problem: Problem) -> Tally:
     """Backward of lightning1: dV = [(Q K^T) * M]^T dO, dS = (dO V^T) * M, dQ = dS K, dK = dS^T Q.
 
-    F_causal 4 T^2 (d_qk + d_v) and, for dS, F_causal T^2. Scores and decays are recomputed and not counted. Q, K, V, dO
-    loaded, dQ, dK, dV stored.
+    Scores and decays are recomputed and not counted. Q, K, V, dO loaded, dQ, dK, dV stored.
     """
     length, d_qk, d_v, f = problem.seq_len, problem.head_dim_qk, problem.head_dim_v, problem.f
     square, qk, width = problem.causal * length * length, problem.d_qk_read, problem.widths.qkv

@@ -7,7 +7,7 @@ a causal square that is computed. All functions count one head: per chunk, per s
 
 from __future__ import annotations
 
-from .model import Problem, Tally, Work
+from .model import Problem, Tally, Work, chunk_traffic
 
 OPERATIONS = ("mlstm_exp", "mlstm_sig")
 
@@ -42,16 +42,9 @@ def chunk(problem: Problem) -> Tally:
     if exp:
         work["normaliser state"] = Work(vector=2 * d_qk + 2 * length * d_qk)
 
-    gate_bytes = 2 * length * widths.gate
     state_bytes = (cells + (d_qk + 1 if exp else 0)) * widths.state
     statistics = 2 * length * widths.state if exp else 0
-    traffic = {
-        "recurrent load": length * (d_qk + d_v) * widths.qkv + gate_bytes,
-        "recurrent store": state_bytes,
-        "parallel load": length * (2 * d_qk + d_v) * widths.qkv + gate_bytes + state_bytes,
-        "parallel store": length * d_v * widths.qkv + statistics,
-    }
-    return Tally(work=work, traffic=traffic)
+    return Tally(work=work, traffic=chunk_traffic(problem, d_qk, 2 * length * widths.gate, state_bytes, statistics))
 
 
 def parallel(problem: Problem) -> Tally:

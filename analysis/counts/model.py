@@ -209,6 +209,54 @@ class Problem:
             yield rest, 1
 
 
+def chunk_traffic(
+    problem: Problem, qk: Scalar, gates: Scalar, state: Scalar, statistics: Scalar = 0
+) -> dict[str, Scalar]:
+    """Return the bytes of one chunk of a linear RNN whose states are stored once and loaded once (TFLA paper, table 9).
+
+    Args:
+        qk: elements of q (or k) per token.
+        gates, state, statistics: bytes of the gates, of a state, and of mLSTMexp's denominators and maxima.
+    """
+    length, d_v, width = problem.seq_len, problem.head_dim_v, problem.widths.qkv
+    return {
+        "recurrent load": length * (qk + d_v) * width + gates,
+        "recurrent store": state,
+        "parallel load": length * (2 * qk + d_v) * width + gates + state,
+        "parallel store": length * d_v * width + statistics,
+    }
+
+
+def chunk_traffic_backward(
+    problem: Problem, qk: Scalar, gates: Scalar, state: Scalar, statistics: Scalar = 0
+) -> tuple[dict[str, Scalar], dict[str, Scalar]]:
+    """Return the bytes of one chunk's backward pass, and those of making its state again; arguments as above.
+
+    Loads of q, dH and gates, then of q, k, v, dH, gates, C and dC (and statistics, both times); stores of dC, then of
+    dq, dk, dv and the gates' gradients. Again: loads of k, v and gates; store of C.
+    """
+    length, d_v, width = problem.seq_len, problem.head_dim_v, problem.widths.qkv
+    inputs, gradient = length * (qk + d_v) * width, problem.head_dim_qk * d_v * problem.widths.state
+    traffic = {
+        "recurrent load": inputs + gates + statistics,
+        "recurrent store": gradient,
+        "parallel load": 2 * inputs + gates + statistics + state + gradient,
+        "parallel store": length * (2 * qk + d_v) * width + gates,
+    }
+    return traffic, {"recurrent load": inputs + gates, "recurrent store": state}
+
+
+def compulsory_of_heads(problem: Problem, qk: Scalar, gates: Scalar, *, backward: bool) -> Scalar:
+    """Return the bytes of a head's inputs and output once: q, k, v, gates, h; backward also dh, dq, dk, dv, dgates.
+
+    Attention's backward pass reads its output too. ``gates`` are elements per token.
+    """
+    d_v, widths = problem.head_dim_v, problem.widths
+    outputs = 2 if not backward else 4 if problem.op == "attention" else 3
+    sides = 2 if backward else 1
+    return problem.seq_len * ((2 * sides * qk + outputs * d_v) * widths.qkv + sides * gates * widths.gate)
+
+
 def one_pass(tally: Tally, least: Scalar) -> Tally:
     """Return the tally with the traffic of a kernel that keeps states on the chip: inputs and outputs once."""
     return dataclasses.replace(tally, traffic={"inputs and outputs": least}, recomputed_traffic={})

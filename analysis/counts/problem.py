@@ -87,16 +87,11 @@ def count(
     check_formulation(op, formulation, mode, counting)
     if counting == "published" and factors not in (None, Factors()):
         raise ValueError("factors must be 1 for the published counting, which prints simplified totals")
+    dtypes = (dtype, dtype if gate_dtype is None else gate_dtype, state_dtype)
     problem = _problem(
-        op,
-        formulation,
-        sizes={"batch": 1, "num_heads": 1, **sizes},
-        dtypes=(dtype, dtype if gate_dtype is None else gate_dtype, state_dtype),
-        causal=causal,
-        causal_factor=causal_factor,
-        published=counting == "published",
-        factors=factors,
-    )
+        op, formulation, {"batch": 1, "num_heads": 1, **sizes}, dtypes, published=counting == "published",
+        causal=causal, causal_factor=causal_factor, factors=factors,
+    )  # fmt: skip
     return _count(problem, mode, launches=has_launches(op, formulation))
 
 
@@ -147,27 +142,18 @@ def case_problem(
     """Return the problem of a case; arguments and errors as :func:`count_case`."""
     formulation = formulation_of(op, impl, mode, dtype)
     wide = "fp64" if dtype == "fp64" else "fp32"
-    known = {
-        **sizes,
-        "batch": sizes.get("batch") or 1,
-        "num_heads": sizes.get("num_heads") or 1,
-        "chunk_size": chunk_of(op, impl, formulation, sizes.get("chunk_size")),
-    }
-    return _problem(
-        op,
-        formulation,
-        sizes=known,
-        dtypes=(dtype, wide, state_dtype or wide),
-        causal_factor=1.0 if declared(op, impl).full_square else None,
-    )
+    known: dict[str, int | None] = {**sizes, **{name: sizes.get(name) or 1 for name in ("batch", "num_heads")}}
+    known |= {"chunk_size": chunk_of(op, impl, formulation, sizes.get("chunk_size"))}
+    causal_factor = 1.0 if declared(op, impl).full_square else None
+    return _problem(op, formulation, known, (dtype, wide, state_dtype or wide), causal_factor=causal_factor)
 
 
 def _problem(
     op: str,
     formulation: str,
-    *,
     sizes: Mapping[str, int | None],
     dtypes: tuple[str, str, str],
+    *,
     causal_factor: float | None,
     causal: bool = True,
     published: bool = False,
@@ -181,18 +167,12 @@ def _problem(
     share = _causal_factor(op, formulation, size, qkv, causal=causal, causal_factor=causal_factor)
     chunk_size, num_groups = size.pop("chunk_size", 0), size.pop("num_groups", 0)
     groups = num_groups or (1 if op == "mamba2_ssd" else size["num_heads"])
+    qk_share = 1 if groups == size["num_heads"] else groups / size["num_heads"]
     return Problem(
-        op=op,
-        formulation=formulation,
-        published=published,
-        **size,
-        chunk_size=chunk_size or size["seq_len"],
-        qk_share=1 if groups == size["num_heads"] else groups / size["num_heads"],
-        causal=share,
-        f=factors or Factors(),
+        op=op, formulation=formulation, published=published, dtype=dtypes[0], causal=share, f=factors or Factors(),
+        **size, chunk_size=chunk_size or size["seq_len"], qk_share=qk_share,
         widths=Widths(qkv=qkv, gate=gate, state=state),
-        dtype=dtypes[0],
-    )
+    )  # fmt: skip
 
 
 def _count(problem: Problem, mode: str, *, launches: bool, forward_state: str | None = None) -> Count:
@@ -255,7 +235,7 @@ def _causal_factor(
         raise ValueError(f"causal_factor must be in [0.5, 1], got {causal_factor}")
     if not causal:
         if op != "attention":
-            raise ValueError(f"causal must be True for {op}, which is causal, got False")
+            raise ValueError(f"causal=False (--non-causal) is for attention alone: {op} is causal")
         if causal_factor not in (None, 1):
             raise ValueError(f"causal_factor must be 1 for attention that is not causal, got {causal_factor}")
         causal_factor = 1.0
@@ -286,10 +266,9 @@ def _passed(problem: Problem, direction: str) -> tuple[Tally, Any]:
         formula, compulsory = _WITHOUT_HEADS[op]
         tally = formula(dataclasses.replace(problem, seq_len=1) if step else problem, direction)
         return tally, tally.bytes if step or compulsory is None else compulsory(problem, backward=backward)
-    of_heads = {"attention": baselines.attention_compulsory, "gla": baselines.gla_compulsory}
-    least = of_heads.get(op, scalar_decay.compulsory)(problem, backward=backward)
+    least = (scalar_decay if op in scalar_decay.GATE_MODELS else baselines).compulsory(problem, backward=backward)
     if op == "attention":
-        tally = baselines.attention(problem, direction) * problem.rows
+        tally = baselines.ATTENTION[direction](problem) * problem.rows
     elif problem.formulation == "whole_state":
         tally = _whole_state(problem, direction, least)
     else:
@@ -367,11 +346,8 @@ def _whole_state(problem: Problem, direction: str, least: Any) -> Tally:
     def without(traffic: Mapping[str, Any], part: Mapping[str, Any]) -> dict[str, Any]:
         return {name: each - part[name] if name.startswith("recurrent") else each for name, each in traffic.items()}
 
-    chunks = dataclasses.replace(
-        chunks,
-        traffic=without(chunks.traffic, unneeded.traffic),
-        recomputed_traffic=without(chunks.recomputed_traffic, unneeded.recomputed_traffic),
-    )
+    again = without(chunks.recomputed_traffic, unneeded.recomputed_traffic)
+    chunks = dataclasses.replace(chunks, traffic=without(chunks.traffic, unneeded.traffic), recomputed_traffic=again)
     cut_heads = _walked(tiles, chunks) * (problem.rows - whole)
     return uncut * whole + cut_heads if whole else cut_heads
 

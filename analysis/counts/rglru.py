@@ -35,28 +35,15 @@ PUBLISHED = ("unfused", "fused")
 """Formulations of the RG-LRU whose bytes the page prints."""
 
 LINES: Mapping[str, tuple[int, int]] = {
-    "gate GEMMs": (2, 2),
-    "sigmoids": (2, 2),
-    "log decay": (1, 1),
-    "decay": (1, 1),
-    "squared decay": (1, 1),
-    "gated input": (2, 1),
-    "normalised input": (2, 1),
-    "recurrence": (2, 1),
-}
+    "gate GEMMs": (2, 2), "sigmoids": (2, 2), "log decay": (1, 1), "decay": (1, 1), "squared decay": (1, 1),
+    "gated input": (2, 1), "normalised input": (2, 1), "recurrence": (2, 1),
+}  # fmt: skip
 """Line of the unfused listing -> tensors of N elements that its kernels load and store."""
 
 BACKWARD_LINES: Mapping[str, tuple[int, int]] = {
-    "recurrence": (3, 2),
-    "normalised input": (3, 2),
-    "gated input": (3, 2),
-    "squared decay": (2, 1),
-    "decay": (3, 1),
-    "log decay": (2, 1),
-    "sigmoids": (4, 2),
-    "input gradient GEMMs": (4, 2),
-    "weight gradient GEMMs": (4, 0),
-}
+    "recurrence": (3, 2), "normalised input": (3, 2), "gated input": (3, 2), "squared decay": (2, 1), "decay": (3, 1),
+    "log decay": (2, 1), "sigmoids": (4, 2), "input gradient GEMMs": (4, 2), "weight gradient GEMMs": (4, 0),
+}  # fmt: skip
 """The same of the backward pass, activations kept: the recurrence loads dh, a, h and stores its two gradients, ...
 
 The decay and the two GEMMs that make x's gradient add to what is there, so they load it too.
@@ -66,14 +53,9 @@ The decay and the two GEMMs that make x's gradient add to what is there, so they
 def forward(problem: Problem) -> Tally:
     """Forward FLOPs and bytes.
 
-    - gates: 2 sigmoids, 2N F_sig
-    - decay: -8 sigma(r) softplus(c) and its exponential: N (2 + F_exp); softplus: R (1 + F_exp + F_log)
-    - input: exp(2 log a), sigma(i) x, sqrt(1 - a^2) and their product: N (5 + F_exp)
-    - recurrence: 2N
-    - GEMMs (layer, unfused): 2 x 2 N R
-
-    Bytes: fused x, r, i, c and h; layer besides the GEMMs' x twice, both weights, r and i; unfused and lines
-    :data:`LINES`.
+    The gates are two sigmoids; the decay is -8 sigma(r) softplus(c) and its exponential; the input takes exp(2 log a),
+    sigma(i) x, sqrt(1 - a^2) and their product. Bytes: fused x, r, i, c and h; layer besides the GEMMs' x twice, both
+    weights, r and i; unfused and lines :data:`LINES`.
     """
     cells, channels, f = problem.cells, problem.channels, problem.f
     work = {
@@ -103,14 +85,13 @@ def forward(problem: Problem) -> Tally:
 def backward(problem: Problem) -> Tally:
     """Backward FLOPs and bytes; derived. g is the gradient of h, s = sqrt(1 - a^2), y = sigma(i) x.
 
-    - recurrence gradient: g_t = dh_t + a_{t+1} g_{t+1}: 2N
-    - decay gradient: g h_{t-1}, g y, and d log a = (g h_{t-1}) a - (g y) a^2 / s: 6N; line by line, the kernels of s
-      and a^2 each differentiate by themselves and halve and double what passes between them: 8N
+    - recurrence gradient: g_t = dh_t + a_{t+1} g_{t+1}
+    - decay gradient: g h_{t-1}, g y, and d log a = (g h_{t-1}) a - (g y) a^2 / s; line by line, the kernels of s and
+      a^2 each differentiate by themselves and halve and double what passes between them: 2N more
     - gate gradients: -8 d log a, times softplus(c), times sigma'(r): 5N; d sigma(i) = (g s) x, times sigma'(i): 4N;
       sigma' = sigma (1 - sigma)
-    - input gradient: g s, times sigma(i): 2N
-    - parameter gradient: sum of -8 d log a sigma(r): 2N; times sigma(c): R (1 + F_sig)
-    - GEMMs (layer, unfused): dx += dr W_a^T + di W_x^T and both weights' gradients: 8 N R
+    - input gradient: g s, times sigma(i); parameter gradient: sum of -8 d log a sigma(r), times sigma(c)
+    - GEMMs (layer, unfused): dx += dr W_a^T + di W_x^T and both weights' gradients
 
     Recomputed and not counted: the forward pass (unfused: softplus(c) and s, all else is kept).
     Bytes: fused x, r, i, dh, c; dx, dr, di, dc; a float32 state every :data:`SAVED_EVERY` steps, which the forward pass
@@ -138,10 +119,7 @@ def backward(problem: Problem) -> Tally:
         elements["log decay store"] += channels
         recomputed = {"decay": Work(vector=channels * _softplus(f)), "input": Work(vector=2 * cells)}
     if problem.formulation in WITH_GEMMS:
-        work |= {
-            "input gradient GEMMs": Work(matrix=4 * cells * channels),
-            "weight gradient GEMMs": Work(matrix=4 * cells * channels),
-        }
+        work |= dict.fromkeys(("input gradient GEMMs", "weight gradient GEMMs"), Work(matrix=4 * cells * channels))
         elements |= _line_traffic({name: moved for name, moved in BACKWARD_LINES.items() if "GEMMs" in name}, cells)
         elements["input gradient GEMMs load"] += weights
         elements["weight gradient GEMMs store"] += weights
@@ -154,13 +132,9 @@ def chunked(one: Tally, problem: Problem, chunks: Scalar, *, gated: bool, backwa
     Of a chunk's L steps the reduction makes the elements a and b (backward: a alone, for w_t = a_t (dh_t + w_{t+1})),
     runs through them from a zero state and multiplies the decays. n is ``chunks``; a single one is ``one`` itself.
 
-    - maps: b of a chunk 2N, a N
-    - states between chunks: a h + b, 2 n B R
-    - gates, decay, input: as in the fused pass once more (backward: sigma(r), N F_sig, and the decay)
-
-    All of it is recomputed or comes on top, so it is not counted. Bytes on top: the reduction loads x, r, i and c
-    (backward: r, dh and c; of the scan a and b, or a and dh); both halves of the maps and the states between chunks,
-    n B R each in the states' dtype, are stored and loaded.
+    Gates, decay and input are made once more (backward: sigma(r) and the decay). All of it is recomputed or comes on
+    top, so it is not counted. Bytes on top: the reduction loads x, r, i and c (backward: r, dh and c; of the scan a and
+    b, or a and dh); both halves of the maps and the states between chunks are stored and loaded.
 
     Source: Martin and Cundy, "Parallelizing linear recurrent neural nets over sequence length" (2018), section 2.
     """
@@ -175,14 +149,9 @@ def chunked(one: Tally, problem: Problem, chunks: Scalar, *, gated: bool, backwa
         if not backward:
             again["input, of chunks"] = Work(vector=cells * (5 + f.exp))
     tensors = 3 if gated and not backward else 2
-    width = problem.widths.state
-    traffic = {
-        **problem.moved({"reduction load": tensors * cells + (channels if gated else 0)}),
-        "maps of chunks store": 2 * states * width,
-        "maps of chunks load": 2 * states * width,
-        "states between chunks store": states * width,
-        "states between chunks load": states * width,
-    }
+    traffic = problem.moved({"reduction load": tensors * cells + (channels if gated else 0)})
+    for name, halves in (("maps of chunks", 2), ("states between chunks", 1)):
+        traffic |= dict.fromkeys((f"{name} store", f"{name} load"), halves * states * problem.widths.state)
     return one + Tally(traffic=traffic, recomputed_work=again)
 
 
@@ -204,13 +173,13 @@ def compulsory(problem: Problem, *, backward: bool) -> Scalar:
 
 
 def scan_forward(problem: Problem) -> Tally:
-    """The linear scan h_t = a_t h_{t-1} + b_t in one pass: 2N FLOPs; a and b loaded, h stored."""
+    """The linear scan h_t = a_t h_{t-1} + b_t in one pass; a and b loaded, h stored."""
     elements = {"load": 2 * problem.cells, "store": problem.cells}
     return Tally(work={"recurrence": Work(vector=2 * problem.cells)}, traffic=problem.moved(elements))
 
 
 def scan_backward(problem: Problem) -> Tally:
-    """Backward of the linear scan: db_t = dh_t + a_{t+1} db_{t+1}: 2N; da_t = h_{t-1} db_t: N. a, h, dh; da, db."""
+    """Backward of the linear scan: db_t = dh_t + a_{t+1} db_{t+1}; da_t = h_{t-1} db_t. a, h, dh; da, db."""
     work = {"recurrence gradient": Work(vector=2 * problem.cells), "decay gradient": Work(vector=problem.cells)}
     return Tally(work=work, traffic=problem.moved({"load": 3 * problem.cells, "store": 2 * problem.cells}))
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from .model import Factors, Problem, Scalar, Tally, Work
+from .model import Factors, Problem, Scalar, Tally, Work, chunk_traffic, chunk_traffic_backward, compulsory_of_heads
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,10 +53,8 @@ WALKS = ("walk", "whole_state")
 GATE_MODELS: Mapping[str, GateModel] = {
     "mlstm_exp": GateModel(gates=2, activation=_log_sigmoid, activation_gradient=_log_sigmoid_gradient, has_input=1),
     "mlstm_sig": GateModel(
-        gates=2,
-        activation=lambda f: 2 * _log_sigmoid(f),
-        activation_gradient=lambda f: 2 * _log_sigmoid_gradient(f),
-        has_input=1,
+        gates=2, has_input=1,
+        activation=lambda f: 2 * _log_sigmoid(f), activation_gradient=lambda f: 2 * _log_sigmoid_gradient(f),
     ),
     "simple_gla": GateModel(gates=1),
     "gated_retention": GateModel(
@@ -66,32 +64,24 @@ GATE_MODELS: Mapping[str, GateModel] = {
     "lightning": GateModel(cumulative=False, scaled=0, head_constants=1),
     # a = dt A and u = log dt; backward d dt = A da + du / dt, and dA sums dt da over the sequence.
     "mamba2_ssd": GateModel(
-        gates=1,
-        activation=lambda f: 1 + f.log,
-        activation_gradient=lambda f: 5,
-        has_input=1,
-        scaled=0,
-        head_constants=1,
+        gates=1, has_input=1, scaled=0, head_constants=1,
+        activation=lambda f: 1 + f.log, activation_gradient=lambda f: 5,
     ),
-}
+}  # fmt: skip
 
 
 def chunk_forward(problem: Problem) -> Tally:
     """Forward FLOPs and bytes of one chunk; derived, for every operation but mLSTM.
 
     - gates: the activation of L tokens; b: L(L + 1)/2 additions, or L products where the decay is constant;
-      a = g - b (+ u): L(1 + [u]); exponentials of a, b and g: (2L + 1) F_exp
-    - state: C = g_bar C + (a_bar K)^T V: 2D + 2LD + L d_qk
-    - gate matrix: b_i - b_j (+ u_j) and its exponential: F_causal L^2 (1 + [u] + F_exp)
-    - intra-chunk outputs: scores and values F_causal 2 L^2 (d_qk + d_v); gate and scale: F_causal L^2 (1 + [scale])
-    - inter-chunk outputs: 2LD + L d_qk (1 + [scale]);  combination: L d_v
+      a = g - b (+ u): L(1 + [u]); exponentials of a, b and g
+    - state: C = g_bar C + (a_bar K)^T V
+    - gate matrix: b_i - b_j (+ u_j) and its exponential
 
-    Bytes are mLSTMsig's (table 9) with the operation's own gates: k, v and gates to make the states, which are stored
-    and loaded once per chunk, then q, k, v and gates again, and h.
+    Bytes are mLSTMsig's (table 9) with the operation's own gates.
     """
     length, d_qk, d_v, causal, f, widths = problem.per_head
-    qk, gate = problem.d_qk_read, GATE_MODELS[problem.op]
-    square, cells = length * length, d_qk * d_v
+    gate, square, cells = GATE_MODELS[problem.op], length * length, d_qk * d_v
     cumulative = length * (length + 1) / 2 if gate.cumulative else length
     work = {
         "inter-chunk gates": Work(
@@ -105,37 +95,25 @@ def chunk_forward(problem: Problem) -> Tally:
         "inter-chunk outputs": Work(matrix=2 * length * cells, vector=length * d_qk * (1 + gate.scaled)),
         "combination": Work(vector=length * d_v),
     }
-    gate_bytes = gate.gates * length * widths.gate
-    state_bytes = cells * widths.state
-    traffic = {
-        "recurrent load": length * (qk + d_v) * widths.qkv + gate_bytes,
-        "recurrent store": state_bytes,
-        "parallel load": length * (2 * qk + d_v) * widths.qkv + gate_bytes + state_bytes,
-        "parallel store": length * d_v * widths.qkv,
-    }
+    traffic = chunk_traffic(problem, problem.d_qk_read, gate.gates * length * widths.gate, cells * widths.state)
     return Tally(work=work, traffic=traffic)
 
 
 def chunk_backward(problem: Problem) -> Tally:
     """Backward FLOPs and bytes of one chunk; derived from the paper's appendix B.2 (equations of the backward pass).
 
-    - state gradient: dC_{k-1} = g_bar dC_k + Q_bar^T dH: 2D + 2LD
-    - value gradient: S_bar^T dH and K_bar dC_k, added: F_causal 2 L^2 d_v + 2LD + L d_v
-    - score gradient: dS_bar = dH V^T, times D: F_causal (2 L^2 d_v + L^2)
-    - query gradient: dS K and dH C^T, gated, scaled, added: F_causal 2 L^2 d_qk + 2LD + L d_qk (2 + [scale])
-    - key gradient: dS^T Q and V dC^T, gated, scaled, added: the same
+    - state gradient: dC_{k-1} = g_bar dC_k + Q_bar^T dH; value gradient: S_bar^T dH and K_bar dC_k, added
+    - score gradient: dS_bar = dH V^T, times D
+    - query and key gradients: dS K and dH C^T, dS^T Q and V dC^T; each pair gated, scaled, added
     - gate gradients: row sums of q dq, k dk_intra and k dk_inter: 6L d_qk; g_bar <C, dC>, which joins the chunk's end:
       2D + 2; two cumulative sums over the chunk: L(L + 1); three additions a token; and the activation's gradient.
       These row sums replace the row and column sums of dD, which would cost 3 F_causal L^2.
-    - mLSTMexp divides dH by its denominator first: L d_v. The gradient stops at the denominator.
+    - mLSTMexp divides dH by its denominator first. The gradient stops at the denominator.
 
     Recomputed and not counted: gates, scores, gate matrix and states.
-    Bytes: recurrent load of q, dH, gates; store of dC; parallel load of q, k, v, dH, gates, C and dC (and mLSTMexp's
-    denominators and m, both times); store of dq, dk, dv and the gate gradients. Recomputed: k, v, gates read, C stored.
     """
     length, d_qk, d_v, causal, f, widths = problem.per_head
-    qk, gate = problem.d_qk_read, GATE_MODELS[problem.op]
-    square, cells, exp = length * length, d_qk * d_v, problem.stabilised
+    gate, square, cells, exp = GATE_MODELS[problem.op], length * length, d_qk * d_v, problem.stabilised
     tile = causal * 2 * square
     gated = length * d_qk * (2 + gate.scaled)
     work = {
@@ -146,46 +124,28 @@ def chunk_backward(problem: Problem) -> Tally:
         "key gradient": Work(matrix=tile * d_qk + 2 * length * cells, vector=gated),
     }
     if gate.gates:
-        work["gate gradients"] = Work(
-            vector=6 * length * d_qk
-            + 2 * cells
-            + 2
-            + length * (length + 1)
-            + 3 * length
-            + length * gate.activation_gradient(f)
-        )
+        a_token = 6 * d_qk + (length + 1) + 3 + gate.activation_gradient(f)
+        work["gate gradients"] = Work(vector=length * a_token + 2 * cells + 2)
     if exp:
         work["output gradient"] = Work(vector=length * d_v)
 
-    gate_bytes = gate.gates * length * widths.gate
     state_bytes = (cells + (d_qk + 1 if exp else 0)) * widths.state
-    gradient_bytes = cells * widths.state
     statistics = 2 * length * widths.state if exp else 0
-    traffic = {
-        "recurrent load": length * (qk + d_v) * widths.qkv + gate_bytes + statistics,
-        "recurrent store": gradient_bytes,
-        "parallel load": length * 2 * (qk + d_v) * widths.qkv + gate_bytes + statistics + state_bytes + gradient_bytes,
-        "parallel store": length * (2 * qk + d_v) * widths.qkv + gate_bytes,
-    }
+    gate_bytes = gate.gates * length * widths.gate
+    traffic, again = chunk_traffic_backward(problem, problem.d_qk_read, gate_bytes, state_bytes, statistics)
     per_entry = 3 + f.exp + f.max if exp else 1 + gate.has_input + f.exp
-    recomputed_work = {
+    recomputed = {
         "state": Work(matrix=2 * length * cells, vector=2 * cells + length * d_qk),
         "scores": Work(matrix=tile * d_qk, vector=causal * square * (1 + gate.scaled)),
         "gate matrix": Work(vector=causal * square * per_entry),
     }
-    recomputed_traffic = {
-        "recurrent load": length * (qk + d_v) * widths.qkv + gate_bytes,
-        "recurrent store": state_bytes,
-    }
-    return Tally(work=work, traffic=traffic, recomputed_work=recomputed_work, recomputed_traffic=recomputed_traffic)
+    return Tally(work, traffic, recomputed, again)
 
 
 def parallel_forward(problem: Problem) -> Tally:
     """Forward FLOPs and bytes of the fully parallel form over a sequence of ``length``; every operation but mLSTM.
 
-    Gates T activation + T(T + 1)/2 (T where the decay is constant); gate matrix T^2 (1 + [u] + F_exp + F_mask);
-    scores F_causal 2 T^2 d_qk, gated and scaled F_causal T^2 (1 + [scale]); outputs F_causal 2 T^2 d_v. Bytes: q, k, v,
-    gates, h once (table 11).
+    Bytes: q, k, v, gates, h once (table 11).
     """
     length, d_qk, d_v, causal, f, widths = problem.per_head
     qk, gate = problem.d_qk_read, GATE_MODELS[problem.op]
@@ -207,8 +167,7 @@ def parallel_forward(problem: Problem) -> Tally:
 def parallel_backward(problem: Problem) -> Tally:
     """Backward FLOPs and bytes of the fully parallel form: the intra-chunk part of :func:`chunk_backward` with L = T.
 
-    dV = S_bar^T dH, dS_bar = dH V^T, dQ = dS K, dK = dS^T Q: F_causal 4 T^2 (d_qk + d_v); times D: F_causal T^2;
-    scale 2T d_qk; gate gradients from row sums of q dq and k dk. Scores and gate matrix are recomputed.
+    Gate gradients are from row sums of q dq and k dk. Scores and gate matrix are recomputed.
     """
     length, d_qk, d_v, causal, f, widths = problem.per_head
     qk, gate = problem.d_qk_read, GATE_MODELS[problem.op]
@@ -242,8 +201,7 @@ def parallel_backward(problem: Problem) -> Tally:
 def step(problem: Problem) -> Tally:
     """FLOPs and bytes of one recurrent step, the state loaded and stored as in decoding; every operation but mLSTM.
 
-    Gates: activation, one exponential of the decay and one of the input; state: exp(a) C + (exp(u) k) v^T:
-    D + 2D (+ d_qk for the input); output 2D + d_qk [scale].
+    Gates: activation, one exponential of the decay and one of the input; state: exp(a) C + (exp(u) k) v^T.
     """
     d_qk, d_v, f, widths = problem.head_dim_qk, problem.head_dim_v, problem.f, problem.widths
     qk, gate = problem.d_qk_read, GATE_MODELS[problem.op]
@@ -261,9 +219,5 @@ def step(problem: Problem) -> Tally:
 
 
 def compulsory(problem: Problem, *, backward: bool) -> Scalar:
-    """Bytes of one head's inputs and output once: q, k, v, gates, h; backward: q, k, v, dh, dq, dk, dv, gates twice."""
-    qk, d_v, widths = problem.d_qk_read, problem.head_dim_v, problem.widths
-    gates = GATE_MODELS[problem.op].gates
-    if backward:
-        return problem.seq_len * ((4 * qk + 3 * d_v) * widths.qkv + 2 * gates * widths.gate)
-    return problem.seq_len * ((2 * qk + 2 * d_v) * widths.qkv + gates * widths.gate)
+    """Bytes of one head's inputs and output once, see :func:`.model.compulsory_of_heads`."""
+    return compulsory_of_heads(problem, problem.d_qk_read, GATE_MODELS[problem.op].gates, backward=backward)

@@ -34,8 +34,7 @@ def recurrent_forward(problem: Problem) -> Tally:
     """Forward FLOPs and bytes, step by step.
 
     Output: the larger of max and u + k, two exponentials relative to it, num and den with the new token, their
-    quotient: 9 + 2 F_exp + F_max. State: the same with max - w and k, without the quotient: 8 + 2 F_exp + F_max.
-    k, v, w, u loaded, y stored.
+    quotient. State: the same with max - w and k, without the quotient. k, v, w, u loaded, y stored.
     """
     cells, f = problem.cells, problem.f
     work = {
@@ -74,9 +73,8 @@ def recurrent_backward(problem: Problem) -> Tally:
 def scan_forward(problem: Problem) -> Tally:
     """Forward FLOPs and bytes of the scan.
 
-    Combining: shift by the length times w 2, log of the sum of exponentials 3 + F_max + F_abs + F_exp + F_log, two
-    weights 2 + 2 F_exp, the weighted sum 3. Outputs: the T - 1 tokens after the first combine what came before, which
-    needs no shift, with (v, u + k). k, v, w, u loaded, y stored.
+    Combining: shift by the length times w: 2, and :func:`_log_add`. Outputs: the T - 1 tokens after the first combine
+    what came before with (v, u + k), where an addition stands for the shift. k, v, w, u loaded, y stored.
     """
     rows, f = problem.batch * problem.channels, problem.f
     work = {
@@ -118,7 +116,7 @@ def compulsory(problem: Problem, *, backward: bool) -> Scalar:
 
 
 def _log_add(f: Factors) -> Scalar:
-    """Cost of adding two elements (value, log weight) of equal reference: see :func:`scan_forward`."""
+    """Log of the sum of exponentials 3 + F_max + F_abs + F_exp + F_log, two weights 2 + 2 F_exp, weighted sum 3."""
     return 8 + f.max + f.abs + 3 * f.exp + f.log
 
 

@@ -75,7 +75,7 @@ def main_lines(chosen: Chosen, rows: pd.DataFrame, x: str) -> tuple[Chosen, pd.D
         return chosen, rows, shown[0], ""
     points = in_lines(rows, shown)
     hidden = rows[~points].drop_duplicates(["op", "impl"])
-    # What failed throughout is no line, and is told where it computes what the first line does.
+    # What failed everywhere is no line; the note names it where it computes what the first line does.
     failed = chosen.rows["op"].eq(shown[0][0]) & ~in_lines(chosen.rows, zip(hidden["op"], hidden["impl"], strict=True))
     kept = dataclasses.replace(chosen, rows=chosen.rows[in_lines(chosen.rows, shown) | failed])
     note = f"{len(hidden)} more line{'s' * (len(hidden) > 1)} with --all." if len(hidden) else ""

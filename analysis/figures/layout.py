@@ -123,8 +123,7 @@ class Drawing:
         finding = f"{self.finding}; " if self.finding else ""
         said = f"{self.title} ({self.setting}): {finding}{panel.y_label} over {panel.x_label}"
         said += f", panels {titles}" if titles else ""
-        lines = [line for line in panel.lines if len(line.y) and line.style.label]
-        if lines:
+        if lines := [line for line in panel.lines if len(line.y) and line.style.label]:
             low, high = (choose(lines, key=lambda line: line.y[-1]) for choose in (min, max))
             said += f"; {len(lines)} line{'s' * (len(lines) > 1)}, ending"
             said += f" from {low.y[-1]:.3g} ({low.style.label})" if low is not high else ""
@@ -144,7 +143,10 @@ def _compose(drawing: Drawing, width: float | None) -> Figure:
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
     panels = [panel for row in drawing.grid for panel in row]
-    styles = _styles(panels)
+    labelled = (line for panel in panels for line in panel.lines if line.style.label and len(line.y))
+    # Every style once, the highest line of the last panel that has it first.
+    ends = {line.style: float(line.y[-1]) for line in labelled}
+    styles = sorted(ends, key=lambda style: -ends[style])
     rows, columns = len(drawing.grid), len(drawing.grid[0])
     heights = [*(drawing.heights or [1.0] * rows)]
     letters = max((len(style.label) * (BOLD if style.bold else PLAIN) for style in styles), default=0)
@@ -158,14 +160,12 @@ def _compose(drawing: Drawing, width: float | None) -> Figure:
         heights = [height for height in heights for _ in range(columns)]
         rows, columns = rows * columns, 1
     words = f"{drawing.title} · {drawing.setting}" if drawing.finding else drawing.setting
-    texts = (
-        (drawing.finding or drawing.title, TITLE_SIZE, BOLD),
-        (words, LABEL_SIZE, PLAIN),
-        (drawing.note, NOTE_SIZE, PLAIN),
-    )
-    title, setting, note = (
-        textwrap.wrap(text, width=int((width - 0.2) * 72 / (letter * size * scale))) for text, size, letter in texts
-    )
+
+    def wrapped(text: str, size: float, letter: float = PLAIN) -> list[str]:
+        return textwrap.wrap(text, width=int((width - 0.2) * 72 / (letter * size * scale)))
+
+    title = wrapped(drawing.finding or drawing.title, TITLE_SIZE, BOLD)
+    setting, note = wrapped(words, LABEL_SIZE), wrapped(drawing.note, NOTE_SIZE)
     top = 0.04 + scale * (0.16 + 0.19 * len(title) + 0.16 * len(setting))
     label_columns = 1 if side else max(1, int(width / (label_width * scale + 0.1)))
     labels = LABEL_HEIGHT * scale * math.ceil(len(styles) / label_columns) + 0.08 if styles else 0.0
@@ -185,8 +185,8 @@ def _compose(drawing: Drawing, width: float | None) -> Figure:
         # Run once: it is slow, and what is placed in inches from the panels needs their places.
         ConstrainedLayoutEngine(rect=rect, w_pad=0.05, h_pad=0.05, wspace=0.02, hspace=0.03).execute(figure)
         if side:
-            ends = (bottom + LABEL_HEIGHT / 2, height - top - LABEL_HEIGHT / 2)
-            _label_beside(figure, figure.axes[columns - 1], drawing.grid[0][-1], styles, width - side, *ends)
+            column = (width - side, bottom + LABEL_HEIGHT / 2, height - top - LABEL_HEIGHT / 2)
+            _label_beside(figure, figure.axes[columns - 1], drawing.grid[0][-1], styles, *column)
         elif styles:
             _label_below(figure, styles, label_columns, (0.06 + note_height) / height)
         under_title = height - 0.1 - 0.2 * len(title) * scale
@@ -199,13 +199,6 @@ def _compose(drawing: Drawing, width: float | None) -> Figure:
             figure.text(0.08 / width, y / height, "\n".join(lines), options)
         figure.set_label(drawing.described)
     return figure
-
-
-def _styles(panels: Sequence[Panel]) -> list[SeriesStyle]:
-    """Return every labelled style once, the highest line of the last panel that has it first."""
-    lines = (line for panel in panels for line in panel.lines if line.style.label and len(line.y))
-    at = {line.style: float(line.y[-1]) for line in lines}
-    return sorted(at, key=lambda style: -at[style])
 
 
 def _label_beside(
@@ -250,16 +243,11 @@ def _label_below(figure: Figure, styles: Sequence[SeriesStyle], columns: int, bo
     """Write the labels in columns under the panels, from ``bottom``, a share of the figure, upwards."""
     from matplotlib.lines import Line2D
 
+    handles = [Line2D([0], [0], **style.line()) for style in styles]
     legend = figure.legend(
-        handles=[Line2D([0], [0], **style.line()) for style in styles],
-        loc="lower left",
-        bbox_to_anchor=(0.0, bottom),
-        ncols=columns,
-        borderpad=0.2,
-        borderaxespad=0.0,
-        handlelength=2.4,
-        labelspacing=0.35,
-    )
+        handles=handles, loc="lower left", bbox_to_anchor=(0.0, bottom), ncols=columns,
+        borderpad=0.2, borderaxespad=0.0, handlelength=2.4, labelspacing=0.35,
+    )  # fmt: skip
     for text, style in zip(legend.get_texts(), styles, strict=True):
         text.set_fontweight("bold" if style.bold else "normal")
 

@@ -34,18 +34,14 @@ if TYPE_CHECKING:
     import pandas as pd
 
 LABELS = {
-    "seq_len": "sequence length T (tokens)",
-    "chunk_size": "chunk size L (tokens)",
-    "head_dim_v": "value head dim (elements)",
-    "embedding_dim": "channels",
-    "context": "context (tokens)",
-}
+    "seq_len": "sequence length T (tokens)", "chunk_size": "chunk size L (tokens)", "context": "context (tokens)",
+    "head_dim_v": "value head dim (elements)", "embedding_dim": "channels",
+}  # fmt: skip
 EVERY = {
-    "seq_len": "sequence length",
-    "head_dim_v": "head dim",
-    "embedding_dim": "number of channels",
-    "context": "context",
-}
+    "seq_len": "sequence length", "head_dim_v": "head dim", "embedding_dim": "number of channels", "context": "context",
+}  # fmt: skip
+"""What a finding calls the axis: at every ..."""
+
 INCLUDED = "memory includes inputs"
 
 
@@ -136,9 +132,8 @@ def _without_lone_chunks(chosen: Chosen) -> tuple[Chosen, str]:
     sizes = rows.groupby([*line, chosen.over])["chunk_size"].transform("nunique")
     several = rows[chosen.over].where(sizes > 1).groupby([rows[name] for name in line]).transform("nunique")
     lone = rows[(sizes == 1) & (several > 1)]
-    names = [
-        f"{series_label(*key)} at {sizes_in_words(group[chosen.over])}" for key, group in lone.groupby(["op", "impl"])
-    ]
+    places = lone.groupby(["op", "impl"])[chosen.over]
+    names = [f"{series_label(*key)} at {sizes_in_words(lengths)}" for key, lengths in places]
     said = f"Left out, since one chunk size was measured: {', '.join(names)}." if names else ""
     return dataclasses.replace(chosen, rows=chosen.rows.drop(index=lone.index)), said
 
@@ -196,12 +191,9 @@ def decoding_over_context(frame: pd.DataFrame, selection: Selection) -> Drawing:
     import pandas as pd
 
     steps = frame[frame["mode"] == "step"]
-    lacking = "results must hold decoding steps of attention, which have a context, got none"
-    if steps.empty:
-        raise ValueError(lacking)
-    chosen = choose(steps, selection, "context")
-    if ok_rows(chosen.rows)["context"].isna().all():
-        raise ValueError(lacking)
+    chosen = None if steps.empty else choose(steps, selection, "context")
+    if chosen is None or ok_rows(chosen.rows)["context"].isna().all():
+        raise ValueError("results must hold decoding steps of attention, which have a context, got none")
     states = chosen.rows[chosen.rows["context"].isna()]
     everywhere = [states.assign(context=context) for context in sorted(set(chosen.rows["context"].dropna()))]
     rows = pd.concat([chosen.rows[chosen.rows["context"].notna()], *everywhere], ignore_index=True)

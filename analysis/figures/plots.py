@@ -52,9 +52,9 @@ def check_kind(kind: str, *, results: bool) -> None:
     """Raise ValueError for an unknown kind, or where results are missing or of no use."""
     one_of("kind", kind, KINDS)
     if kind in RESULT_KINDS and not results:
-        raise ValueError(f"results must name files or folders for the figure {kind}, got none")
+        raise ValueError(f"the figure {kind} shows results: name files or folders of them")
     if kind in THEORY_KINDS and results:
-        raise ValueError(f"results must be left out for the figure {kind}, which is drawn from the counts, got some")
+        raise ValueError(f"the figure {kind} is drawn from the counts: leave the results out")
 
 
 def drawing(
@@ -66,8 +66,7 @@ def drawing(
     """Return what the figure called ``kind`` shows.
 
     Args:
-        frame: result rows, for the kinds that show some.
-        selection: which rows.
+        frame, selection: result rows, and which of them are shown, for the kinds that show some.
         theory: the problem, for the kinds that are drawn from the counts.
 
     Raises:

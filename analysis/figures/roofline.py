@@ -76,43 +76,26 @@ def roofline(
     intensities = (min(0.4 * low, min(ridges) / 12), max(1.8 * high, 4 * max(ridges)))
     floor = 10 ** math.floor(math.log10(0.7e12 * points["tflops"].min()))
     rates = (floor / unit, max(peak * 2.2, 1.5e12 * points["tflops"].max()) / unit)
+    roof_axes: dict[str, Any] = {
+        "x_label": "arithmetic intensity (FLOP per byte moved)", "y_label": f"{prefix}FLOP/s", "leaders": False,
+        "x_limits": intensities, "y_limits": rates, "decorate": lambda axes: _roofs(axes, accelerators, dtype, unit),
+    }  # fmt: skip
+    share_axes: dict[str, Any] = {
+        "x_label": LABELS["chunk_size"], "y_label": "% of the roof", "leaders": False, "sizes": [*chunks, beyond],
+        "y_limits": (0, max(100.0, 1.05 * points["share"].max())), "y_log": False,
+        "decorate": lambda axes: _share_axis(axes, chunks, beyond),
+    }  # fmt: skip
     roofs, shares = [], []
     for mode in modes_of(points[points["device_accelerator"] == main.key]):
         here = points[points["mode"] == mode].sort_values("chunk_size")
-        roofs.append(
-            Panel(
-                title=MODE_TITLES[mode],
-                lines=_lines(here, accelerators, "intensity", "reached", ends=True),
-                x_label="arithmetic intensity (FLOP per byte moved)",
-                y_label=f"{prefix}FLOP/s",
-                x_limits=intensities,
-                y_limits=rates,
-                decorate=lambda axes: _roofs(axes, accelerators, dtype, unit),
-                leaders=False,
-            )
-        )
-        shares.append(
-            Panel(
-                title=f"{MODE_TITLES[mode]}: % of roof",
-                lines=_lines(here, accelerators, "place", "share"),
-                x_label=LABELS["chunk_size"],
-                y_label="% of the roof",
-                sizes=[*chunks, beyond],
-                y_limits=(0, max(100.0, 1.05 * points["share"].max())),
-                y_log=False,
-                decorate=lambda axes: _share_axis(axes, chunks, beyond),
-                leaders=False,
-            )
-        )
+        lines = _lines(here, accelerators, "intensity", "reached", ends=True)
+        roofs.append(Panel(title=MODE_TITLES[mode], lines=lines, **roof_axes))
+        lines = _lines(here, accelerators, "place", "share")
+        shares.append(Panel(title=f"{MODE_TITLES[mode]}: % of roof", lines=lines, **share_axes))
     # Without chunk sizes the roofs say it all.
     shares = shares if chunks else []
     one_row = len(roofs) == 1 or not shares
-    notes = (
-        *_notes(points, accelerators, dtype),
-        busy_note(points),
-        failure_note(unmeasured(chosen)),
-        hidden,
-    )
+    notes = (*_notes(points, accelerators, dtype), busy_note(points), failure_note(unmeasured(chosen)), hidden)
     return Drawing(
         grid=[[*roofs, *shares]] if one_row else [roofs, shares],
         title=f"Roofline: {main.name}" + "".join(f", {each.name.removeprefix('NVIDIA ')}" for each in accelerators[1:]),
@@ -221,16 +204,14 @@ def _roofs(axes: Axes, accelerators: Sequence[Accelerator], dtype: str, unit: fl
 def _roof(axes: Axes, peak: float, bandwidth: float, **look: Any) -> None:
     """Draw min(beta I, alpha) over the whole axis."""
     low, high = axes.get_xlim()
-    xs = [low, peak / bandwidth, high]
-    axes.plot(xs, [min(bandwidth * x, peak) for x in xs], **{"zorder": 2, **look})
+    axes.plot(xs := [low, peak / bandwidth, high], [min(bandwidth * x, peak) for x in xs], zorder=2, **look)
 
 
 def _beside_the_roof(axes: Axes, accelerator: Accelerator, dtype: str, unit: float) -> None:
     """Draw what goes with the main roof: the bandwidth along its slope, the measured roof, the vector units' rate."""
     low, high = axes.get_xlim()
     bandwidth, peak = accelerator.bandwidth_bytes_s, accelerator.peak_flops(dtype) or math.inf
-    measured = _measured_beside(accelerator, dtype)
-    if measured is not None:
+    if measured := _measured_beside(accelerator, dtype):
         ends = measured.matrix_flops[dtype] / unit, measured.bandwidth_bytes_s / unit
         _roof(axes, *ends, color=INK, linewidth=0.9, linestyle=(0, (4, 2)))
     # Along the slope: rotated in data coordinates, so that it stays on the line whatever the figure's size.
@@ -253,13 +234,11 @@ def _notes(points: pd.DataFrame, accelerators: Sequence[Accelerator], dtype: str
     main, parts = accelerators[0], []
     if points["chunk_size"].isna().any() and points["chunk_size"].notna().any():
         parts.append("None: no chunk axis.")
-    measured = _measured_beside(main, dtype)
-    if measured is not None:
+    if measured := _measured_beside(main, dtype):
         reached = f"{rate(measured.matrix_flops[dtype], 'FLOP/s')} and {rate(measured.bandwidth_bytes_s, 'B/s')}"
         parts.append(f"Dashed: measured, {reached} ({measured.source}).")
     elif main.is_measured:
         parts.append(f"The roof is measured: {main.source}.")
-    bare = [each.name for each in accelerators if each.key not in set(points["device_accelerator"])]
-    if bare:
+    if bare := [each.name for each in accelerators if each.key not in set(points["device_accelerator"])]:
         parts.append(f"Roof only, nothing measured: {', '.join(bare)}.")
     return parts + suspect_notes(points)

@@ -1,7 +1,8 @@
-"""Which rows of the results a figure shows, what it says of them, and what it says of the cases that it cannot show."""
+"""Choose the rows that a figure shows, and describe them, and the cases that it cannot show, in words."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import textwrap
 from collections.abc import Callable, Iterator, Mapping
@@ -118,16 +119,15 @@ def _option(name: str) -> str:
 def answers(ask: Callable[[Selection], Any], selection: Selection) -> dict[str, Any]:
     """Return what a selection lacks for ``ask``, which raises :class:`Several`: each time the value of most rows."""
     found: dict[str, Any] = {}
-    while True:
-        try:
-            ask(dataclasses.replace(selection, **found))
-        except Several as several:
-            _, (name, value) = max((count, each) for each, count in several.counts.items())
-            found[name] = value
-        except ValueError:
-            return found
-        else:
-            return found
+    with contextlib.suppress(ValueError):
+        while True:
+            try:
+                ask(dataclasses.replace(selection, **found))
+                break
+            except Several as several:
+                _, (name, value) = max((count, each) for each, count in several.counts.items())
+                found[name] = value
+    return found
 
 
 def choose(
@@ -199,9 +199,13 @@ def _choose(frame: pd.DataFrame, selection: Selection, over: str, batches: bool,
         rows = rows[at_dims | ~(at_dims & rows["measured"]).groupby(rows["op"]).transform("any")]
     for name in first:
         rows = _at(rows, name, name)
-    if selection.tokens is selection.batch is None:
-        largest = _is_most(rows, "batch", ["embedding_dim", "seq_len"])
-        rows = rows[largest] if batches else _at_tokens_or_batch(rows)
+    if selection.tokens is selection.batch is None and batches:
+        rows = rows[_is_most(rows, "batch", ["embedding_dim", "seq_len"])]
+    elif selection.tokens is selection.batch is None:
+        tokens, batch = (_counts(rows, name, name) for name in ("tokens", "batch"))
+        if min(len(tokens), len(batch)) > 1:
+            raise Several(tokens | batch)
+        rows = _at(rows, "tokens", "tokens") if len(tokens) == 1 else _at(rows, "batch", "batch")
     if not without_heads:
         rows = _at_one_pair(rows, selection, over)
     for name, column in WIDTHS.items():
@@ -210,8 +214,8 @@ def _choose(frame: pd.DataFrame, selection: Selection, over: str, batches: bool,
     found: dict[str, Any] = {each.name: getattr(selection, each.name) for each in dataclasses.fields(Selection)}
     found |= {name: _only(rows[column]) for name, column in WIDTHS.items()}
     found |= {"seq_len": None} | {name: _only(rows[name]) for name in first}
-    if selection.batch is None and (tokens := _only(rows["tokens"])) is not None:
-        found["tokens"] = tokens
+    if selection.batch is None and (held := _only(rows["tokens"])) is not None:
+        found["tokens"] = held
     elif selection.tokens is None:
         found["batch"] = _only(rows["batch"])
     found["every"] = selection.every or selection.impls is not None
@@ -231,7 +235,7 @@ def _counts(rows: pd.DataFrame, name: str, column: str) -> dict[tuple[str, Any],
 
 
 def _at(rows: pd.DataFrame, name: str, column: str, wanted: int | str | None = None) -> pd.DataFrame:
-    """Keep the rows with the wanted value of a column or, where none is wanted, the one there is; and those without.
+    """Keep the rows with the wanted value of a column, else with the only one that there is; and those without any.
 
     Errors as :func:`choose`.
     """
@@ -249,21 +253,13 @@ def _at(rows: pd.DataFrame, name: str, column: str, wanted: int | str | None = N
     return rows[rows[column].eq(wanted) | rows[column].isna()]
 
 
-def _at_tokens_or_batch(rows: pd.DataFrame) -> pd.DataFrame:
-    """Keep the rows of the one number of tokens, or the one batch; Several where there are more of both."""
-    tokens, batch = (_counts(rows, name, name) for name in ("tokens", "batch"))
-    if min(len(tokens), len(batch)) > 1:
-        raise Several(tokens | batch)
-    return _at(rows, "tokens", "tokens") if len(tokens) == 1 else _at(rows, "batch", "batch")
-
-
 def _is_most(rows: pd.DataFrame, column: str, by: list[str]) -> pd.Series:
     """Return which rows have the most of what a column counts among those that agree in ``by``, or none of it."""
     return rows[column].isna() | (rows[column] == rows.groupby(by, dropna=False)[column].transform("max"))
 
 
 def _has_dims(rows: pd.DataFrame, selection: Selection) -> pd.Series:
-    """Return which rows have the head dims that are wanted, all where none are."""
+    """Return which rows have the head dims of the selection; all if it names none."""
     wanted = {column: value for name, column in DIMS.items() if (value := getattr(selection, name)) is not None}
     return rows[[*wanted]].eq([*wanted.values()]).all(axis=1)
 
@@ -302,11 +298,8 @@ def failure_note(failures: pd.DataFrame) -> str:
     """Return one sentence on every case that was not measured, grouped by implementation, mode, status and reason."""
     if failures.empty:
         return ""
-    absent = failures[failures["status"] == "unavailable"]
-    parts = []
-    rest = failures[failures["status"] != "unavailable"]
-    keys = ["op", "impl", "status"]
-    for (op, impl, status), group in rest.groupby(keys, sort=True):
+    absent, parts = failures["status"] == "unavailable", []
+    for (op, impl, status), group in failures[~absent].groupby(["op", "impl", "status"], sort=True):
         contexts = sizes_in_words(group["context"].dropna()) if "context" in group else ""
         lengths = sizes_in_words(group["seq_len"].dropna())
         where = f" at context {contexts}" if contexts else f" at T = {lengths}" if lengths else ""
@@ -314,8 +307,8 @@ def failure_note(failures: pd.DataFrame) -> str:
         first = textwrap.shorten(reasons[0], REASON_LENGTH, placeholder=" ...") if reasons else ""
         why = f" ({first}{'; and others' if len(reasons) > 1 else ''})" if reasons else ""
         parts.append(f"{series_label(str(op), str(impl))} {', '.join(modes_of(group))}{where}: {status}{why}")
-    if not absent.empty:
-        parts.append(f"Not installed: {', '.join(sorted(set(absent['impl'])))}")
+    if absent.any():
+        parts.append(f"Not installed: {', '.join(sorted(set(failures['impl'][absent])))}")
     return f"Not shown. {'. '.join(parts)}."
 
 
@@ -326,10 +319,9 @@ def describe(chosen: Chosen, *extra: str) -> str:
     if chosen.seq_len is not None:
         parts.append(length_in_words(chosen.seq_len, tokens=chosen.without_order))
     parts += setting_in_words(chosen)
-    if (context := _only(rows["context"])) is not None:
-        parts.append(f"context {context:,}")
-    if (layers := _only(rows["layers"])) is not None:
-        parts.append(f"{layers} layers")
+    for name, said in (("context", "context {:,}"), ("layers", "{} layers")):
+        if (size := _only(rows[name])) is not None:
+            parts.append(said.format(size))
     return " · ".join([*parts, *filter(None, extra)])
 
 

@@ -1,4 +1,4 @@
-"""Figures' looks: a colour per operation, a marker and a line style per variant, alike everywhere.
+"""How figures look: a colour per operation, a marker and a line style per variant, the same in all figures.
 
 Colours are Okabe and Ito's and Paul Tol's, which colour-blind readers can tell apart; labels at the lines repeat them.
 """
@@ -27,7 +27,9 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-FORMATS = (".png", ".svg", ".pdf")
+FORMATS = {".png": ("Software", "Description"), ".svg": ("Date", "Title"), ".pdf": ("CreationDate", "Subject")}
+"""Ending -> names in its metadata: of what would make equal figures differ, and of the figure's description."""
+
 DPI, MAX_DPI = 130, 1200
 """Pixels per inch of a PNG on a page of the documentation; print takes SVG, PDF or more."""
 
@@ -80,17 +82,9 @@ class SeriesStyle:
 
     def line(self) -> dict[str, Any]:
         """Return keyword arguments for ``Axes.plot``."""
-        return {
-            "color": self.colour,
-            "marker": self.marker,
-            "linestyle": self.dashes,
-            "linewidth": self.width,
-            "markersize": 5.4,
-            "markerfacecolor": self.colour,
-            "markeredgecolor": "white",
-            "markeredgewidth": 0.5,
-            "label": self.label,
-        }
+        drawn = {"color": self.colour, "linestyle": self.dashes, "linewidth": self.width, "label": self.label}
+        point = {"marker": self.marker, "markersize": 5.4, "markerfacecolor": self.colour}
+        return {**drawn, **point, "markeredgecolor": "white", "markeredgewidth": 0.5}
 
     def hollow(self) -> dict[str, Any]:
         """Return the same for points that are only an outline."""
@@ -154,11 +148,9 @@ PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"))
 
 def rate(value: float, unit: str) -> str:
     """Return a rate with the prefix that suits it: 4.8 TB/s, 989 TFLOP/s, 43.6 GFLOP/s."""
-    for factor, prefix in PREFIXES:
-        if value >= factor:
-            scaled = value / factor
-            return f"{scaled:,.0f} {prefix}{unit}" if scaled >= 100 else f"{scaled:.3g} {prefix}{unit}"
-    return f"{value:.3g} {unit}"
+    factor, prefix = next((each for each in PREFIXES if value >= each[0]), (1.0, ""))
+    scaled = value / factor
+    return f"{scaled:,.0f} {prefix}{unit}" if prefix and scaled >= 100 else f"{scaled:.3g} {prefix}{unit}"
 
 
 def axis_prefix(highest: float) -> tuple[float, str]:
@@ -184,12 +176,8 @@ def size_axis(axes: Axes, sizes: Sequence[float], width: float) -> None:
 
 
 _DECADES = (
-    (1, 1.2, 1.4, 1.6, 1.8, 2, 2.5, 3, 3.5, 4, 5, 6, 7, 8, 9),
-    (1, 1.5, 2, 3, 4, 5, 7),
-    (1, 2, 5),
-    (1, 3),
-    (1,),
-)
+    (1, 1.2, 1.4, 1.6, 1.8, 2, 2.5, 3, 3.5, 4, 5, 6, 7, 8, 9), (1, 1.5, 2, 3, 4, 5, 7), (1, 2, 5), (1, 3), (1,),
+)  # fmt: skip
 """Where a log axis may have its ticks in a decade, the most of them first."""
 
 
@@ -252,10 +240,7 @@ def save_figure(figure: Figure, path: Path, *, dpi: int = DPI) -> Path:
     """Write a figure in the format of the file's ending (.png, .svg, .pdf); equal figures give equal files.
 
     Its label, a sentence for readers who cannot see it, goes with it: as Description of a PNG, as title and desc of an
-    SVG, as Subject of a PDF.
-
-    Args:
-        dpi: pixels per inch of a PNG.
+    SVG, as Subject of a PDF. ``dpi``: pixels per inch of a PNG.
 
     Raises:
         ValueError: another ending, a resolution that no picture has, or a file that cannot be written.
@@ -264,8 +249,7 @@ def save_figure(figure: Figure, path: Path, *, dpi: int = DPI) -> Path:
     if not 1 <= dpi <= MAX_DPI:
         raise ValueError(f"dpi must be from 1 to {MAX_DPI}, got {dpi}")
     text, ending, file = str(figure.get_label()), path.suffix.lower(), io.BytesIO()
-    described = {".png": "Description", ".svg": "Title", ".pdf": "Subject"}[ending]
-    undated = {".png": "Software", ".svg": "Date", ".pdf": "CreationDate"}[ending]
+    undated, described = FORMATS[ending]
     metadata = {undated: None, **({described: text} if text else {})}
     # Composed figures fill the width that was asked for; others are cropped to what they show.
     crop: dict[str, Any] = {} if text else {"bbox_inches": "tight", "pad_inches": 0.12}

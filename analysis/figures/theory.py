@@ -10,6 +10,7 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from ...kernels.baselines import get_operation
@@ -87,16 +88,21 @@ class Theory:
             return self.head_dim_qk / self.head_dim
         return get_operation(self.op).qk_ratio
 
+    def dims(self, head_dim: int, share: float | None = None) -> dict[str, Any]:
+        """Return the head dims at a value head dim; ``share``: p_qk, if another."""
+        share = self.share if share is None else share
+        return {"head_dim_qk": max(1, round(share * head_dim)), "head_dim_v": head_dim}
+
     @property
     def sizes(self) -> dict[str, int]:
         """The sizes of the whole problem, without the chunk length."""
-        return {
-            "batch": max(1, self.tokens // self.seq_len),
-            "seq_len": self.seq_len,
-            "num_heads": max(1, 4096 // self.head_dim),
-            "head_dim_qk": _key_dim(self.head_dim, self.share),
-            "head_dim_v": self.head_dim,
-        }
+        batch, num_heads = max(1, self.tokens // self.seq_len), max(1, 4096 // self.head_dim)
+        return {"batch": batch, "seq_len": self.seq_len, "num_heads": num_heads, **self.dims(self.head_dim)}
+
+    @property
+    def how(self) -> dict[str, Any]:
+        """The mode and the dtypes."""
+        return {"mode": self.mode, "dtype": self.dtype, "state_dtype": self.state_dtype}
 
     def chunks(self) -> tuple[int, ...]:
         """Return the chunk lengths that kernels run; ValueError for a sequence shorter than the least."""
@@ -118,44 +124,22 @@ class Theory:
         return " · ".join((name, *(known.get(part, part) for part in parts)))
 
 
-def _key_dim(head_dim: int, share: float) -> int:
-    return max(1, round(share * head_dim))
-
-
 def _counted(theory: Theory, head_dim: int, chunk_size: int | None, formulation: str = "chunkwise", **of: Any) -> Count:
     """Return the count of one head and sequence, or ``of`` a batch and num_heads."""
-    return count(
-        theory.op,
-        formulation=formulation,
-        mode=theory.mode,
-        seq_len=theory.seq_len,
-        head_dim_qk=_key_dim(head_dim, theory.share),
-        head_dim_v=head_dim,
-        chunk_size=chunk_size,
-        dtype=theory.dtype,
-        state_dtype=theory.state_dtype,
-        causal_factor=None if formulation == "recurrent" else theory.causal_factor,
-        **of,
-    )
+    of |= {"formulation": formulation, "seq_len": theory.seq_len, "chunk_size": chunk_size, **theory.how}
+    share = None if formulation == "recurrent" else theory.causal_factor
+    return count(theory.op, causal_factor=share, **theory.dims(head_dim), **of)
 
 
 def _optima(theory: Theory, style: SeriesStyle, *, intensity: float | None = None, share: float | None = None) -> Line:
     """Return L_opt,FLOP over head dim, or L_opt,Runtime at an accelerator's intensity; ``share``: p_qk, if another."""
-    closed = [_closed(theory, dim, theory.share if share is None else share) for dim in HEAD_DIMS]
+    closed = [_closed(theory, dim, share) for dim in HEAD_DIMS]
     y = [each.flop_optimal() if intensity is None else each.runtime_optimal(intensity) for each in closed]
     return Line(x=HEAD_DIMS, y=y, style=style)
 
 
-def _closed(theory: Theory, head_dim: int, share: float) -> Coefficients:
-    return coefficients(
-        theory.op,
-        head_dim_qk=_key_dim(head_dim, share),
-        head_dim_v=head_dim,
-        causal_factor=theory.causal_factor,
-        dtype=theory.dtype,
-        state_dtype=theory.state_dtype,
-        mode=theory.mode,
-    )
+def _closed(theory: Theory, head_dim: int, share: float | None = None) -> Coefficients:
+    return coefficients(theory.op, causal_factor=theory.causal_factor, **theory.dims(head_dim, share), **theory.how)
 
 
 def _dtype_on(accelerator: Accelerator, dtype: str) -> str:
@@ -188,7 +172,7 @@ def flops_over_chunk_size(theory: Theory) -> Drawing:
             flops = _counted(theory, dim, None, formulation).flops / 1e9
             style = curve_style(n, formulation, dashed=True)
             lines.append(Line(x=[chunks[0], chunks[-1]], y=[flops, flops], style=style))
-        title = f"head dim {_key_dim(dim, theory.share)} (qk), {dim} (v)"
+        title = f"head dim {theory.dims(dim)['head_dim_qk']} (qk), {dim} (v)"
         panels.append(Panel(title=title, lines=lines, x_label=CHUNK, y_label="GFLOP per head", sizes=chunks))
     return Drawing(
         grid=[same_limits(panels, 0.7, 1.4)],
@@ -251,16 +235,12 @@ def runtime_optimal_over_intensity(theory: Theory) -> Drawing:
     xs = [low * (high / low) ** (n / 60) for n in range(61)]
     lines = []
     for n, dim in enumerate(HEAD_DIMS[1:]):
-        closed = _closed(theory, dim, theory.share)
+        closed = _closed(theory, dim)
         lines.append(Line(x=xs, y=[closed.runtime_optimal(x) for x in xs], style=curve_style(n, f"d_v = {dim}")))
     panel = Panel(
-        title="",
-        lines=lines,
-        x_label="accelerator intensity (FLOP per byte)",
-        y_label=OPTIMUM,
-        x_limits=(low, high),
+        title="", lines=lines, x_label="accelerator intensity (FLOP per byte)", y_label=OPTIMUM, x_limits=(low, high),
         decorate=lambda axes: _mark_across(axes, known),
-    )
+    )  # fmt: skip
     named = ", ".join(f"{name} {intensity:.0f}" for group in _neighbours(known) for name, intensity in group)
     return Drawing(
         grid=[[panel]],
@@ -276,21 +256,13 @@ def intensity_over_chunk_size(theory: Theory) -> Drawing:
     """Arithmetic intensity over chunk size by head dim, beside the accelerators' own (TFLA, figure 21)."""
     known, chunks, panels = _intensities(theory), theory.chunks(), []
     for states in ("fp32", "bf16"):
-        each = dataclasses.replace(theory, state_dtype=states)
-        lines = []
+        each, lines = dataclasses.replace(theory, state_dtype=states), []
         for n, dim in enumerate((64, 128, 256, 512)):
             intensities = [_counted(each, dim, chunk).intensity for chunk in chunks]
             lines.append(Line(x=chunks, y=intensities, style=curve_style(n, f"d_v = {dim}")))
-        panels.append(
-            Panel(
-                title=f"{states} states",
-                lines=lines,
-                x_label=CHUNK,
-                y_label="FLOP per byte moved",
-                sizes=chunks,
-                decorate=lambda axes: _mark_along(axes, known),
-            )
-        )
+        axes: dict[str, Any] = {"x_label": CHUNK, "y_label": "FLOP per byte moved", "sizes": chunks}
+        axes["decorate"] = lambda axes: _mark_along(axes, known)
+        panels.append(Panel(title=f"{states} states", lines=lines, **axes))
     return Drawing(
         grid=[same_limits(panels)],
         title="Arithmetic intensity over chunk size",
@@ -317,15 +289,11 @@ def gain_over_input_gate(theory: Theory) -> Drawing:
                 gain = [gains(op, input_gate=gate, forget_gate=forget, **settings)[after] for gate in inputs]
                 style = curve_style(n, "" if op == other else f"forget gate {forget}", dashed=op == other)
                 lines.append(Line(x=[math.exp(gate) for gate in inputs], y=gain, style=style))
+        y_label = f"gain {'after' if after else 'before'} the norm (max|h| / max|v|)"
         return Panel(
-            title=title,
-            lines=lines,
-            x_label="input gate (before exp or sigmoid)",
-            y_label=f"gain {'after' if after else 'before'} the norm (max|h| / max|v|)",
-            y_limits=(0.0, 1.1) if after else None,
-            y_log=not after,
-            decorate=mark_gates,
-        )
+            title=title, lines=lines, x_label="input gate (before exp or sigmoid)", y_label=y_label,
+            y_limits=(0.0, 1.1) if after else None, y_log=not after, decorate=mark_gates,
+        )  # fmt: skip
 
     own = [panel("before the norm", after=False), *(panel(f"epsilon {e:g}", epsilon=e) for e in (1e-2, 1e-6, 1e-8))]
     words = {"none": "1", "one": "max(|nq|, 1)", "stabilised": "max(|nq|, exp(m))", "unbounded": "|nq|"}
@@ -387,11 +355,10 @@ def _mark_along(axes: Axes, known: Mapping[str, float]) -> None:
 def _neighbours(known: Mapping[str, float]) -> list[list[tuple[str, float]]]:
     """Return ascending intensities in groups, those within 5 % of one another together: their names share a place."""
     groups: list[list[tuple[str, float]]] = []
-    for each in sorted(known.items(), key=lambda each: each[1]):
-        if groups and each[1] < 1.05 * groups[-1][0][1]:
-            groups[-1].append(each)
-        else:
-            groups.append([each])
+    for each in sorted(known.items(), key=itemgetter(1)):
+        if not groups or each[1] >= 1.05 * groups[-1][0][1]:
+            groups.append([])
+        groups[-1].append(each)
     return groups
 
 
@@ -447,16 +414,12 @@ def runtime_over_chunk_size(theory: Theory, frame: pd.DataFrame | None) -> Drawi
     )
     if walked:
         note += f" Walks: the tiles and states of {FUSED_CHUNK}, in waves of its programs, fitted to its rows."
-    parts = (
-        f"batch {sizes['batch']}",
-        f"{sizes['num_heads']} heads",
-        f"head dim {sizes['head_dim_qk']} (qk), {theory.head_dim} (v)",
-        f"{theory.dtype}, {theory.state_dtype} states",
-    )
+    dims = f"head dim {sizes['head_dim_qk']} (qk), {theory.head_dim} (v)"
+    parts = (f"batch {sizes['batch']}", f"{sizes['num_heads']} heads", dims)
     return Drawing(
         grid=[[Panel(title="", lines=lines, x_label=CHUNK, y_label="time per call (ms)", sizes=chunks)]],
         title=title,
-        setting=theory.setting("length", *parts),
+        setting=theory.setting("length", *parts, f"{theory.dtype}, {theory.state_dtype} states"),
         finding=finding,
         note=" ".join(filter(None, [note, *busy])),
         usual_width=6.8,
@@ -473,11 +436,8 @@ def _walk_times(
     fit = fit_rows(records(rows, ROW_COLUMNS), theory.op, FUSED_CHUNK, theory.mode, theory.dtype, models=(WALKS,))
     if fit is None:
         return None
-    cases = [
-        Query(theory.op, FUSED_CHUNK, theory.mode, theory.dtype, theory.state_dtype, {**theory.sizes, "chunk_size": c})
-        for c in chunks
-    ]
-    return [fit.time_ms(case, accelerator) for case in cases]
+    how = (theory.op, FUSED_CHUNK, theory.mode, theory.dtype, theory.state_dtype)
+    return [fit.time_ms(Query(*how, {**theory.sizes, "chunk_size": chunk}), accelerator) for chunk in chunks]
 
 
 def _same_problem(frame: pd.DataFrame, theory: Theory) -> pd.DataFrame:

@@ -78,15 +78,10 @@ def _choice(subject: Subject, problem: list[Any]) -> Choice | None:
     names = ("batch", "seq_len", "num_heads", "head_dim_qk", "head_dim_v")
     fit = _fit(subject, best.op, best.mode, best.dtype) if best.impl == FUSED_CHUNK else None
     question = Question(
-        op=best.op,
-        mode=best.mode,
-        dtype=best.dtype,
+        op=best.op, mode=best.mode, dtype=best.dtype, sizes={name: int(getattr(best, name)) for name in names}, rows=(),
         state_dtype=best.state_dtype if isinstance(best.state_dtype, str) else "fp32",
-        sizes={name: int(getattr(best, name)) for name in names},
-        accelerator=subject.accelerator,
-        rows=(),
-        known_fits={(best.op, best.impl): (fit, 0)},
-    )
+        accelerator=subject.accelerator, known_fits={(best.op, best.impl): (fit, 0)},
+    )  # fmt: skip
     try:
         report = chunk_size_report(question, best.impl)
     except ValueError:

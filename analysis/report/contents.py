@@ -45,14 +45,14 @@ def per_family(needs: str | None = None) -> Callable[[Callable[[Report], Html]],
 
     def decorate(section: Callable[[Report], Html]) -> Callable[[Report], Html]:
         @functools.wraps(section)
-        def said(report: Report) -> Html:
+        def of_each(report: Report) -> Html:
             if not report.parts:
                 found = section(report)
                 return found if found.text else paragraph("Nothing was timed, so there is nothing to draw.")
             having = [part for part in report.parts if needs is not None and part.has(needs)] or report.parts
-            return join(*(render("family", part.subject.family, said(part)) for part in having))
+            return join(*(render("family", part.subject.family, of_each(part)) for part in having))
 
-        return said
+        return of_each
 
     return decorate
 
@@ -108,12 +108,9 @@ class Report:
         rows = [row for each in self.families for row in speedups.peer_rows(each.subject, each.speedups_found)]
         if not rows:
             return paragraph("No baseline was timed on a problem of ours, so there is nothing to compare.")
-        at = "; ".join(
-            f"{each.subject.family}{': ' if each.subject.family else ''}{each.subject.at(each.subject.seq_len)}, "
-            f"{each.subject.setting()}"
-            for each in self.families
-            if each.subject.seq_len is not None
-        )
+        subjects = (each.subject for each in self.families)
+        named = ((f"{each.family}{each.family and ': '}", each) for each in subjects)
+        at = "; ".join(f"{name}{s.at(s.seq_len)}, {s.setting()}" for name, s in named if s.seq_len is not None)
         return join(table(f"Their time over ours, {self.subject.device_name}", rows), render("small", f"{at}."))
 
     @per_family()
@@ -170,11 +167,11 @@ class Report:
     def failures(self) -> Html:
         """Return the cases that failed, and why; those that an implementation does not take are in a fold."""
         failed, limits = summary.failed_of(self.subject)
-        told = summary.failure_table("Cases that failed", failed) if len(failed) else paragraph("No case failed.")
+        shown = summary.failure_table("Cases that failed", failed) if len(failed) else paragraph("No case failed.")
         if limits.empty:
-            return told
+            return shown
         caption = f"{len(limits):,} cases that were not tried"
-        return join(told, render("details", caption, summary.failure_table(caption, limits)))
+        return join(shown, render("details", caption, summary.failure_table(caption, limits)))
 
     def elsewhere(self) -> Html:
         """Return what was measured on other devices."""
@@ -186,7 +183,10 @@ class Report:
     def environment(self) -> Html:
         """Return where each run was made, and with which versions."""
         rows, facts = self.subject.rows, summary.facts(self.subject, self.speedups_found)
-        tables = [each for each in (_runs(rows), _providers(rows)) if each.text]
+        columns = ["provider", "provider_version"]
+        packages = rows[columns].dropna().drop_duplicates().sort_values(columns).itertuples(index=False)
+        versions = table("Packages", [{"package": str(name), "version": str(version)} for name, version in packages])
+        tables = [each for each in (_runs(rows), versions) if each.text]
         return render("environment", facts, self.subject.accelerator, tables)
 
     def data(self) -> Html:
@@ -264,12 +264,6 @@ def _runs(rows: pd.DataFrame) -> Html:
             }
         )
     return table("Runs", body)
-
-
-def _providers(rows: pd.DataFrame) -> Html:
-    columns = ["provider", "provider_version"]
-    found = rows[columns].dropna().drop_duplicates().sort_values(columns)
-    return table("Packages", [{"package": str(p), "version": str(v)} for p, v in found.itertuples(index=False)])
 
 
 def _values(rows: pd.DataFrame, column: str) -> str:

@@ -39,12 +39,9 @@ def check_extra() -> None:
 
 
 def execute(notebook: NotebookNode, *, begins: Callable[[int], None] = lambda _: None) -> NotebookNode:
-    """Run a notebook in place with the running Python, in the current folder.
+    """Run a notebook in place with the running Python, in the current folder; RuntimeError names a cell that failed.
 
-    Args:
-        begins: is told the number of each cell that begins to run.
-
-    RuntimeError names a cell that failed, and its error.
+    ``begins`` is called with the number of each cell that begins to run.
     """
     from jupyter_client.kernelspec import KernelSpecManager
     from jupyter_client.manager import KernelManager
@@ -75,14 +72,9 @@ def execute(notebook: NotebookNode, *, begins: Callable[[int], None] = lambda _:
             # ours, so the client ends it.
             client.execute(cleanup_kc=True, env={**os.environ, "PYTHONSAFEPATH": "1"})
         except CellExecutionError as error:
-            failed = (
-                n
-                for n, cell in enumerate(notebook.cells, start=1)
-                if any(output.output_type == "error" for output in cell.get("outputs", ()))
-            )
-            raise RuntimeError(
-                f"cell {next(failed, 0)} of the notebook failed: {error.ename}: {error.evalue}"
-            ) from error
+            kinds = ([output.output_type for output in cell.get("outputs", ())] for cell in notebook.cells)
+            failed = next((n for n, of in enumerate(kinds, start=1) if "error" in of), 0)
+            raise RuntimeError(f"cell {failed} of the notebook failed: {error.ename}: {error.evalue}") from error
     return notebook
 
 
@@ -104,7 +96,7 @@ def build(parameters: Mapping[str, Any], output: Path, tell: Callable[[str], Non
 
     Args:
         parameters: results and gpu; a cell of assignments is inserted after the one tagged ``parameters``.
-        tell: is told of each section that begins.
+        tell: called with a line about each section that begins.
     """
     import nbformat
 
@@ -130,9 +122,7 @@ def build(parameters: Mapping[str, Any], output: Path, tell: Callable[[str], Non
 def find_browser() -> str | None:
     """Return the program that prints pages to PDF: LRBENCH_BROWSER, else a Chromium or Chrome on the PATH; or None."""
     named = os.environ.get("LRBENCH_BROWSER")
-    if named:
-        return shutil.which(named)
-    return next((found for name in BROWSERS if (found := shutil.which(name))), None)
+    return next(filter(None, map(shutil.which, [named] if named else BROWSERS)), None)
 
 
 def browser_command(browser: str, profile: str | Path, *arguments: str, proxy: str = NOWHERE) -> list[str]:
@@ -152,7 +142,7 @@ def browser_command(browser: str, profile: str | Path, *arguments: str, proxy: s
         "--gcm-checkin-url=file:///dev/null",
     ]
     quiet += [f"--proxy-server=http://{proxy}", "--proxy-bypass-list=<-loopback>", f"--user-data-dir={profile}"]
-    # Chromium refuses its sandbox to root, as whom containers run.
+    # Chromium's sandbox does not run as root, and containers do.
     sandbox = ["--no-sandbox"] if hasattr(os, "geteuid") and os.geteuid() == 0 else []
     return [browser, *quiet, *sandbox, *arguments]
 

@@ -38,14 +38,13 @@ def drawing_of(subject: Subject, kind: str, *, every: bool = False) -> Drawing:
     selection = dataclasses.replace(selection, every=every)
     if kind != "roofline":
         return drawing(kind, subject.rows, selection)
+    if subject.on_target:
+        return roofline(subject.rows, subject.accelerator, selection)
     # A CPU's row stands on no GPU's roofline.
-    here = subject.accelerator if subject.on_target else None
-    if here is None and subject.device != "cpu" and subject.device in known_accelerators():
-        here = get_accelerator(subject.device)
-    if here is None:
+    if subject.device == "cpu" or subject.device not in known_accelerators():
         name = f"{subject.accelerator.name} ({subject.accelerator.key})"
         raise ValueError(f"nothing was measured on {name}, so nothing stands on its roofline")
-    return roofline(subject.rows, here, selection)
+    return roofline(subject.rows, get_accelerator(subject.device), selection)
 
 
 def findings(subject: Subject) -> Iterator[str]:

@@ -108,15 +108,13 @@ def speedups(subject: Subject) -> list[Speedup]:
     if subject.chosen is not None:
         shown = subject.chosen.rows.index
         other, ours = other[other.index.isin(shown)], ours[ours.index.isin(shown)]
-    found = [*same, *_matched(_widest(ours), other, SAME_WORK)]
-    if not any(map(_is_doubtful, found)):
-        return found
-    together = _within_runs(subject.repeated)
-    return [together.get(_pair(each), each) if _is_doubtful(each) else each for each in found]
-
-
-def _is_doubtful(each: Speedup) -> bool:
-    return each.clocks_lowered and not each.same_run
+    # Operations that were measured at most sequence lengths stand for the others.
+    count = ours.groupby("op")["seq_len"].nunique()
+    widest = ours[ours["op"].isin(count.index[count == count.max()])]
+    found = [*same, *_matched(widest, other, SAME_WORK)]
+    doubtful = [each.clocks_lowered and not each.same_run for each in found]
+    together = _within_runs(subject.repeated) if any(doubtful) else {}
+    return [together.get(_pair(each), each) if doubt else each for each, doubt in zip(found, doubtful, strict=True)]
 
 
 def _pair(each: Speedup) -> tuple[Any, ...]:
@@ -129,14 +127,6 @@ def _within_runs(rows: pd.DataFrame) -> dict[tuple[Any, ...], Speedup]:
     ours = best_rows(best[best["provider"] == OURS], ("run_id", "op", *SAME_SIZES))
     pairs = _matched(ours, best[best["provider"] != OURS], ("run_id", *SAME_WORK))
     return {_pair(each): dataclasses.replace(each, again=True) for each in pairs}
-
-
-def _widest(ours: pd.DataFrame) -> pd.DataFrame:
-    """Keep the operations that were measured at most sequence lengths: those that stand for the others."""
-    if ours.empty:
-        return ours
-    count = ours.groupby("op")["seq_len"].nunique()
-    return ours[ours["op"].isin(count.index[count == count.max()])]
 
 
 def _matched(ours: pd.DataFrame, theirs: pd.DataFrame, by: Iterable[str]) -> list[Speedup]:
@@ -160,10 +150,12 @@ def speedup_table(subject: Subject, found: list[Speedup]) -> Html:
     for line in ordered:
         group, first = lines[line], lines[line][0]
         at = {each.length: each for each in group}
+        # Our fastest implementation at each length, in the order of the lengths.
+        ours = [name_cell(each.ours) for each in sorted(group, key=lambda each: each.length)]
         rows.append(
             {
                 "baseline": name_cell(first.theirs),
-                "ours": _ours_cell(group),
+                "ours": Cell(text=ours[0].text, detail=", ".join(dict.fromkeys(cell.detail for cell in ours))),
                 "mode": first.theirs.mode,
                 "sizes": problem_in_words(first.ours),
                 **{subject.at_all([length]): _ratio_cell(at.get(length)) for length in columns},
@@ -190,7 +182,7 @@ def peer_rows(subject: Subject, found: Iterable[Speedup]) -> list[TableRow]:
         pairs.setdefault(peer, {}).setdefault(each.theirs.mode, each)
     rows: list[TableRow] = []
     for group in pairs.values():
-        times = {title: _peer_cell(group.get(mode)) for mode, title in PEER_MODES.items()}
+        times = {title: _ratio_cell(group.get(mode), times=True) for mode, title in PEER_MODES.items()}
         memory, notes = _memory_cell([*group.values()]), remarks([*group.values()])
         rows.append({"ours beside peer": _names(group), **times, MEMORY: memory, "remarks": notes})
     return rows
@@ -212,33 +204,22 @@ def _names(group: Mapping[str, Speedup]) -> Cell:
     return Cell(text=", ".join(ops), detail="; ".join(said))
 
 
-def _peer_cell(each: Speedup | None) -> str | Cell:
-    if each is None:
-        return ABSENT
-    times = f"{number(each.ours.time_ms)} ms beside {number(each.theirs.time_ms)}"
-    return Cell(text=f"{each.ratio:.2f}{TIMES}", value=each.ratio, detail=times)
-
-
 def _line(subject: Subject, each: Speedup) -> tuple[Any, ...]:
     theirs, ours = each.theirs, each.ours
     dims = _key(ours, ("num_heads", "head_dim_v", "head_dim_qk", "channels", "d_model", "d_ff", "state_dtype"))
-    # Where no number of tokens is held they are the sequence length, which has columns of its own.
+    # Unless the report holds tokens constant, they are the sequence length, which has columns of its own.
     tokens = theirs.tokens if subject.chosen is not None and subject.chosen.tokens else None
     return (not each.same_operation, theirs.op, theirs.impl, ours.op, theirs.mode, theirs.dtype, *dims, tokens)
 
 
-def _ours_cell(group: list[Speedup]) -> Cell:
-    """Return a cell that names our implementations, the fastest at each length, in the order of the lengths."""
-    by_length = sorted(group, key=lambda each: each.length)
-    cells = [name_cell(each.ours) for each in by_length]
-    return Cell(text=cells[0].text, detail=", ".join(dict.fromkeys(cell.detail for cell in cells)))
-
-
-def _ratio_cell(each: Speedup | None) -> str | Cell:
+def _ratio_cell(each: Speedup | None, *, times: bool = False) -> str | Cell:
+    """Return a cell of a ratio, beside it its interval, or both ``times``."""
     if each is None:
         return ABSENT
-    interval = "" if each.ends is None else "{:.2f} to {:.2f}".format(*each.ends)
-    return Cell(text=f"{each.ratio:.2f}{TIMES}", value=each.ratio, detail=interval)
+    detail = "" if each.ends is None else "{:.2f} to {:.2f}".format(*each.ends)
+    if times:
+        detail = f"{number(each.ours.time_ms)} ms beside {number(each.theirs.time_ms)}"
+    return Cell(text=f"{each.ratio:.2f}{TIMES}", value=each.ratio, detail=detail)
 
 
 def _memory_cell(group: list[Speedup]) -> str | Cell:
@@ -253,10 +234,8 @@ def remarks(group: list[Speedup]) -> str:
     if apart:
         notes.append("sides from two runs" + (f" in {apart} of {len(group)}" if apart < len(group) else ""))
     notes += sorted({difference for each in group for difference in each.differences()})
-    if any(each.clocks_lowered for each in group):
-        notes.append("clocks lowered in part")
-    if any(isinstance(side.noise, str) for each in group for side in (each.ours, each.theirs)):
-        notes.append("busy machine in part")
-    if any(each.again for each in group):
-        notes.append("from an older run that measured both")
+    notes += ["clocks lowered in part"] if any(each.clocks_lowered for each in group) else []
+    noisy = any(isinstance(side.noise, str) for each in group for side in (each.ours, each.theirs))
+    notes += ["busy machine in part"] if noisy else []
+    notes += ["from an older run that measured both"] if any(each.again for each in group) else []
     return "; ".join(notes)

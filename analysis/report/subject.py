@@ -84,7 +84,7 @@ class Subject:
         return best_rows(latest_rows(self.repeated[self.repeated["run_id"].isin(set(runs))]))
 
     def beside_committed(self, best: pd.DataFrame) -> pd.DataFrame:
-        """Return rows, and the committed ones that some of them replaced; the column ``whose`` tells them apart."""
+        """Return rows with the committed ones that they replaced; the column ``whose`` says which are which."""
         import pandas as pd
 
         own = ~best["run_id"].isin(set(self.committed["run_id"]))
@@ -181,13 +181,9 @@ def load_subjects(results: Sequence[str | Path], gpu: str) -> list[Subject]:
     loaded = derive_anew(load_results(results, samples=True).reset_index(drop=True))
     if loaded.empty:
         raise ValueError(f"results must hold at least one row, got none in {', '.join(map(str, results))}")
-    whole = Subject(
-        family="",
-        accelerator=accelerator,
-        results=tuple(map(str, results)),
-        loaded=loaded,
-        device=_device(latest_rows(loaded), accelerator.key),
-    )
+    device = _device(latest_rows(loaded), accelerator.key)
+    named = tuple(map(str, results))
+    whole = Subject(family="", accelerator=accelerator, results=named, loaded=loaded, device=device)
     found = families(whole.rows)
     if len(found) < 2:
         return [whole]
@@ -210,9 +206,8 @@ def _device(frame: pd.DataFrame, wanted: str) -> str:
     if named.isna().all():
         raise ValueError("results must name the device that they were measured on in device_name, got none")
     measured = named[is_ok(frame)].dropna()
-    if wanted in set(measured) or measured.empty:
-        return wanted if wanted in set(named) else str(named.mode()[0])
-    return str(measured.mode()[0])
+    measured = named if measured.empty else measured
+    return wanted if wanted in set(measured) else str(measured.mode()[0])
 
 
 def known(value: Any) -> Any:

@@ -24,7 +24,7 @@ BY_DESIGN = ("unsupported", "unavailable")
 
 
 def facts(subject: Subject, speedups: Sequence[Speedup]) -> dict[str, Any]:
-    """Return what is said of the rows as a whole."""
+    """Return the numbers of all rows together that the template puts into sentences."""
     rows, device = subject.rows, subject.device
     ok, others = ok_rows(rows), subject.everything[~subject.everything.index.isin(subject.rows.index)]
     lowered, suspects = (ok[ok[name].notna()] for name in ("throttled", "suspect"))
@@ -81,9 +81,8 @@ def differing(rows: pd.DataFrame) -> dict[str, list[str]]:
 def heading(subject: Subject) -> str:
     """Return a title: the kernel families, and the device."""
     several = families(subject.rows)
-    beside = (
-        "" if set(subject.rows["provider"]) <= {OURS} else f" and {'its' if len(several) == 1 else 'their'} baselines"
-    )
+    others = f" and {'its' if len(several) == 1 else 'their'} baselines"
+    beside = "" if set(subject.rows["provider"]) <= {OURS} else others
     return f"{listed(several)}{beside} on {subject.device_name}"
 
 

@@ -1,4 +1,4 @@
-"""Entries: what a document shows or claims, and what has to be compared to say whether it is so. Data only.
+"""Entries: what a document shows or claims, and what has to be compared to check it. Data only.
 
 A document is a TOML file beside this module, or a table of results/bars.toml, whose claims are ours. It names sides
 (what is measured or counted) and has entries (a figure, a table, a section), each with claims. A claim compares sides
@@ -268,9 +268,9 @@ def claims_of(document: Document) -> Iterator[tuple[str, Asked]]:
 def chosen(claims: Sequence[Asked], ids: Sequence[str]) -> list[Asked]:
     """Return the claims of entries, all of a document where its name is given; ValueError names what is near."""
     for name in ids:
-        if not any(asked.id == name or asked.id.startswith(f"{name}-") for asked in claims):
+        if not any(f"{asked.id}-".startswith(f"{name}-") for asked in claims):
             raise unknown("id", name, dict.fromkeys(asked.id for asked in claims))
-    return [each for each in claims if any(each.id == name or each.id.startswith(f"{name}-") for name in ids)]
+    return [each for each in claims if f"{each.id}-".startswith(tuple(f"{name}-" for name in ids))]
 
 
 def _has_ours(terms: Terms) -> bool:
@@ -342,14 +342,10 @@ def _check_terms(terms: Mapping[str, Any], metric: str) -> None:
     """Raise ValueError for unknown keys or names, or where a measured side leaves a size of its operation open."""
     metric = terms.get("metric", metric)
     one_of("metric", metric, METRICS)
-    others = {
-        **dict.fromkeys(MEASURED, PLANNED_KEYS),
-        **dict.fromkeys(ERRORS, ("against",)),
-        **dict.fromkeys(TRAINED, TRAINED_KEYS),
-    }
-    known = (*ROW_KEYS, *others.get(metric, COUNT_KEYS))
+    others = {MEASURED: PLANNED_KEYS, ERRORS: ("against",), TRAINED: TRAINED_KEYS, COUNTED: COUNT_KEYS}
+    own = next(keys for metrics, keys in others.items() if metric in metrics)
     for key in terms:
-        one_of("a key", key, (*known, "metric"))
+        one_of("a key", key, (*ROW_KEYS, *own, "metric"))
     if metric not in MEASURED:
         return
     one_of("mode", terms["mode"], MODES)

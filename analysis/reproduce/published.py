@@ -46,16 +46,15 @@ def published_times(found: Sequence[Found]) -> list[Published]:
     """Return the times of the claims that were translated to their document's accelerator."""
     times = []
     for each in found:
-        states = each.asked.claim.states
         for n, line in enumerate(each.lines):
+            states = each.asked.claim.bounds(n)["states"]
             if line.interval is None or states is None:
                 continue
             terms = each.asked.terms(each.asked.claim.sides[0], line.point)
             devices = map(get_accelerator, (*line.values, each.asked.document.device))
             rates = [(a.matrix_rate(terms["dtype"]), a.vector_flops, a.bandwidth_bytes_s) for a in devices]
             slowest = max(here / there for here, there in zip(*rates, strict=True))
-            stated_ms = float(states[n] if isinstance(states, tuple) else states)
-            times.append(Published((terms["op"], terms["impl"]), stated_ms, line, slowest))
+            times.append(Published((terms["op"], terms["impl"]), float(states), line, slowest))
     return times
 
 

@@ -1,4 +1,4 @@
-"""What losses and gradient norms of a model's training, one of each a step, say of its stability.
+"""How stable a model's training was, by its loss and its gradient's norm at each step.
 
 A spike is a step whose gradient has more than :data:`SPIKE` times the median norm of the :data:`WINDOW` steps before
 it; the TFLA paper plots spikes and defines none.

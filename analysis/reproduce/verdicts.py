@@ -156,7 +156,7 @@ class Store:
         return store
 
     def other(self, metric: str, terms: Terms) -> float | str:
-        """Return an error's mean over the draws, or what is said of a training, of the newest row that terms select."""
+        """Return a metric of the newest row that terms select: an error's mean over the draws, or one of a training."""
         rows = [row for row in self.others if _matches(row, terms)]
         if rows and metric in ERRORS:
             return rows[-1][f"{metric}_mean"]
@@ -191,9 +191,14 @@ class Store:
 
 
 def _by_case(rows: Iterable[Row]) -> dict[tuple[Any, ...], list[Row]]:
-    """Return device, operation and mode -> the best row of each case."""
+    """Return device, operation and mode -> of each case the newest row of an idle machine, else measured, else any."""
+
+    def quality(row: Row) -> tuple[bool, bool, str]:
+        return row["status"] == "ok", not (row["noise"] or row["suspect"]), row["measured_at"]
+
     cases = grouped(rows, itemgetter("device_accelerator", "case_id")).values()
-    return grouped(map(_newest, cases), lambda row: (row["device_accelerator"] or "", row["op"], row["mode"]))
+    best = (max(rows, key=quality) for rows in cases)
+    return grouped(best, lambda row: (row["device_accelerator"] or "", row["op"], row["mode"]))
 
 
 def _by_pair(rows: Iterable[Row]) -> list[list[Row]]:
@@ -221,13 +226,8 @@ def memory_bytes(row: Row) -> int | None:
     return row["peak_memory_bytes"] - row["input_bytes"] if known else None
 
 
-def _newest(rows: Iterable[Row]) -> Row:
-    """Return the newest row of a case that was measured on an idle machine, else measured, else any."""
-    return max(rows, key=lambda r: (r["status"] == "ok", not (r["noise"] or r["suspect"]), r["measured_at"]))
-
-
 def _matches(row: Row, wanted: Terms) -> bool:
-    """Return whether a row is what is wanted; outside packages leave the dtype of states null."""
+    """Return whether a row has the values wanted; outside packages leave the dtype of states null."""
     return all(
         row.get(name) == value or (name == "state_dtype" and row[name] is None) for name, value in wanted.items()
     )
@@ -381,10 +381,6 @@ def _compared(
 ) -> Iterator[ClaimLine]:
     """Yield what is held against the bounds, line by line; ``intervals``: of ratios, by the values of their points."""
     claim, axis = asked.claim, asked.along
-
-    def others(point: Point) -> tuple[tuple[str, Any], ...]:
-        return tuple((name, value) for name, value in point.items() if name != axis)
-
     points: list[tuple[Point, list[Any]]]
     points = [(point, [values[side, tuple(point.values())] for side in claim.sides]) for point in asked.points()]
     if claim.kind in ("value", "ratio"):
@@ -396,7 +392,7 @@ def _compared(
             ends = None if found is None else (found.low, found.high)
             yield ClaimLine(point=point, ours=ours, values=named if len(of) > 1 else {}, ends=ends)
         return
-    for group, members in grouped(points, lambda item: others(item[0])).items():
+    for group, members in grouped(points, lambda item: tuple((n, v) for n, v in item[0].items() if n != axis)).items():
         there: list[tuple[Any, Any]] = [(point[axis], of) for point, of in members if None not in of]
         if claim.kind == "slope" and len(there) > 1:
             for (x, (y,)), (x_next, (y_next,)) in itertools.pairwise(there):
@@ -439,10 +435,8 @@ def _translated(asked: Asked, line: ClaimLine, store: Store) -> ClaimLine:
     )  # fmt: skip
     chunk = terms.get("chunk_size")
     found = question.answer(terms["impl"], None if chunk is None else str(chunk)).predicted
-    ours, interval = None, None
-    if found.time_ms is not None:
-        interval = found.low_ms, OTHER_SOFTWARE * found.high_ms
-        ours = math.sqrt(math.prod(interval))
+    interval = None if found.time_ms is None else (found.low_ms, OTHER_SOFTWARE * found.high_ms)
+    ours = interval and math.sqrt(math.prod(interval))
     row = store.row(terms, device)
     there = None if isinstance(row, str) else row["time_ms"]
     return dataclasses.replace(line, values={store.device: (line.ours,)}, ours=ours, interval=interval, there=there)
@@ -489,9 +483,8 @@ def _verdict(asked: Asked, lines: tuple[ClaimLine, ...], missing: tuple[tuple[st
     for holds, word in ((1.0, "holds at "), (0.5, "later at "), (None, "not decided at "), (0.0, "not at ")):
         if some := [line for line in known if (line.holds if line.decided else None) == holds]:
             where, outcome = _axes([line.point for line in some]), _range(asked.claim, some)
-            parts.append(
-                f"{word}{where} ({outcome})" if len(kinds) > 1 else f"{outcome} at {where}" if where else outcome
-            )
+            alone = f"{outcome} at {where}" if where else outcome
+            parts.append(f"{word}{where} ({outcome})" if len(kinds) > 1 else alone)
     for (side, why), items in grouped(missing, itemgetter(0, 2)).items():
         where = _axes([point for _, point, _ in items])
         terms = asked.terms(side, items[0][1])

@@ -36,7 +36,7 @@ MAX_VALUES = 12
 
 
 def list_rows(found: Sequence[Found], *, lines: bool = False) -> list[dict[str, Any]]:
-    """Return a row for each claim, with those of its ``lines`` if they are wanted."""
+    """Return a row for each claim; with ``lines``, also those of its points."""
     return [
         {
             "id": each.asked.id,

@@ -289,7 +289,7 @@ def test_formulations_of_implementations() -> None:
         ({"op": "rglru", "mode": "bw", "counting": "published"}, "counting must be detailed for rglru, fused, bw"),
         ({"op": "wkv4", "counting": "published"}, "counting must be detailed for wkv4, recurrent, fw: no paper prints"),
         ({"formulation": "walk", "counting": "published"}, "counting must be detailed for mlstm_sig, walk"),
-        ({"causal": False}, "causal must be True for mlstm_sig, which is causal"),
+        ({"causal": False}, "is for attention alone: mlstm_sig is causal"),
         ({"op": "attention", "causal": False}, "causal_factor must be 1 for attention that is not causal, got 0.5"),
     ],
 )
