@@ -700,15 +700,16 @@ NUMERICS = HEAVY | {"numpy", "pyarrow", "sympy"}
     ],
 )
 def test_answers_come_within_a_second_or_two(
-    arguments: str, heavy: set[str], limit_s: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    arguments: str, heavy: set[str], limit_s: float, tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
     """Python keeps what it compiled of a module, as it does for a user, even if the tests' environment forbids it."""
     monkeypatch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
-    monkeypatch.setenv("PYTHONPYCACHEPREFIX", str(tmp_path))
+    monkeypatch.setenv("PYTHONPYCACHEPREFIX", str(tmp_path_factory.getbasetemp() / "compiled"))
     code = (
         "import sys; from lrbench.cli import app;"
         f"app({[*arguments.split(), '--format', 'json']!r}, standalone_mode=False);"
         f"heavy = {heavy!r} & set(sys.modules); assert not heavy, heavy"
     )
     run = functools.partial(subprocess.run, [sys.executable, "-c", code], check=True, capture_output=True)
-    assert min(full_speed_seconds(run) for _ in range(5)) < limit_s
+    assert any(full_speed_seconds(run) < limit_s for _ in range(5))

@@ -52,13 +52,14 @@ class Recorder:
         """Note an access to elements of ``size`` bytes."""
         touched = np.asarray(addresses)[np.asarray(mask).astype(bool)]
         self.issued += touched.size * size
-        pages.append(np.stack([touched.ravel(), np.full(touched.size, size, np.uint64)]))
+        # An address and the size in one number, which sorts many times as fast as two.
+        pages.append(np.unique(touched.ravel().astype(np.uint64) << 4 | size))
 
     def end_launch(self) -> None:
         """Count every address of the launch once."""
         for pages in (self._loaded, self._stored):
             if pages:
-                self.once += int(np.unique(np.concatenate(pages, axis=1), axis=1)[1].sum())
+                self.once += int((np.unique(np.concatenate(pages)) & 15).sum())
             pages.clear()
 
     @contextmanager

@@ -79,8 +79,6 @@ def test_all_shows_every_line() -> None:
     [
         ("runtime", pair(3.0), "mLSTMsig: ours is 3 times as fast as mlstm_kernels at every sequence length"),
         ("runtime", pair(0.5), "mLSTMsig: ours takes 2 times as long as mlstm_kernels at every sequence length"),
-        ("runtime", pair(1.057), "mLSTMsig: ours is 1.06 times as fast as mlstm_kernels at every sequence length"),
-        ("runtime", pair(1 / 1.057), "mLSTMsig: ours takes 1.06 times as long as mlstm_kernels at every sequence"),
         ("runtime", pair(1.001), "mLSTMsig: ours is as fast as mlstm_kernels at every sequence length"),
         ("runtime", pair()[:-1], "mLSTMsig: ours is 3 times as fast as mlstm_kernels"),
         ("runtime", pair()[::2], "Runtime over sequence length"),
@@ -94,19 +92,9 @@ def test_all_shows_every_line() -> None:
             "Runtime over sequence length",
         ),
         (
-            "memory",
-            pair(peak_memory_bytes=2**30),
-            "mLSTMsig: ours needs as much memory as mlstm_kernels at every sequence",
-        ),
-        (
             "chunk-size",
             [made.row("mlstm_sig", OURS, chunk_size=L, time_ms=128 / L) for L in (64, 128)],
             "mLSTMsig fused_chunk is fastest at chunk size 128, 2 times as fast as at its worst",
-        ),
-        (
-            "chunk-size",
-            [made.row("mlstm_sig", OURS, chunk_size=L, time_ms=t) for L, t in ((64, 1.057), (128, 1.0))],
-            "mLSTMsig fused_chunk is fastest at chunk size 128, 1.06 times as fast as at its worst",
         ),
         # Our fastest at its best, though another is faster at every chunk size that both have.
         (
