@@ -234,10 +234,7 @@ def test_options_become_a_request(monkeypatch: pytest.MonkeyPatch, lrbench: Lrbe
     [
         ("sweep --kernel tlfa", "kernel must be one of tfla"),
         ("sweep --gpu h1000", "accelerator must be one of "),
-        (
-            "sweep --preset fast",
-            "preset must be one of quick, default, full, one, verify, interpret, triton, decode for",
-        ),
+        ("sweep --preset fast", "preset must be one of quick, default, full, "),
         ("sweep --kernel retention --op mlstm_sig", "op must be retention or left out for the operation"),
         ("verify --kernel zzz", ", or an operation, got 'zzz'"),
         ("sweep --op mlstm", "op must be one of mlstm_sig, mlstm_exp"),

@@ -276,10 +276,7 @@ def test_the_decode_preset_is_minutes_of_work() -> None:
     ("axes", "message"),
     [
         ({"contexts": (64,)}, "--context is no axis of mode fw, fwbw: a decoding step of attention"),
-        (
-            {"kernel": "wkv", "modes": ("step",), "contexts": (64,)},
-            "--context is no axis of kernel wkv: a decoding step of attention",
-        ),
+        ({"kernel": "wkv", "modes": ("step",), "contexts": (64,)}, "--context is no axis of kernel wkv"),
         ({"modes": ("step",), "seq_lens": (64,)}, "--seq-len is no axis of mode step: its call is of one token"),
         ({"modes": ("step",), "tokens": 64}, "--tokens is no axis of mode step: its call is of one token"),
         ({"modes": ("step",), "contexts": (0,)}, "contexts must be from 1 to 2147483647, got 0"),

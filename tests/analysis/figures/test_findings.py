@@ -180,12 +180,6 @@ def test_lines_and_factors_are_between_equal_problems() -> None:
     assert len(lines(roofline(frame, "h200", selection), 0)[ours]) == 2
 
 
-def test_head_dims_that_differ_are_said_of_their_operation() -> None:
-    """An operation that was not measured at those that are chosen is shown at its own."""
-    shown = drawing("runtime", made.frame([*simple_gla_rows(), *pair()]), Selection(head_dim_qk=256))
-    assert "head dim 256 (qk), 256 (v) · mLSTMsig: 128 (qk), 256 (v)" in shown.setting
-
-
 def test_the_default_sweep_shows_the_peers_of_every_operation_beside_ours() -> None:
     """Rows of what the default sweep plans: attention, Mamba, GLA, and simple GLA, Retention and Mamba-2 over T."""
     planned = plan(Request(impls=PEERS, head_dims=(256,), chunk_sizes=(64, 128, 256)), device_kind="cuda")
@@ -214,13 +208,6 @@ def test_a_width_has_one_query_key_head_dim() -> None:
     assert {*zip(chosen["impl"], chosen["head_dim_qk"], chosen["head_dim_v"], strict=True)} == {(OURS, 64, 64)}
     with pytest.raises(ValueError, match="head_dim_qk must be one of 32, 64, 128 in these results, got 48"):
         choose(made.frame(rows), Selection(head_dim_qk=48))
-
-
-def test_the_committed_figures_hold_the_head_dims_of_an_operation() -> None:
-    for kind in ("runtime", "memory", "chunk-size"):
-        rows = drawing(kind, committed(), dataclasses.replace(COMMITTED["tfla"], every=True)).rows
-        heads = rows[rows["head_dim_v"].notna()].groupby("op")[["head_dim_qk", "head_dim_v", "num_heads"]].nunique()
-        assert (heads == 1).all(axis=None), kind
 
 
 def test_an_unknown_operation_is_drawn() -> None:

@@ -200,17 +200,6 @@ def test_trade_off_runs_from_much_memory_to_little_over_chunk_size() -> None:
     assert series_label("attention", "flash_attn.v4") not in lines(figure, 0)
 
 
-def test_runtime_and_memory_stand_over_one_another() -> None:
-    """Figures 15 and 16: the same implementations in every panel, memory under runtime."""
-    figure = plot("runtime-memory", sweep(), Selection(head_dim=512))
-    labels = [axes.get_ylabel() for axes in figure.axes]
-    assert labels == ["time per call (ms)", "", "peak memory (GiB)", ""]
-    assert [set(lines(figure, panel)) for panel in (0, 1)] == [set(lines(figure, panel)) for panel in (2, 3)]
-    one = plot("runtime-memory", sweep(), Selection(head_dim=512, modes=("fwbw",)))
-    titles = [axes.get_title(loc="left") for axes in one.axes]
-    assert titles == ["Forward + backward: runtime", "Forward + backward: memory"]
-
-
 def test_rate_work_and_time_belong_together() -> None:
     """Figure 23: TFLOP/s x ms = GFLOP at every chunk size."""
     figure = plot("rate", sweep(), Selection(head_dim=256, seq_len=8192, ops=("mlstm_sig",), modes=("fw",)))

@@ -238,23 +238,6 @@ def test_the_best_chunk_length_needs_no_model(channels: Report) -> None:
     assert f"64 50 {markup.ABSENT} {markup.ABSENT}" in said
 
 
-def test_speed_ups_name_the_problem_and_no_unknown_version(channels: Report, tmp_path: Path) -> None:
-    said = words(channels.speedups())
-    assert f"fw channels 4k fp32 3.00{TIMES} 3.00{TIMES} 3.00{TIMES}" in said
-    assert "nan" not in said
-    rows = [
-        row("mlstm_sig", impl, time_ms, driver_version=driver, cuda_version=cuda)
-        for impl, time_ms, driver, cuda in (
-            ("fused_chunk", 1.0, "570", None),
-            ("mlstm_kernels.xl_chunk_siging", 2.0, "580", "13.0"),
-        )
-    ]
-    said = words(report(rows, tmp_path).speedups())
-    assert "driver 570 beside 580" in said
-    assert "cuda" not in said
-    assert "H=16 dim 128/256 bf16" in said
-
-
 def cpu_only() -> list[dict[str, Any]]:
     lengths = (256, 1024)
     fields = {"accelerator": "cpu", "roofline_fraction": None, "suspect": None, "model_time_ms": 0.5}
