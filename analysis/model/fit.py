@@ -475,15 +475,15 @@ def relative_fit(
     scaled, columns = scaled / norms, scaled.shape[1]
     gram, aim = scaled.T @ scaled, scaled.T @ ((times if left is None else left) * scale)
     best, least = np.zeros(columns), 0.0
-    for number in range(columns, 0, -1):
-        for chosen in map(list, itertools.combinations(range(columns), number)):
-            x = np.zeros(columns)
-            x[chosen] = np.linalg.lstsq(gram[np.ix_(chosen, chosen)], aim[chosen], rcond=None)[0]
-            error = float(x @ gram @ x - 2 * aim @ x)
-            if (x >= 0).all() and error < least:
-                best, least = x, error
-        if (best > 0).all():
-            break
+    for chosen in (list(some) for n in range(columns, 0, -1) for some in itertools.combinations(range(columns), n)):
+        x = np.zeros(columns)
+        x[chosen] = np.linalg.lstsq(gram[np.ix_(chosen, chosen)], aim[chosen], rcond=None)[0]
+        error = float(x @ gram @ x - 2 * aim @ x)
+        if (x >= 0).all() and error < least:
+            best, least = x, error
+            # Where the error grows with each term that is left out, no other set of terms has a smaller one.
+            if (gram @ x >= aim - 1e-13 * np.abs(aim)).all():
+                break
     return best / norms
 
 

@@ -183,9 +183,9 @@ def test_shards_are_all_cases_each_once() -> None:
 @pytest.mark.speed
 def test_100_000_cases_are_planned_within_seconds() -> None:
     axes = {"preset": "default", "seq_lens": tuple(range(128, 128 * 216, 128)), "head_dims": (64, 128, 256, 512)}
-    planned: list[plan.PlannedCase] = []
-    assert min(full_speed_seconds(lambda: planned.extend(cases("cuda", **axes))) for _ in range(3)) < 3.0
-    assert len(planned) >= 3 * 100_000
+    planned: list[list[plan.PlannedCase]] = []
+    assert any(full_speed_seconds(lambda: planned.append(cases("cuda", **axes))) < 3.0 for _ in range(3))
+    assert len(planned[0]) >= 100_000
 
 
 def test_one_implementation_after_the_other_and_shared_problems_side_by_side() -> None:
@@ -276,10 +276,7 @@ def test_the_decode_preset_is_minutes_of_work() -> None:
     ("axes", "message"),
     [
         ({"contexts": (64,)}, "--context is no axis of mode fw, fwbw: a decoding step of attention"),
-        (
-            {"kernel": "wkv", "modes": ("step",), "contexts": (64,)},
-            "--context is no axis of kernel wkv: a decoding step of attention",
-        ),
+        ({"kernel": "wkv", "modes": ("step",), "contexts": (64,)}, "--context is no axis of kernel wkv"),
         ({"modes": ("step",), "seq_lens": (64,)}, "--seq-len is no axis of mode step: its call is of one token"),
         ({"modes": ("step",), "tokens": 64}, "--tokens is no axis of mode step: its call is of one token"),
         ({"modes": ("step",), "contexts": (0,)}, "contexts must be from 1 to 2147483647, got 0"),

@@ -126,11 +126,7 @@ def test_a_lost_device_ends_the_worker_after_its_answer(monkeypatch: pytest.Monk
         (MemoryError(), "oom", "MemoryError"),
         (ImportError("cannot import x", name="lrbench.kernels"), "error", "ImportError: cannot import x"),
         (ModuleNotFoundError("No module named 'fla'"), "unavailable", "import failed: No module named 'fla'"),
-        (
-            ImportError("libtriton.so: failed to map segment from shared object"),
-            "oom",
-            "libtriton.so: failed to map segment from shared object",
-        ),
+        (ImportError("failed to map segment from shared object"), "oom", "failed to map segment from shared object"),
         (ValueError("chunk_size must be a power of two"), "error", "ValueError: chunk_size must be a power of two"),
         (RuntimeError(""), "error", "RuntimeError: RuntimeError"),
         (worker.CaseFailure("incorrect", "output is wrong"), "incorrect", "output is wrong"),

@@ -52,7 +52,7 @@ def mlp_sizes(tokens: int, d_model: int, d_ff: int) -> dict[str, int]:
 
 SIZES = {
     "portable": (heads(2, 45, 8, 16, 24), channels(2, 45, 12), mlp_sizes(9, 24, 40)),
-    "interpret": (heads(1, 41, 2, 24, 40), channels(2, 19, 24), mlp_sizes(41, 40, 72)),
+    "interpret": (heads(1, 35, 2, 24, 40), channels(2, 19, 24), mlp_sizes(41, 40, 72)),
     "gpu": (heads(2, 300, 2, 64, 128), channels(2, 400, 136), mlp_sizes(300, 264, 520)),
 }
 """Where a case is held -> its sizes where it names none: of heads, of channels and of an MLP."""

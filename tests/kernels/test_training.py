@@ -51,7 +51,7 @@ SMALL = [
 """Every registered operator, in the interpreter; a GPU takes every implementation."""
 
 SMALL_SIZES = {
-    **dict.fromkeys(HEADS, heads(1, 41, 2, 16, 24)),
+    **dict.fromkeys(HEADS, heads(1, 41, 1, 16, 24)),
     **dict.fromkeys((*CHANNELS, "rglru_layer"), channels(1, 19, 8)),
     "gated_mlp": mlp_sizes(41, 16, 24),
 }

@@ -55,10 +55,7 @@ def test_the_folder_is_that_of_the_accelerator(tmp_path: Path, monkeypatch: pyte
         (run_of(2, git_dirty=True), "got uncommitted changes in .*--allow-dirty"),
         ([failed("oom", "full")], "must have measured cases, got none"),
         ([measured(), measured(accelerator="h100")], "accelerator, got h100_sxm, h200_sxm"),
-        (
-            [*run_of(1, seed=1), *run_of(1, seed=2)],
-            r"made of one run, got run1 \(x.parquet\), run2 .* name it with --run",
-        ),
+        ([*run_of(1, seed=1), *run_of(1, seed=2)], r"one run, got run1 \(x.parquet\), run2 .* name it with --run"),
         ([measured(device_accelerator=None, device_name="GPU")], "GPU is no accelerator .* --into"),
     ],
 )

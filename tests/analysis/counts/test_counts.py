@@ -282,10 +282,7 @@ def test_formulations_of_implementations() -> None:
         ({"op": "gated_mlp", "d_model": 64}, "d_ff must be a positive integer, got None"),
         ({"op": "gated_mlp", "mode": "step"}, "mode must be fw, bw or fwbw for gated_mlp, got 'step'"),
         ({"op": "rglru", "formulation": "recurrent", "mode": "bw"}, "mode must be fw or step for the recurrent"),
-        (
-            {"op": "rglru", "formulation": "layer", "counting": "published"},
-            "counting must be detailed for rglru, layer",
-        ),
+        ({"op": "rglru", "formulation": "layer", "counting": "published"}, "counting must be detailed for rglru, lay"),
         ({"op": "rglru", "mode": "bw", "counting": "published"}, "counting must be detailed for rglru, fused, bw"),
         ({"op": "wkv4", "counting": "published"}, "counting must be detailed for wkv4, recurrent, fw: no paper prints"),
         ({"formulation": "walk", "counting": "published"}, "counting must be detailed for mlstm_sig, walk"),

@@ -25,7 +25,7 @@ from lrbench.kernels.scalar_decay.declare import SCHEMES
 from lrbench.kernels.scalar_decay.launch import Pass
 from lrbench.tests.kernels.laws import Case
 
-RAGGED = {"batch": 1, "seq_len": 200, "num_heads": 2, "head_dim_qk": 72, "head_dim_v": 136}
+RAGGED = {"batch": 1, "seq_len": 136, "num_heads": 2, "head_dim_qk": 72, "head_dim_v": 136}
 ALIGNED = {"batch": 1, "seq_len": 256, "num_heads": 1, "head_dim_qk": 128, "head_dim_v": 256}
 SHORT = {**RAGGED, "seq_len": 40, "head_dim_v": 24}
 ENGINE = (
@@ -52,13 +52,14 @@ class Recorder:
         """Note an access to elements of ``size`` bytes."""
         touched = np.asarray(addresses)[np.asarray(mask).astype(bool)]
         self.issued += touched.size * size
-        pages.append(np.stack([touched.ravel(), np.full(touched.size, size, np.uint64)]))
+        # An address and the size in one number, which sorts many times as fast as two.
+        pages.append(np.unique(touched.ravel().astype(np.uint64) << 4 | size))
 
     def end_launch(self) -> None:
         """Count every address of the launch once."""
         for pages in (self._loaded, self._stored):
             if pages:
-                self.once += int(np.unique(np.concatenate(pages, axis=1), axis=1)[1].sum())
+                self.once += int((np.unique(np.concatenate(pages)) & 15).sum())
             pages.clear()
 
     @contextmanager
@@ -154,7 +155,7 @@ def test_executed_counts_are_what_the_kernels_do(
 
 @pytest.mark.interpret
 @pytest.mark.parametrize("impl", GATED_MLP)
-@pytest.mark.parametrize("tokens", [40, 200])
+@pytest.mark.parametrize("tokens", [40, 136])
 def test_gated_mlp_kernels_do_what_is_counted(impl: str, tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Products of torch are no kernels of ours: the recorder does not see them, nor the counts what they read again."""
     sizes = {"batch": 1, "seq_len": tokens, "d_model": 72, "d_ff": 200}
@@ -177,10 +178,10 @@ def test_gated_mlp_kernels_do_what_is_counted(impl: str, tokens: int, monkeypatc
 def test_reduce_then_scan_moves_what_is_counted(op: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Beside the counts: dc's parts. The states that the forward pass stores are counted with the backward pass; the
     linear scan is counted as if it kept h, which it computes from b and a state every 8 steps."""
-    sizes = {"batch": 2, "seq_len": 200, "channels": 72}
-    chunks, saved = 4, 2 * 25 * 72 * 4
-    for mode, recorder in measured(op, "chunked", sizes, 64, monkeypatch).items():
-        expected = count_case(op, "chunked", mode, "fp16", "fp32", {**sizes, "chunk_size": 64}).bytes
+    sizes = {"batch": 2, "seq_len": 104, "channels": 72}
+    chunks, saved = 4, 2 * 13 * 72 * 4
+    for mode, recorder in measured(op, "chunked", sizes, 32, monkeypatch).items():
+        expected = count_case(op, "chunked", mode, "fp16", "fp32", {**sizes, "chunk_size": 32}).bytes
         if mode == "fw":
             expected += saved
         elif op == "rglru":

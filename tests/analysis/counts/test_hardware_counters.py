@@ -95,11 +95,8 @@ def test_a_gated_mlp_as_measured() -> None:
     """On an H200: 4.58 times the bytes, and an L2 that was asked for fewer than programs load."""
     count = mlp("fw")
     *_, (sentence,) = held(count, count.tensor_flops, 2.4602e9, l2_bytes=12.826e9)
-    assert sentence == (
-        "bytes are 4.58 of the counted ones: programs read 22.25 GB again that others have read, and 9% of that missed "
-        "the cache; the last cache was asked for 12.83 GB of the 22.78 GB that programs read and write: requests that "
-        "meet on the way are merged, and 19% of the requests went on to the memory"
-    )
+    assert all(number in sentence for number in ("4.58 of", "22.25 GB", "9% of", "12.83 GB", "22.78 GB", "19% of"))
+    assert "requests that meet on the way are merged" in sentence
     count = mlp("fwbw")
     *_, (sentence,) = held(count, count.executed_tensor_flops, 9.0764e9, l2_bytes=44.45e9)
     assert "programs read 22.25 GB again that others have read, and a library's products (67% of the tensor" in sentence

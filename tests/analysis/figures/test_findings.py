@@ -79,8 +79,6 @@ def test_all_shows_every_line() -> None:
     [
         ("runtime", pair(3.0), "mLSTMsig: ours is 3 times as fast as mlstm_kernels at every sequence length"),
         ("runtime", pair(0.5), "mLSTMsig: ours takes 2 times as long as mlstm_kernels at every sequence length"),
-        ("runtime", pair(1.057), "mLSTMsig: ours is 1.06 times as fast as mlstm_kernels at every sequence length"),
-        ("runtime", pair(1 / 1.057), "mLSTMsig: ours takes 1.06 times as long as mlstm_kernels at every sequence"),
         ("runtime", pair(1.001), "mLSTMsig: ours is as fast as mlstm_kernels at every sequence length"),
         ("runtime", pair()[:-1], "mLSTMsig: ours is 3 times as fast as mlstm_kernels"),
         ("runtime", pair()[::2], "Runtime over sequence length"),
@@ -94,19 +92,9 @@ def test_all_shows_every_line() -> None:
             "Runtime over sequence length",
         ),
         (
-            "memory",
-            pair(peak_memory_bytes=2**30),
-            "mLSTMsig: ours needs as much memory as mlstm_kernels at every sequence",
-        ),
-        (
             "chunk-size",
             [made.row("mlstm_sig", OURS, chunk_size=L, time_ms=128 / L) for L in (64, 128)],
             "mLSTMsig fused_chunk is fastest at chunk size 128, 2 times as fast as at its worst",
-        ),
-        (
-            "chunk-size",
-            [made.row("mlstm_sig", OURS, chunk_size=L, time_ms=t) for L, t in ((64, 1.057), (128, 1.0))],
-            "mLSTMsig fused_chunk is fastest at chunk size 128, 1.06 times as fast as at its worst",
         ),
         # Our fastest at its best, though another is faster at every chunk size that both have.
         (
@@ -192,12 +180,6 @@ def test_lines_and_factors_are_between_equal_problems() -> None:
     assert len(lines(roofline(frame, "h200", selection), 0)[ours]) == 2
 
 
-def test_head_dims_that_differ_are_said_of_their_operation() -> None:
-    """An operation that was not measured at those that are chosen is shown at its own."""
-    shown = drawing("runtime", made.frame([*simple_gla_rows(), *pair()]), Selection(head_dim_qk=256))
-    assert "head dim 256 (qk), 256 (v) · mLSTMsig: 128 (qk), 256 (v)" in shown.setting
-
-
 def test_the_default_sweep_shows_the_peers_of_every_operation_beside_ours() -> None:
     """Rows of what the default sweep plans: attention, Mamba, GLA, and simple GLA, Retention and Mamba-2 over T."""
     planned = plan(Request(impls=PEERS, head_dims=(256,), chunk_sizes=(64, 128, 256)), device_kind="cuda")
@@ -226,13 +208,6 @@ def test_a_width_has_one_query_key_head_dim() -> None:
     assert {*zip(chosen["impl"], chosen["head_dim_qk"], chosen["head_dim_v"], strict=True)} == {(OURS, 64, 64)}
     with pytest.raises(ValueError, match="head_dim_qk must be one of 32, 64, 128 in these results, got 48"):
         choose(made.frame(rows), Selection(head_dim_qk=48))
-
-
-def test_the_committed_figures_hold_the_head_dims_of_an_operation() -> None:
-    for kind in ("runtime", "memory", "chunk-size"):
-        rows = drawing(kind, committed(), dataclasses.replace(COMMITTED["tfla"], every=True)).rows
-        heads = rows[rows["head_dim_v"].notna()].groupby("op")[["head_dim_qk", "head_dim_v", "num_heads"]].nunique()
-        assert (heads == 1).all(axis=None), kind
 
 
 def test_an_unknown_operation_is_drawn() -> None:

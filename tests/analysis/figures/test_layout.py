@@ -49,7 +49,7 @@ def drawn(kind: str, width: float | None) -> Figure:
     return plot(kind, frame, COMMITTED["tfla"], width=width)
 
 
-@pytest.mark.parametrize("width", [None, 3.3, 7.0])
+@pytest.mark.parametrize("width", [None, 3.3, pytest.param(7.0, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", [*KINDS, "roofline"])
 def test_every_figure_fits(kind: str, width: float | None) -> None:
     figure = drawn(kind, width)

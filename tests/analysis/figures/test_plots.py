@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from lrbench.analysis.figures.plots import RESULT_KINDS, drawing
-from lrbench.analysis.figures.selection import Selection, Several, failure_note
+from lrbench.analysis.figures.selection import Selection, Several
 from lrbench.analysis.figures.style import FORMATS, save_figure, series_label
 from lrbench.analysis.figures.theory import Theory
 from lrbench.tests.command_line import Lrbench, Run, refused
@@ -39,16 +39,6 @@ def test_runtime_shows_every_implementation_at_its_best_chunk() -> None:
         assert part in text(figure)
     assert figure.axes[0].get_xscale() == figure.axes[0].get_yscale() == "log"
     assert [tick.get_text() for tick in figure.axes[0].get_xticklabels()][:2] == ["1k", "2k"]
-
-
-@pytest.mark.parametrize("kind", ["runtime", "memory", "runtime-memory"])
-def test_other_head_dims_are_said(kind: str) -> None:
-    said = drawing(kind, sweep(), Selection(head_dim=512, modes=("fw",), every=True)).setting
-    assert "head dim 256 (qk), 512 (v)" in said
-    for other in ("Mamba-2: 64 (qk), 64 (v)", "attention: 128 (qk), 128 (v)", "GLA, simple GLA: 128 (qk), 256 (v)"):
-        assert other in said
-    alone = drawing(kind, sweep(), Selection(head_dim=512, ops=("mlstm_sig",))).setting
-    assert "head dim 256 (qk), 512 (v)" in alone and alone.count("(v)") == 1
 
 
 @pytest.mark.parametrize("kind", [kind for kind in RESULT_KINDS if kind != "context"])
@@ -106,12 +96,6 @@ def test_a_failed_chunk_size_is_no_gap_where_another_one_was_measured() -> None:
     frame = made.frame([made.row("mlstm_sig", "fused_chunk", chunk_size=64), failed])
     assert "Not shown" not in words(drawing("runtime", frame))
     assert "oom (out of memory)" in words(drawing("chunk-size", frame))
-
-
-def test_missing_packages_are_one_short_list() -> None:
-    missing = (("gla", "fla.chunk_gla"), ("attention", "flash_attn.v4"))
-    frame = made.frame([made.row(*each, status="unavailable", reason="pip install ...") for each in missing])
-    assert failure_note(frame) == "Not shown. Not installed: fla.chunk_gla, flash_attn.v4."
 
 
 def test_chunk_size_figure_is_at_one_length() -> None:
@@ -214,17 +198,6 @@ def test_trade_off_runs_from_much_memory_to_little_over_chunk_size() -> None:
     # Of lines of two points the ends say nothing that the others do not.
     assert {text.get_text() for text in figure.axes[0].texts} == {"L = 64", "L = 1k"}
     assert series_label("attention", "flash_attn.v4") not in lines(figure, 0)
-
-
-def test_runtime_and_memory_stand_over_one_another() -> None:
-    """Figures 15 and 16: the same implementations in every panel, memory under runtime."""
-    figure = plot("runtime-memory", sweep(), Selection(head_dim=512))
-    labels = [axes.get_ylabel() for axes in figure.axes]
-    assert labels == ["time per call (ms)", "", "peak memory (GiB)", ""]
-    assert [set(lines(figure, panel)) for panel in (0, 1)] == [set(lines(figure, panel)) for panel in (2, 3)]
-    one = plot("runtime-memory", sweep(), Selection(head_dim=512, modes=("fwbw",)))
-    titles = [axes.get_title(loc="left") for axes in one.axes]
-    assert titles == ["Forward + backward: runtime", "Forward + backward: memory"]
 
 
 def test_rate_work_and_time_belong_together() -> None:

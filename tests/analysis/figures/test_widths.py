@@ -11,14 +11,12 @@ import pandas as pd
 import pytest
 from PIL import Image
 
-from lrbench.analysis.figures.plots import RESULT_KINDS, drawing
-from lrbench.analysis.figures.roofline import roofline
-from lrbench.analysis.figures.selection import Selection, Several
+from lrbench.analysis.figures.selection import Selection
 from lrbench.analysis.figures.style import save_figure, series_label
 from lrbench.tests.command_line import Run
 
 from .. import rows as made
-from .drawing import lines, plot, text, words
+from .drawing import lines, plot, text
 
 WIDTHS = (64, 256, 4096)
 
@@ -59,23 +57,6 @@ def test_a_line_has_one_number_of_channels(channels: pd.DataFrame, width: int) -
     for op, impl in (("rglru", "torch"), ("rglru", "associative_scan"), ("attention", "torch.sdpa_cpu")):
         line = here[(here["op"] == op) & (here["impl"] == impl)]
         assert drawn[series_label(op, impl)] == list(line.groupby("seq_len")["time_ms"].min().items())
-
-
-@pytest.mark.parametrize("kind", [*(kind for kind in RESULT_KINDS if kind not in ("head-dim", "context")), "roofline"])
-def test_the_number_of_channels_is_said(channels: pd.DataFrame, kind: str) -> None:
-    def said(selection: Selection) -> str:
-        return words(roofline(channels, "cpu", selection) if kind == "roofline" else drawing(kind, channels, selection))
-
-    wide, narrow = (said(Selection(channels=width, seq_len=8192)) for width in (4096, 64))
-    assert "4,096 channels" in wide
-    assert " 64 channels" in narrow
-    if kind in ("runtime", "memory", "runtime-memory"):
-        assert "attention: 64 (qk), 64 (v)" in narrow
-    assert "embedding dim" not in wide
-    if kind == "roofline":
-        return
-    with pytest.raises(Several, match="channels: choose one with --channels: 64, 256, 4096; most rows are of"):
-        said(Selection(seq_len=8192))
 
 
 def test_a_width_that_was_not_measured_is_refused(channels: pd.DataFrame, mlp: pd.DataFrame) -> None:

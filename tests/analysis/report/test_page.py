@@ -20,8 +20,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import matplotlib.image
-import numpy as np
 import pytest
 
 from lrbench.analysis.report import export
@@ -40,7 +38,6 @@ OF_THE_BROWSER = (
 
 
 POLICY = re.compile(r'<meta[^>]*http-equiv="Content-Security-Policy"[^>]*>')
-PHONE = 390
 
 
 @pytest.fixture(scope="module")
@@ -170,26 +167,6 @@ def with_script(page: Path, script: str, to: Path) -> Path:
     return to
 
 
-def framed(page: Path, width: int, height: int, to: Path) -> Path:
-    """Write a page that shows another in a window of ``width``, narrower than a browser's windows may be.
-
-    What the other one posts to it is in the body's data.
-    """
-    style = f"width:{width}px;height:{height}px;border:0;display:block"
-    listen = "addEventListener('message', each => { document.body.dataset.seen = each.data.join('|') })"
-    frame = f'<iframe style="{style}" src="{page.as_uri()}"></iframe>'
-    to.write_text(f'<script>{listen}</script><body style="margin:0">{frame}</body>')
-    return to
-
-
-def posted(outer: Path) -> list[str]:
-    """Return what the page in a frame posts; nothing is requested meanwhile."""
-    dom, asked = look(outer, "--dump-dom")
-    found = re.search(r'data-seen="([^"]*)"', dom)
-    assert found is not None and asked == []
-    return found[1].split("|")
-
-
 def test_recorder_sees_what_a_page_asks_for(tmp_path: Path) -> None:
     """Else the tests below would pass on any page."""
     bad = tmp_path / "bad.html"
@@ -273,66 +250,6 @@ def test_everything_that_acts_can_be_focused(acted: str) -> None:
     counts = {name: int(value) for name, value in re.findall(r'data-(acts|focused|dangling)="(\d+)"', acted)}
     assert counts["focused"] == counts["acts"] > 100
     assert counts["dangling"] == 0
-
-
-def test_screenshot_has_ink_at_every_height(page: Path, tmp_path: Path) -> None:
-    shot = tmp_path / "wide.png"
-    look(opened(page, tmp_path / "opened.html"), "--window-size=1280,6000", f"--screenshot={shot}")
-    check_ink(shot, 1280, 6000)
-
-
-def opened(page: Path, to: Path) -> Path:
-    """Write the page with its sections open."""
-    text = page.read_text(encoding="utf-8")
-    to.write_text(text.replace('<details class="section">', '<details class="section" open>'), encoding="utf-8")
-    return to
-
-
-@pytest.mark.parametrize(("width", "height"), [(1280, 720), (PHONE, 844)])
-def test_the_first_screen_has_findings_or_figure_and_the_page_is_short(
-    page: Path, tmp_path: Path, width: int, height: int
-) -> None:
-    """A laptop and a phone; the figure is there to its first half at least, and the rest is folded.
-
-    On a laptop the first table shows all of its columns.
-    """
-    script = """addEventListener('load', () => {
-        const figure = document.querySelector("figure img").getBoundingClientRect();
-        const half = figure.top + figure.height / 2, count = what => document.querySelectorAll(what).length;
-        const tall = document.documentElement.scrollHeight, table = document.querySelector(".scroll");
-        const beyond = table.scrollWidth - table.clientWidth;
-        parent.postMessage([half, count(".opening li"), tall, figure.width, count("details[open]"), beyond], "*")})"""
-    outer = framed(with_script(page, script, tmp_path / "page.html"), width, height, tmp_path / "outer.html")
-    half, said, tall, wide, unfolded, beyond = map(float, posted(outer))
-    assert half < height
-    assert wide > 0.55 * width
-    assert said == 5
-    assert tall < 5000
-    assert unfolded == 0
-    assert beyond <= 0 or width == PHONE
-
-
-def test_phone_shows_all_without_scrolling_the_page_sideways(page: Path, tmp_path: Path) -> None:
-    script = """addEventListener('load', () => parent.postMessage(
-        [document.documentElement.scrollWidth, innerWidth,
-         getComputedStyle(document.querySelector(".opening")).gridTemplateColumns], "*"))"""
-    inner = with_script(opened(page, tmp_path / "opened.html"), script, tmp_path / "page.html")
-    outer = framed(inner, PHONE, 6000, tmp_path / "phone.html")
-    needed, wide, columns = posted(outer)
-    assert int(needed) <= int(wide) == PHONE
-    assert len(columns.split()) == 1, "what is said stands under what it is about"
-    shot = tmp_path / "phone.png"
-    look(outer, f"--window-size={PHONE},6000", f"--screenshot={shot}")
-    check_ink(shot, PHONE, 6000)
-
-
-def check_ink(shot: Path, width: int, height: int) -> None:
-    """Check the size of a screenshot, that its ground is white, and that no fifth of it is empty."""
-    pixels = matplotlib.image.imread(shot)[:, :, :3]
-    assert pixels.shape[:2] == (height, width)
-    assert np.median(pixels) == 1
-    dark = (pixels < 0.5).any(axis=2)
-    assert all(part.mean() > 0.003 for part in np.array_split(dark, 5))
 
 
 def test_pdf_is_printed(page: Path, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import math
 from collections.abc import Iterable
@@ -295,16 +296,19 @@ def test_a_bad_file_is_refused_with_its_name_and_the_key(text: str, message: str
     assert message in str(error.value)
 
 
-STORE = verdicts.Store(committed_results("h200_sxm"), "h200_sxm")
-EVALUATED = [verdicts.evaluate(asked, STORE) for asked in entries.load()]
+@functools.cache
+def evaluated() -> list[verdicts.Found]:
+    """Return what the committed rows say of every committed entry."""
+    store = verdicts.Store(committed_results("h200_sxm"), "h200_sxm")
+    return [verdicts.evaluate(asked, store) for asked in entries.load()]
 
 
 def test_every_committed_entry_is_evaluated() -> None:
-    assert {*verdicts.VERDICTS} - {each.verdict for each in EVALUATED} <= {verdicts.UNDECIDED}
-    assert all(each.reason for each in EVALUATED)
-    assert all(len({*each.reason.split("; ")}) == 1 + each.reason.count("; ") for each in EVALUATED)
+    assert {each.verdict for each in evaluated()} == {*verdicts.VERDICTS}
+    assert all(each.reason for each in evaluated())
+    assert all(len({*each.reason.split("; ")}) == 1 + each.reason.count("; ") for each in evaluated())
     # What has no row can be planned.
-    assert all(plan.plan(request, device_kind="cuda") for request in complete.missing_requests(EVALUATED))
+    assert all(plan.plan(request, device_kind="cuda") for request in complete.missing_requests(evaluated()))
 
 
 @pytest.mark.parametrize(
@@ -312,7 +316,7 @@ def test_every_committed_entry_is_evaluated() -> None:
 )
 def test_training_steps_that_lack_are_what_is_planned(entry: str, layers: set[int]) -> None:
     """Of published models: the layers follow from the width, in what a claim looks for and in what a sweep measures."""
-    asked = [each.asked for each in EVALUATED if each.asked.id == entry and each.asked.claim.kind != "not_testable"]
+    asked = [each.asked for each in evaluated() if each.asked.id == entry and each.asked.claim.kind != "not_testable"]
     found = [verdicts.evaluate(each, verdicts.Store([], "h200_sxm")) for each in asked]
     wanted = [each.asked.terms(side, point) for each in found for side, point, _ in each.missing]
     assert {terms["layers"] for terms in wanted} == layers
@@ -324,7 +328,7 @@ def test_training_steps_that_lack_are_what_is_planned(entry: str, layers: set[in
 
 def test_nine_of_ten_published_times_lie_in_the_intervals() -> None:
     """Also those of an implementation that says nothing of what other software costs; without that too few do."""
-    times = published.published_times(EVALUATED)
+    times = published.published_times(evaluated())
     excess = published.excess(times)
     assert len(times) > 90 and len(excess) > 5
     assert math.ceil(10 * published.software_factor([*excess.values()])) == 10 * verdicts.OTHER_SOFTWARE
@@ -339,11 +343,11 @@ def test_nine_of_ten_published_times_lie_in_the_intervals() -> None:
     assert 1 / 1.1 < median(each.ratio for each in times) < 1.1
 
 
-@pytest.mark.parametrize("entry", dict.fromkeys(each.asked.id for each in EVALUATED if each.asked.entry.figure))
+@pytest.mark.parametrize("entry", dict.fromkeys(each.id for each in entries.load() if each.entry.figure))
 def test_committed_figures_are_drawn(entry: str, lrbench: Lrbench, tmp_path: Path) -> None:
     """But where nothing was measured yet."""
     code, _, err = lrbench("reproduce", entry, "-o", tmp_path / "figure.svg")
-    lacking = all(each.verdict == "not measured" or each.missing for each in EVALUATED if each.asked.id == entry)
+    lacking = all(each.verdict == "not measured" or each.missing for each in evaluated() if each.asked.id == entry)
     assert lacking or (code, (tmp_path / "figure.svg").exists()) == (0, True), err
 
 
