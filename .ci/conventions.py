@@ -20,6 +20,7 @@ DECLARATIONS = (
     "kernels.baselines.why_unsupported", "kernels.baselines.spec", "kernels.baselines.operations",
     "kernels.scalar_decay.declare",
     "kernels.scalar_decay.choice",
+    "kernels.scalar_decay.plan",
     *(f"kernels.{family}.config" for family in ("scalar_decay", "lightning", "gated_mlp", "rglru", "wkv")),
 )  # fmt: skip
 """What analysis may import of kernels: declarations and launches, which import neither torch nor triton."""

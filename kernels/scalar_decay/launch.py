@@ -23,12 +23,7 @@ from .config import (
     MERGE_BLOCK_E,
     SCAN_BLOCK_N,
     SUM_BLOCK,
-    ChunkOutputsConfig,
-    FusedChunkConfig,
-    NormaliserConfig,
-    StatesConfig,
     WholeStateConfig,
-    anchor_every,
 )
 from .declare import WHOLE_STATE_FORM
 from .fused_chunk import fused_chunk_kernel
@@ -40,7 +35,8 @@ from .gates import (
     sum_kernel,
 )
 from .normaliser import denominator_kernel, normaliser_kernel
-from .roles import OUTPUT, Anchors, Denominators, GateVectors, Role, Shape
+from .plan import Pass
+from .roles import Anchors, Denominators, GateVectors, Shape
 from .step import step_kernel
 
 HAS_WHOLE_STATE = not (WHOLE_STATE_FORM.why_not_with({"triton": triton.__version__}) or is_interpreted())
@@ -53,28 +49,37 @@ STEP_BLOCK_K, STEP_BLOCK_V = 32, 64
 NO_DENOMINATORS = Denominators()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pass:
-    """Everything about one pass but its tensors and their sizes. ``chunk`` is the chunk length; the first
-    ``whole_heads`` of the B * H heads are whole; ``scale`` is the caller's divided by ``headroom`` (roles.Shape)."""
+class EngineRequest(NamedTuple):
+    """What a call of the engine asks for; see engine.py."""
 
     gate: str
     scale: float
-    chunk: int
-    whole_heads: int
-    state_dtype: torch.dtype
+    inv_tau: float
     scheme: str
-    inv_tau: float = 1.0
-    headroom: float = 1.0
+    chunk_size: int | None
+    state_dtype: torch.dtype
+    want_last: bool
 
     @property
     def stabilised(self) -> bool:
         return self.gate == "exp"
 
-    @property
-    def anchor_every(self) -> int:
-        """Positions from one anchor to the next where a chunk is processed tile by tile."""
-        return anchor_every(self.scheme, self.chunk, sums_decay=self.gate == "ssd")
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class EnginePass:
+    """Everything about one pass of a request but its tensors.
+
+    Attributes:
+        launched: what it launches.
+        scale: the request's divided by ``headroom`` (roles.Shape).
+        keeps_states: of a forward pass, whether it keeps the states between chunks for the backward pass.
+    """
+
+    request: EngineRequest
+    launched: Pass
+    scale: float
+    headroom: float
+    keeps_states: bool
 
 
 def _empty(*shape: int, like: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -103,13 +108,14 @@ def _gates_tile(heads: int, stretch: int) -> dict[str, Any]:
     return {"BLOCK_H": block_h, "BLOCK_T": block_t, "ONCE": stretch <= block_t, "num_warps": num_warps}
 
 
-def empty_gates(gate: str, v: Tensor, stretch: int, dtype: torch.dtype) -> GateVectors:
+def empty_gates(gate: str, v: Tensor, stretch: int, *, in_order: bool) -> GateVectors:
     """Allocate the gate vectors of values v [B, T, H, V], cumulative over ``stretch`` positions."""
     B, T, H, _ = v.shape
     N = cdiv(T, stretch)
 
     positions, exp = (B, H, T), gate == "exp"
-    empty = partial(v.new_empty, dtype=dtype)
+    # Where a chunk's tiles are taken in parallel, differences over a whole chunk are taken.
+    empty = partial(v.new_empty, dtype=torch.float32 if in_order else torch.float64)
     return GateVectors(
         b=empty(positions),
         u=empty(positions) if gate in ("sig", "exp", "ssd") else None,
@@ -130,31 +136,29 @@ def empty_state(q: Tensor, v: Tensor, *, normalised: bool) -> tuple[Any, ...]:
 
 @on_device_of("v")
 def run_gates(
-    problem: Pass,
-    stretch: int,
+    task: EnginePass,
     v: Tensor,
     decay: Tensor | None,
     input_gate: Tensor | None,
     head: Tensor | None,
     m_initial: Tensor | None,
-    *,
-    dtype: torch.dtype,
 ) -> tuple[GateVectors, Tensor | None]:
-    """Launch the gate kernels, which make the gate vectors, cumulative over ``stretch`` positions.
+    """Launch the gate kernels.
 
     Returns:
-        The gate vectors in ``dtype``, with log_denom not yet filled, and the last m [B, H] in base e.
+        The gate vectors, with log_denom not yet filled, and the last m [B, H] in base e.
     """
     B, T, H, _ = v.shape
+    request, stretch = task.request, task.launched.stretch
     N = cdiv(T, stretch)
-    gates = empty_gates(problem.gate, v, stretch, dtype)
+    gates = empty_gates(request.gate, v, stretch, in_order=task.launched.in_order)
     b, u, w, g, edge, m, _ = gates
-    g_max, m_last = (torch.empty_like(g), _empty(B, H, like=v)) if problem.stabilised else (None, None)
+    g_max, m_last = (torch.empty_like(g), _empty(B, H, like=v)) if request.stabilised else (None, None)
     tile = _gates_tile(H, stretch)
     gates_forward_kernel[(cdiv(H, tile["BLOCK_H"]) * N * B,)](
-        decay, input_gate, head, b, u, w, g, m, g_max, problem.inv_tau, T, stretch, N, H=H, GATE=problem.gate, **tile
+        decay, input_gate, head, b, u, w, g, m, g_max, request.inv_tau, T, stretch, N, H=H, GATE=request.gate, **tile
     )
-    if problem.stabilised:
+    if request.stabilised:
         stabiliser_scan_kernel[(B * H,)](g, g_max, m_initial, edge, m_last, N, BLOCK_N=SCAN_BLOCK_N)
         grid = (cdiv(T, SCAN_BLOCK_N) * B * H,)
         stabiliser_finish_kernel[grid](b, edge, m, T, stretch, N, BLOCK_T=SCAN_BLOCK_N)
@@ -179,22 +183,20 @@ class ChunkStates:
 
 @on_device_of("z")
 def run_chunk_states(
-    problem: Pass,
-    config: StatesConfig,
+    task: EnginePass,
+    name: str,
     y: Tensor,
     z: Tensor,
     gates: GateVectors,
-    stretch: int,
     initial: Tensor | None,
     *,
     n_initial: Tensor | None = None,
     last: Tensor | None = None,
     n_last: Tensor | None = None,
     want_n: bool = False,
-    future: bool = False,
     forward_states: Tensor | None = None,
 ) -> ChunkStates:
-    """Launch the pass over the chunks; ``future`` runs it backward in time.
+    """Launch the pass over the chunks, backward in time where ``name`` is state_gradient.
 
     Args:
         y, z: k and v, or q and dh.
@@ -203,66 +205,54 @@ def run_chunk_states(
     """
     B, T, H, DZ = z.shape
     DX = y.shape[3]
-    N = cdiv(T, problem.chunk)
-    heads = B * H - problem.whole_heads
-    result = ChunkStates(states=_empty(heads, N, DX, DZ, like=z, dtype=problem.state_dtype))
+    launched, states, future = task.launched, task.launched.launches[name], name == "state_gradient"
+    config, heads, N, chunk, stretch = states.tile, states.heads, states.chunks, launched.chunk, launched.stretch
+    result = ChunkStates(states=_empty(heads, N, DX, DZ, like=z, dtype=task.request.state_dtype))
     if want_n:
         result.n_states = _empty(heads, N, DX, like=z)
     ends = (initial, n_initial, result.states, result.n_states, last, n_last)
-    shape = _shape(y.shape, z.shape, H, problem.headroom)
-    tiles = cdiv(DX, config.block_x) * cdiv(DZ, config.block_z)
-    local = config.parallel and N > 1 and forward_states is None
-    # The pass's last chunk is not computed unless the last state is wanted: no chunk follows it.
-    chunks = 1 if not local else N if last is not None else N - 1
-    grid = (tiles * heads * chunks,)
-    if local and config.whole_state:
+    shape = _shape(y.shape, z.shape, H, task.headroom)
+    grid = (states.programs(want_last=last is not None),)
+    if config.whole_state:
         triton.set_allocator(scratch)
         chunk_states_hopper_kernel[grid](
-            y, z, gates, result.states, result.n_states, math.log2(problem.scale), T, problem.chunk, N, heads,
-            problem.whole_heads, SHAPE=shape, FUTURE=future, TILE=config, num_warps=config.num_warps,
+            y, z, gates, result.states, result.n_states, math.log2(task.scale), T, chunk, N, heads, launched.whole,
+            SHAPE=shape, FUTURE=future, TILE=config, num_warps=config.num_warps,
         )  # fmt: skip
     else:
         if forward_states is not None:
-            result.anchors = _empty(tiles, B, H, N, like=z)
+            result.anchors = _empty(math.prod(states.blocks), B, H, N, like=z)
         # A chunk's contribution is computed from zero; the merge takes the initial state and writes the last one.
-        own = (None, None, result.states, result.n_states, None, None) if local else ends
+        own = (None, None, result.states, result.n_states, None, None) if config.parallel else ends
         chunk_states_kernel[grid](
-            y, z, gates, *own, Anchors(forward_states, result.anchors), problem.scale, T, problem.chunk, N, stretch,
-            B * H, SHAPE=shape, FUTURE=future, LOCAL=local, TILE=config, PRECISION=_precision(z),
+            y, z, gates, *own, Anchors(forward_states, result.anchors), task.scale, T, chunk, N, stretch, B * H,
+            SHAPE=shape, FUTURE=future, LOCAL=config.parallel, TILE=config, PRECISION=_precision(z),
             num_warps=config.num_warps, num_stages=config.num_stages,
         )  # fmt: skip
-    if local:
+    if config.parallel:
         # BLOCK_G is rounded up to few values, so that chunks of several lengths share a compiled kernel.
-        per_chunk = problem.chunk // stretch
+        per_chunk = chunk // stretch
         block_g = next(size for size in (32, 256, next_power_of_two(per_chunk)) if per_chunk <= size)
         merge_chunk_states_kernel[(cdiv(DX * DZ, MERGE_BLOCK_E) * heads,)](
-            gates.g, gates.edge, *ends, T, problem.chunk, N, stretch, problem.whole_heads, DX=DX, DZ=DZ, FUTURE=future,
+            gates.g, gates.edge, *ends, T, chunk, N, stretch, launched.whole, DX=DX, DZ=DZ, FUTURE=future,
             BLOCK_E=MERGE_BLOCK_E, BLOCK_G=block_g, BLOCK_X=next_power_of_two(DX), num_warps=4,
         )  # fmt: skip
     return result
 
 
 @on_device_of("q")
-def run_normaliser(
-    problem: Pass,
-    config: NormaliserConfig,
-    q: Tensor,
-    k: Tensor,
-    gates: GateVectors,
-    denominators: Denominators,
-    stretch: int,
-) -> None:
+def run_normaliser(task: EnginePass, q: Tensor, k: Tensor, gates: GateVectors, denominators: Denominators) -> None:
     """Launch the normaliser's kernels, which fill ``denominators.log_denom`` and ``denominators.n_last``."""
     B, T, _, K = q.shape
     H = gates.b.shape[1]
-    N = cdiv(T, problem.chunk)
-    blocks = cdiv(K, config.block_k)
+    launched = task.launched
+    config, blocks, block_t = launched.launches["normaliser"]
     n_q = _empty(blocks, B, H, T, like=q)
-    n_states = denominators.n_states if N > 1 else denominators.n_initial
+    n_states = denominators.n_states if launched.several else denominators.n_initial
     triton.set_allocator(scratch)
-    normaliser_kernel[(blocks * N * B * H,)](
-        q, k, gates, n_states, n_q, denominators.n_last, problem.scale, T, problem.chunk, N, B * H,
-        H=H, K=K, GROUP=H // q.shape[2], BLOCK_T=stretch, BLOCK_K=config.block_k, STAGES=config.num_stages,
+    normaliser_kernel[(blocks * launched.head_chunks,)](
+        q, k, gates, n_states, n_q, denominators.n_last, task.scale, T, launched.chunk, launched.chunks, B * H,
+        H=H, K=K, GROUP=H // q.shape[2], BLOCK_T=block_t, BLOCK_K=config.block_k, STAGES=config.num_stages,
         num_warps=config.num_warps, num_stages=config.num_stages,
     )  # fmt: skip
     count = B * H * T
@@ -289,9 +279,8 @@ class Product:
 
 @on_device_of("z")
 def run_tiles_in_parallel(
-    problem: Pass,
-    config: ChunkOutputsConfig,
-    role: Role,
+    task: EnginePass,
+    name: str,
     x: Tensor,
     y: Tensor,
     z: Tensor,
@@ -304,16 +293,16 @@ def run_tiles_in_parallel(
     """Launch the kernel that takes a chunk's tiles in parallel; see roles.py for x, y, z, the states and the pair."""
     B, T, _, DZ = z.shape
     H = gates.b.shape[1]
-    N = cdiv(T, problem.chunk)
-    tiles_z = cdiv(DZ, config.block_z)
+    launched, product = task.launched, task.launched.launches[name]
+    config, blocks = product.tile, product.launches[0].blocks
     result = Product(out=_empty(B, T, H, DZ, like=z, dtype=z.dtype))
     if pair is not None:
-        result.row_sums = _empty(tiles_z, B, H, T, like=z)
-    chunk_o_kernel[(tiles_z * cdiv(problem.chunk, config.block_t) * N * B * H,)](
+        result.row_sums = _empty(blocks, B, H, T, like=z)
+    chunk_o_kernel[(blocks * cdiv(launched.chunk, config.block_t) * launched.head_chunks,)](
         x, y, z, states, result.out, gates, n_states, pair, result.row_sums,
-        problem.scale, T, problem.chunk, N, B * H,
-        SHAPE=_shape(x.shape, z.shape, H, problem.headroom), ROLE=role,
-        NORMALISE=problem.stabilised and role == OUTPUT, TILE=config, PRECISION=_precision(z),
+        task.scale, T, launched.chunk, launched.chunks, B * H,
+        SHAPE=_shape(x.shape, z.shape, H, task.headroom), ROLE=product.role,
+        NORMALISE=task.request.stabilised and name == "h", TILE=config, PRECISION=_precision(z),
         num_warps=config.num_warps, num_stages=config.num_stages,
     )  # fmt: skip
     return result
@@ -321,9 +310,8 @@ def run_tiles_in_parallel(
 
 @on_device_of("z")
 def run_tiles_in_order(
-    problem: Pass,
-    config: FusedChunkConfig | WholeStateConfig,
-    role: Role,
+    task: EnginePass,
+    name: str,
     x: Tensor,
     y: Tensor,
     z: Tensor,
@@ -336,7 +324,7 @@ def run_tiles_in_order(
     anchor_states: Tensor | None = None,
     denominators: Denominators | None = None,
 ) -> Product:
-    """Launch fused_chunk_kernel or whole_state_kernel, by ``config``; roles.py has x, y, z, the states and the pair.
+    """Launch fused_chunk_kernel or whole_state_kernel; see roles.py for x, y, z, the states and the pair.
 
     A past role with a ``pair`` (dq) returns the states at the anchors; a future role with a ``pair`` (dk) takes them as
     ``anchor_states`` and returns the anchors.
@@ -347,23 +335,35 @@ def run_tiles_in_order(
         last: to which the state after the last step of the whole heads is written [B, H, ...].
         denominators: what mLSTMexp's denominators start from, if the kernel makes them itself.
     """
-    walk = choose_walk(problem, config, role, x.shape, z.shape, gates.b.shape[1], z.dtype, capability(z.device))
-    result = Product(out=_empty(*walk.out, like=z, dtype=z.dtype), anchor_states=anchor_states)
+    B, T, _, DZ = z.shape
+    H = gates.b.shape[1]
+    product = task.launched.launches[name]
+    config = product.tile
+    launches = _launches(task, name, x.shape, z.shape, H, capability(z.device))
+    num_sums, blocks, whole_state = config.row_sums(DZ), len(launches), isinstance(config, WholeStateConfig)
+    result = Product(out=_empty(B, T, H, DZ, like=z, dtype=z.dtype), anchor_states=anchor_states)
     if pair is not None:
-        result.row_sums = _empty(*walk.row_sums, like=z)
-        if role.future:
-            result.anchors = _empty(*walk.anchors, like=z)
+        result.row_sums = _empty(num_sums, B, H, T, like=z)
+        num_anchors = cdiv(T, task.launched.anchor_every)
+        if product.role.future:
+            # Each walker of whole_state writes its own anchors.
+            shares = num_sums // 4 if whole_state else num_sums
+            result.anchors = _empty(blocks * shares, B, H, num_anchors, like=z)
         else:
-            result.anchor_states = _empty(*walk.anchor_states, like=z, dtype=z.dtype)
-    blocks = len(walk.launches)
-    unfinished = _empty(*walk.out, like=z, dtype=walk.partial_dtype) if blocks > 1 else None
+            columns = product.launches[-1].blocks * config.block_z if whole_state else DZ
+            size = (blocks, B, H, num_anchors, config.block_x, columns)
+            result.anchor_states = _empty(*size, like=z, dtype=z.dtype)
+    unfinished = None
+    if blocks > 1:
+        half = config.partial_bytes(product.dim_x, bf16=z.dtype == torch.bfloat16) == 2
+        unfinished = _empty(B, T, H, DZ, like=z, dtype=z.dtype if half else torch.float32)
     if denominators is not None:
         gates = gates._replace(log_denom=None)
     triton.set_allocator(scratch)
-    for block, (grid, numbers, keywords) in enumerate(walk.launches):
-        parts = (result.anchor_states, result.anchors)
-        anchors = Anchors(*parts if blocks == 1 else [None if x is None else x.chunk(blocks)[block] for x in parts])
-        if isinstance(config, WholeStateConfig):
+    for block, (grid, numbers, keywords) in enumerate(launches):
+        found = (result.anchor_states, result.anchors)
+        anchors = Anchors(*found if blocks == 1 else [None if x is None else x.chunk(blocks)[block] for x in found])
+        if whole_state:
             out, *sums = (result.out, pair, result.row_sums) if block == blocks - 1 else (unfinished, None, None)
             whole_state_kernel[grid](
                 x, y, z, states, initial, unfinished if block else None, out, gates, *sums, last, anchors,
@@ -371,79 +371,43 @@ def run_tiles_in_order(
             )  # fmt: skip
         else:
             fused_chunk_kernel[grid](
-                x, y, z, states if walk.several_chunks else initial, unfinished, result.out, gates, pair,
+                x, y, z, states if task.launched.several else initial, unfinished, result.out, gates, pair,
                 result.row_sums, last, anchors, *numbers, **keywords,
             )  # fmt: skip
     return result
 
 
-class Walk(NamedTuple):
-    """What follows from sizes in :func:`run_tiles_in_order`: sizes of results, and each launch's grid and numbers."""
-
-    out: tuple[int, ...]
-    row_sums: tuple[int, ...]
-    anchors: tuple[int, ...]
-    anchor_states: tuple[int, ...]
-    partial_dtype: torch.dtype
-    several_chunks: bool
-    launches: list[tuple[tuple[int], tuple[Any, ...], dict[str, Any]]]
-
-
 @lru_cache(REMEMBERED)
-def choose_walk(
-    problem: Pass,
-    config: FusedChunkConfig | WholeStateConfig,
-    role: Role,
-    size_x: torch.Size,
-    size_z: torch.Size,
-    H: int,
-    dtype: torch.dtype,
-    capability: tuple[int, int],
-) -> Walk:
-    """Return what follows from the sizes of x and z; H: heads of the output."""
-    (B, T, _, DZ), DX = size_z, size_x[3]
-    N = cdiv(T, problem.chunk)
-    every = problem.anchor_every
-    num_anchors = cdiv(T, every)
-    blocks, tiles_z, num_sums = len(config.launches(DX)), cdiv(DZ, config.block_z), config.row_sums(DZ)
-    shape = _shape(size_x, size_z, H, problem.headroom)
+def _launches(
+    task: EnginePass, name: str, size_x: torch.Size, size_z: torch.Size, H: int, capability: tuple[int, int]
+) -> list[tuple[tuple[int], tuple[Any, ...], dict[str, Any]]]:
+    """Return each launch's grid, numbers and keywords in :func:`run_tiles_in_order`; H: heads of the output."""
+    launched, T = task.launched, size_z[1]
+    product = launched.launches[name]
+    config, parts, every = product.tile, product.launches, launched.anchor_every
+    shape = _shape(size_x, size_z, H, task.headroom)
     launches: list[Any] = []
-    options: dict[str, Any]
-    if isinstance(config, WholeStateConfig):
-        # Each walker writes its own anchors.
-        shares, columns = num_sums // 4, tiles_z * config.block_z
-        heads, scale = problem.whole_heads + N * (B * H - problem.whole_heads), math.log2(problem.scale)
-        for column, tile in config.launches(DX):
-            numbers = scale, T, problem.chunk, N, B * H, problem.whole_heads, every, column
-            options = {"num_warps": 4, "maxnreg": 128 if tile.resident == 2 else None, **register_options(capability)}
-            keywords = {"SHAPE": shape, "ROLE": role, "TILE": tile, **options}
-            launches.append(((cdiv(DZ, tile.block_z) * heads,), numbers, keywords))
-    else:
-        shares, columns = tiles_z, DZ
-        if B * H * num_anchors * config.block_x >= 2**31:
-            expected = f"below 2^31 / {config.block_x} at anchors every {every} positions"
-            raise ValueError(f"batch * num_heads * seq_len / {every} must be {expected}, got {B * H * num_anchors}")
-        for block in range(blocks):
-            flags = {"FIRST": block == 0, "LAST": block == blocks - 1}
-            options = {"num_warps": config.num_warps, "num_stages": config.num_stages, **register_options(capability)}
-            keywords = {"SHAPE": shape, "ROLE": role, **flags, "TILE": config, **options}
-            launches.append(
-                ((tiles_z * N * B * H,), (problem.scale, T, problem.chunk, N, B * H, every, block), keywords)
-            )
-    return Walk(
-        out=(B, T, H, DZ),
-        row_sums=(num_sums, B, H, T),
-        anchors=(blocks * shares, B, H, num_anchors),
-        anchor_states=(blocks, B, H, num_anchors, config.block_x, columns),
-        partial_dtype=dtype if config.partial_bytes(DX, bf16=dtype == torch.bfloat16) == 2 else torch.float32,
-        several_chunks=N > 1,
-        launches=launches,
-    )
+    for block, part in enumerate(parts):
+        numbers: tuple[Any, ...] = T, launched.chunk, launched.chunks, launched.heads
+        options: dict[str, Any] = {"SHAPE": shape, "ROLE": product.role}
+        if isinstance(config, WholeStateConfig):
+            numbers = math.log2(task.scale), *numbers, launched.whole, every, part.first
+            options |= {"TILE": part.tile, "num_warps": 4, "maxnreg": 128 if part.tile.resident == 2 else None}
+        else:
+            if (anchors := launched.heads * cdiv(T, every)) * config.block_x >= 2**31:
+                expected = f"below 2^31 / {config.block_x} at anchors every {every} positions"
+                raise ValueError(f"batch * num_heads * seq_len / {every} must be {expected}, got {anchors}")
+            numbers = task.scale, *numbers, every, block
+            options |= {"FIRST": block == 0, "LAST": block == len(parts) - 1, "TILE": config}
+            options |= {"num_warps": config.num_warps, "num_stages": config.num_stages}
+        grid = (part.blocks * launched.head_chunks,)
+        launches.append((grid, numbers, {**options, **register_options(capability)}))
+    return launches
 
 
 @on_device_of("q_dq")
 def run_gates_backward(
-    problem: Pass,
+    request: EngineRequest,
     q_dq: Tensor,
     k_dk: Tensor,
     anchors: Tensor | None,
@@ -467,8 +431,8 @@ def run_gates_backward(
     tile = _gates_tile(H, stretch)
     gates_backward_kernel[(cdiv(H, tile["BLOCK_H"]) * N * B,)](
         q_dq, k_dk, anchors, decay, input_gate, head, d_decay, d_input, d_head,
-        problem.inv_tau, T, stretch, N, B * H,
-        H=H, GATE=problem.gate, NUM_SUMS=NUM_SUMS, NUM_ANCHORS=0 if anchors is None else anchors.shape[0],
+        request.inv_tau, T, stretch, N, B * H,
+        H=H, GATE=request.gate, NUM_SUMS=NUM_SUMS, NUM_ANCHORS=0 if anchors is None else anchors.shape[0],
         END_IS_KNOWN=end_is_known, **tile,
     )  # fmt: skip
     return d_decay, d_input, None if d_head is None or head is None else run_sum(d_head, head)
@@ -487,7 +451,7 @@ def run_sum(x: Tensor, like: Tensor) -> Tensor:
 
 @on_device_of("v")
 def run_step(
-    problem: Pass,
+    request: EngineRequest,
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -501,11 +465,11 @@ def run_step(
     """Launch the decoding step; return h [B, 1, H, V] and the new C, n and m. The given state is not overwritten."""
     B, _, H, V = v.shape
     K = q.shape[3]
-    h, last = torch.empty_like(v), empty_state(q, v, normalised=problem.stabilised)
+    h, last = torch.empty_like(v), empty_state(q, v, normalised=request.stabilised)
     block_v = min(STEP_BLOCK_V, padded(V))
     step_kernel[(cdiv(V, block_v) * B * H,)](
         q.detach(), k.detach(), v.detach(), decay, input_gate, head, c, n, m, h, *last,
-        problem.scale * problem.headroom, problem.inv_tau, H=H, K=K, V=V, GROUP=H // q.shape[2], GATE=problem.gate,
+        request.scale, request.inv_tau, H=H, K=K, V=V, GROUP=H // q.shape[2], GATE=request.gate,
         BLOCK_K=min(STEP_BLOCK_K, padded(K)), BLOCK_V=block_v, num_warps=4,
     )  # fmt: skip
     return h, *last
