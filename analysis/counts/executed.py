@@ -36,29 +36,13 @@ import functools
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 from ...kernels import get_operation
 from ...kernels.lightning.config import MAX_HEAD_DIM
+from ...kernels.scalar_decay import plan
 from ...kernels.scalar_decay.choice import backward_after, hopper_config
-from ...kernels.scalar_decay.config import (
-    ChunkOutputsConfig,
-    EngineConfig,
-    FusedChunkConfig,
-    fit_chunk,
-    padded,
-    select_config,
-)
-from ...kernels.scalar_decay.plan import (
-    NormaliserPass,
-    Pass,
-    ProductPasses,
-    Sizes,
-    StatesPass,
-    backward,
-    forward,
-    kept_chunk,
-)
+from ...kernels.scalar_decay.config import ChunkOutputsConfig, EngineConfig, FusedChunkConfig, fit_chunk, padded
 from .model import Problem
 from .scalar_decay import GATE_MODELS
 
@@ -77,15 +61,15 @@ CAPABILITY = (9, 0)
 
 def sweep_tile(width: int) -> int:
     """Return the rows and columns of the squares that a sweep computes on the diagonal, for inputs of so many bytes."""
-    sizes = {"head_dim_qk": MAX_HEAD_DIM, "head_dim_v": MAX_HEAD_DIM, "chunk": 1024, "batch_heads": 1}
-    return int(select_config(scheme="sweep", capability=CAPABILITY, item_bytes=width, **sizes).output.block_t)
+    sizes = plan.Sizes(seq_len=1024, batch_heads=1, head_dim_qk=MAX_HEAD_DIM, head_dim_v=MAX_HEAD_DIM)
+    return int(sizes.config("sweep", 1024, CAPABILITY, width).output.block_t)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineRun(Problem):
     """A problem as a pass of the engine or of a Lightning kernel runs it; ``chunk_size`` is the one in force."""
 
-    launched: Pass
+    launched: plan.Pass
 
     @property
     def vector_bytes(self) -> int:
@@ -99,21 +83,21 @@ class EngineRun(Problem):
         return name == "h" and self.stabilised and "normaliser" not in self.launched.launches
 
 
-def engine_pass(problem: Problem, direction: str) -> Pass:
+def engine_pass(problem: Problem, direction: str) -> plan.Pass:
     """Return what a pass of the engine launches on an H200; a device whose memory is faster or slower, or which has
     more or fewer multiprocessors, may cut chunks otherwise."""
     scheme, chunk = problem.formulation, fit_chunk(problem.chunk_size, problem.seq_len)
     sizes = _engine_sizes(problem)
     config = hopper_config(sizes, scheme, chunk)
-    made = forward(sizes, config, chunk)
+    made = plan.forward(sizes, config, chunk)
     if direction == "forward":
         return made
-    kept = kept_chunk(sizes, config, chunk, qk_share=problem.qk_share, state_bytes=problem.widths.state)
+    kept = plan.kept_chunk(sizes, config, chunk, qk_share=problem.qk_share, state_bytes=problem.widths.state)
     return backward_after(made, sizes, scheme, config, kept=kept, named=True)
 
 
-def _engine_sizes(problem: Problem) -> Sizes:
-    return Sizes(
+def _engine_sizes(problem: Problem) -> plan.Sizes:
+    return plan.Sizes(
         seq_len=problem.seq_len,
         batch_heads=problem.rows,
         head_dim_qk=problem.head_dim_qk,
@@ -123,21 +107,19 @@ def _engine_sizes(problem: Problem) -> Sizes:
     )
 
 
-def _lightning_pass(problem: Problem, direction: str) -> Pass:
+def _lightning_pass(problem: Problem, direction: str) -> plan.Pass:
     """Return what a pass of a Lightning kernel launches: the engine's products, over one chunk and whole contractions,
     in tiles of its own."""
-    dims = {"head_dim_qk": problem.head_dim_qk, "head_dim_v": problem.head_dim_v}
-    sizes = {**dims, "batch": problem.batch, "num_heads": problem.num_heads}
-    own: Any = get_operation("lightning").implementation(problem.formulation)
-    own = own.launches("fwbw", problem.dtype, sizes, CAPABILITY)
-
+    sizes = {name: getattr(problem, name) for name in ("batch", "num_heads", "head_dim_qk", "head_dim_v")}
+    implementation = get_operation("lightning").implementation(problem.formulation)
+    own: Any = implementation.launches("fwbw", problem.dtype, sizes, CAPABILITY)
     kind = FusedChunkConfig if problem.formulation == "lightning2" else ChunkOutputsConfig
     tiles: dict[str, Any] = {"states": None, "normaliser": None}
     for name in ("output", "dq", "dk", "dv"):
-        dim_x = padded(dims["head_dim_v" if name in ("dq", "dk") else "head_dim_qk"])
+        dim_x = padded(sizes["head_dim_v" if name in ("dq", "dk") else "head_dim_qk"])
         tiles[name] = kind(**dataclasses.asdict(getattr(own, name)), block_x=dim_x)
     chunk = max(padded(problem.seq_len), own.output.block_t)
-    make = backward if direction == "backward" else forward
+    make = plan.backward if direction == "backward" else plan.forward
     return make(_engine_sizes(problem), EngineConfig(**tiles), chunk)
 
 
@@ -153,19 +135,13 @@ def run_of(problem: Problem, direction: str) -> EngineRun | None:
     return EngineRun(**{**same, "chunk_size": launched.chunk}, launched=launched)
 
 
-class CountedRole(NamedTuple):
-    """What the products of h, dq, dk or dv are called: X Y^T, and that which makes the state."""
-
-    scores: str
-    state: str
-
-
 COUNTED = {
-    "h": CountedRole(scores="scores", state="state"),
-    "dq": CountedRole(scores="score_gradient", state="recomputed_state"),
-    "dk": CountedRole(scores="recomputed_score_gradient", state="state_gradient"),
-    "dv": CountedRole(scores="recomputed_scores", state="recomputed_state_gradient"),
+    "h": ("scores", "state"),
+    "dq": ("score_gradient", "recomputed_state"),
+    "dk": ("recomputed_score_gradient", "state_gradient"),
+    "dv": ("recomputed_scores", "recomputed_state_gradient"),
 }
+"""What the products of h, dq, dk and dv are called: X Y^T, and that which makes the state."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,9 +172,9 @@ def executed(problem: Problem, direction: str) -> Executed | None:
     if direction == "forward":
         _gates(run, total)
     for name, launch in run.launched.launches.items():
-        if isinstance(launch, StatesPass):
+        if isinstance(launch, plan.StatesPass):
             _states(run, launch, name, total, forward=direction == "forward")
-        elif isinstance(launch, NormaliserPass):
+        elif isinstance(launch, plan.NormaliserPass):
             _normaliser(run, launch, total)
         else:
             (_walk if run.launched.in_order else _sweep)(run, name, launch, total)
@@ -212,7 +188,7 @@ def _again(name: str) -> str:
     return name if name.startswith("recomputed_") else f"recomputed_{name}"
 
 
-def _walk(run: EngineRun, name: str, product: ProductPasses, total: Executed) -> None:
+def _walk(run: EngineRun, name: str, product: plan.ProductPasses, total: Executed) -> None:
     """Add a walk's products.
 
     Per tile, launch and column block, at padded sizes, 2 (2 BT BX BZ + BT^2 BX + BT^2 BZ), less what a program that
@@ -225,7 +201,7 @@ def _walk(run: EngineRun, name: str, product: ProductPasses, total: Executed) ->
     again = sum((part.blocks - 1) * 2 * squares * part.dim_x for part in parts)
     needed = _role_products(name, rank, 2 * squares * dx, outputs, again)
     needed["recomputed_intra"] = (len(parts) - 1) * outputs
-    needed[COUNTED[name].state] += rank
+    needed[COUNTED[name][1]] += rank
     per_tile = 0
     for _, _, _, x, blocks, multiplied in parts:
         per_tile += 2 * block_t * (2 * x * multiplied + block_t * (blocks * x + multiplied))
@@ -236,10 +212,8 @@ def _walk(run: EngineRun, name: str, product: ProductPasses, total: Executed) ->
 
 def _role_products(name: str, inter: int, scores: int, intra: int, again: int) -> Counter[str]:
     """Return FLOPs of X S, X Y^T and (.) Z; every column block but one makes X Y^T again, in all ``again`` FLOPs."""
-    needed = Counter({"inter": inter, COUNTED[name].scores: scores})
-    needed[_again(COUNTED[name].scores)] += again
-    needed["intra"] = intra
-    return needed
+    made = COUNTED[name][0]
+    return Counter({"inter": inter, made: scores, "intra": intra}) + Counter({_again(made): again})
 
 
 def _walk_tiles(run: EngineRun, block_t: int) -> tuple[int, int]:
@@ -252,7 +226,7 @@ def _walk_tiles(run: EngineRun, block_t: int) -> tuple[int, int]:
     return tiles, squares
 
 
-def _normaliser(run: EngineRun, launch: NormaliserPass, total: Executed) -> None:
+def _normaliser(run: EngineRun, launch: plan.NormaliserPass, total: Executed) -> None:
     """Add the walk over q and k that makes mLSTMexp's denominators: X Y^T once more, in blocks of the contraction.
 
     q, k, b, u, w, m and n loaded; a part of n^T q stored for each block; parts and m loaded, the denominators stored.
@@ -274,7 +248,7 @@ def _normaliser(run: EngineRun, launch: NormaliserPass, total: Executed) -> None
     add(total.rereads, "normaliser pass", {"load": shared + (blocks - 1) * vectors}, run.rows)
 
 
-def _sweep(run: EngineRun, name: str, product: ProductPasses, total: Executed) -> None:
+def _sweep(run: EngineRun, name: str, product: plan.ProductPasses, total: Executed) -> None:
     """Add a sweep's products: per row tile and column block X S, where there are states; per column tile X Y^T, (.) Z.
 
     Past roles take the columns of earlier row tiles and of their own, future roles theirs and those of later ones, both
@@ -294,7 +268,7 @@ def _sweep(run: EngineRun, name: str, product: ProductPasses, total: Executed) -
     add(total.flops, name, needed, run.rows)
 
 
-def _row_tiles(run: EngineRun, product: ProductPasses) -> Iterator[tuple[int, int, int, int]]:
+def _row_tiles(run: EngineRun, product: plan.ProductPasses) -> Iterator[tuple[int, int, int, int]]:
     """Yield of all full row tiles, and then of those at the chunks' ends that have fewer rows: how many there are, the
     rows of one, and how many positions and column tiles all of them meet. BLOCK_S divides BLOCK_T."""
     block_t, block_s = product.tile.block_t, product.tile.block_s
@@ -309,7 +283,7 @@ def _row_tiles(run: EngineRun, product: ProductPasses) -> Iterator[tuple[int, in
             yield times, rest, of_full * block_t + times * rest, of_full * columns + times * rest_columns
 
 
-def _states(run: EngineRun, states: StatesPass, name: str, total: Executed, *, forward: bool) -> None:
+def _states(run: EngineRun, states: plan.StatesPass, name: str, total: Executed, *, forward: bool) -> None:
     """Add the pass that makes the states between the chunks of heads that are cut, or their gradients: Y^T Z by tiles.
 
     k and v (gradients: q and dh) are loaded and a state is stored per chunk. Chunks taken by themselves, of which the
@@ -341,7 +315,7 @@ def _states(run: EngineRun, states: StatesPass, name: str, total: Executed, *, f
     add(total.rereads, f"{name} pass", {"load": issued - moved["load"]}, heads)
 
 
-def _role_traffic(run: EngineRun, name: str, product: ProductPasses, total: Executed) -> None:
+def _role_traffic(run: EngineRun, name: str, product: plan.ProductPasses, total: Executed) -> None:
     """Add what a role's launches load and store.
 
     X, Y and the output once in all; Z and the gate vectors once a launch; between launches a partial result, stored and
@@ -373,7 +347,7 @@ def _role_traffic(run: EngineRun, name: str, product: ProductPasses, total: Exec
     add(total.rereads, name, {"load": _issued(run, name, product) + pair - moved["load"]}, run.rows)
 
 
-def _issued(run: EngineRun, name: str, product: ProductPasses) -> float:
+def _issued(run: EngineRun, name: str, product: plan.ProductPasses) -> float:
     """Return the bytes of X, Y, Z and gate vectors that the programs of a role load, whoever serves them.
 
     Walking, every column block loads X, Y and the gates of every launch. Sweeping, every row tile loads the columns of

@@ -115,10 +115,11 @@ def _walks_terms(case: Query, accelerator: Accelerator) -> tuple[float, ...] | N
     launches, _, *rates_ms = found
     scheme = formulation_of(case.op, case.impl, case.mode, case.dtype)
     sizes, chunk = sizes_of_case(case.sizes, normalised=case.op == "mlstm_exp"), case.sizes["chunk_size"]
-    passes = [time_us(sizes, scheme, chunk)] if case.mode != "bw" else []
+    config = hopper_config(sizes, scheme, chunk)
+    passes = [time_us(sizes, config, chunk)] if case.mode != "bw" else []
     if case.mode != "fw":
-        kept = kept_chunk(sizes, hopper_config(sizes, scheme, chunk), chunk)
-        passes.append(time_us(sizes, scheme, min(chunk, backward_chunk(sizes, scheme, kept)), kept=kept))
+        kept = kept_chunk(sizes, config, chunk)
+        passes.append(time_us(sizes, config, min(chunk, backward_chunk(sizes, scheme, kept)), kept=kept))
     return launches, *(1e-3 * sum(each) for each in zip(*passes, strict=True)), *rates_ms
 
 

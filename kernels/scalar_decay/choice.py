@@ -21,7 +21,7 @@ differ only in their number of multiprocessors and their memory rate.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -108,29 +108,32 @@ def best_chunk(sizes: Sizes, scheme: str, costs: Costs = COSTS, *, kept: int | N
     Args:
         kept: None for a forward pass; for a backward pass see :func:`time_us`.
     """
-    times = {chunk: sum(time_us(sizes, scheme, chunk, costs, kept=kept)) for chunk in chunk_lengths(sizes)}
+    config = hopper_config(sizes, scheme, WHOLE_STATE_BLOCK_T)
+    times = {chunk: sum(time_us(sizes, config, chunk, costs, kept=kept)) for chunk in chunk_lengths(sizes)}
     enough = min(times.values()) * (1 + WORTH_CUTTING if scheme == "whole_state" and kept is None else 1)
     return next(chunk for chunk, time in times.items() if time <= enough)
 
 
-def time_us(sizes: Sizes, scheme: str, chunk: int, costs: Costs = COSTS, *, kept: int | None = None) -> Times:
-    """Return the time of a pass on tiles as for Hopper, but for the gates.
+def time_us(sizes: Sizes, config: EngineConfig, chunk: int, costs: Costs = COSTS, *, kept: int | None = None) -> Times:
+    """Return the time of a pass, but for the gates.
 
     Args:
+        config: of :func:`hopper_config`.
         kept: None for a forward pass; for a backward pass see :func:`.plan.backward`.
     """
-    config = hopper_config(sizes, scheme, chunk)
     launched = forward(sizes, config, chunk) if kept is None else backward(sizes, config, chunk, kept=kept)
-    walks = states = 0.0
-    for launch in launched.launches.values():
+    walks = states = product = 0.0
+    for name, launch in launched.launches.items():
         if isinstance(launch, ProductPasses):
-            walks += _product_us(sizes, launched, launch, costs)
+            # dk takes as long as dq, the product before it.
+            product = product if name == "dk" else _product_us(sizes, launched, launch, costs)
+            walks += product
         elif isinstance(launch, StatesPass):
             states += _states_us(sizes, launched, launch, costs, with_n=sizes.normalised and kept is None)
     if sizes.normalised and kept is None:
         blocks = cdiv(sizes.head_dim_qk, 128)
         columns = 2 * sizes.head_dim_qk / blocks
-        walks += _walks_us(sizes, launched, blocks, RESIDENT, costs.normaliser, columns, costs)
+        walks += _programs_us(sizes, launched.walks(blocks), RESIDENT, costs.normaliser, columns, costs)
     return Times(walks, states)
 
 
@@ -138,7 +141,7 @@ def _product_us(sizes: Sizes, launched: Pass, product: ProductPasses, costs: Cos
     dim_x, dim_z, sums = product.dim_x, product.dim_z, product.role.transposed
     # For each launch: columns of X, blocks of output columns, programs per multiprocessor, time of a position.
     launches = [(dim_x, product.launches[0].blocks, RESIDENT, costs.walk * len(product.launches))]
-    if isinstance(product.tile, WholeStateConfig):
+    if launched.whole_state:
         launches = [(x.dim_x, x.blocks, x.tile.resident, costs.position_us(x.tile)) for x in product.launches]
     total = 0.0
     for n, (columns_x, blocks, resident, position) in enumerate(launches):
@@ -146,7 +149,7 @@ def _product_us(sizes: Sizes, launched: Pass, product: ProductPasses, costs: Cos
         tensors_z = 2 + (n > 0) + (sums and n == len(launches) - 1)
         columns = (2 * columns_x + tensors_z * dim_z) / blocks
         position *= costs.gradient if sums else 1.0
-        total += _walks_us(sizes, launched, blocks, resident, position, columns, costs)
+        total += _programs_us(sizes, launched.walks(blocks), resident, position, columns, costs)
     return total
 
 
@@ -158,42 +161,34 @@ def _states_us(sizes: Sizes, launched: Pass, states: StatesPass, costs: Costs, *
         merge = costs.merge * states.chunks
     position = costs.states_and_n if with_n and not whole_state else costs.states
     columns = sizes.head_dim_qk / blocks_k + sizes.head_dim_v / blocks_v
-    walk = _programs_us(sizes, programs, 2 if whole_state else 3, length, position, columns, costs)
+    walk = _programs_us(sizes, [(programs, length)], 2 if whole_state else 3, position, columns, costs)
     stored = states.heads * states.chunks * sizes.head_dim_qk * sizes.head_dim_v * 4 / 2**20
     return costs.launch + walk + costs.store * stored + merge
 
 
-def _walks_us(
-    sizes: Sizes, launched: Pass, blocks: int, resident: int, position: float, columns: float, costs: Costs
-) -> float:
-    """Return the time of ``blocks`` programs for each whole head and for each chunk of the others, one after the other;
-    the rest as in :func:`_programs_us`."""
-    total = 0.0
-    for number, length in ((launched.whole, sizes.seq_len), (launched.cut * launched.chunks, launched.chunk)):
-        if number:
-            total += _programs_us(sizes, number * blocks, resident, length, position, columns, costs)
-    return total
-
-
 def _programs_us(
-    sizes: Sizes, programs: int, resident: int, length: int, position: float, columns: float, costs: Costs
+    sizes: Sizes, walks: Sequence[tuple[int, int]], resident: int, position: float, columns: float, costs: Costs
 ) -> float:
-    """Return the time of programs that walk ``length`` positions each, wave after wave.
+    """Return the time of programs, wave after wave.
 
     Args:
+        walks: number of programs, and positions of each, of those that run one after the other.
         resident: programs that a multiprocessor runs at once.
         position: time of a position, without that of memory.
         columns: 16-bit numbers that a program reads and writes at a position.
     """
-    slots = resident * sizes.multiprocessors
-    full, rest = divmod(programs, slots)
+    total, slots = 0.0, resident * sizes.multiprocessors
     mebibyte = costs.memory * MEMORY_RATE / sizes.memory_rate * columns * 2 / 2**20
-    waves = full * costs.overlapped(position, mebibyte * slots)
-    return min(length, sizes.seq_len) * (waves + (costs.overlapped(position, mebibyte * rest) if rest else 0.0))
+    for programs, length in walks:
+        full, rest = divmod(programs, slots)
+        waves = full * costs.overlapped(position, mebibyte * slots) if full else 0.0
+        waves += costs.overlapped(position, mebibyte * rest) if rest else 0.0
+        total += min(length, sizes.seq_len) * waves
+    return total
 
 
 def hopper_config(sizes: Sizes, scheme: str, chunk: int) -> EngineConfig:
-    """Return the tiles of a pass in half precision as the model and counts have them; long chunks have the same."""
+    """Return the tiles of a pass on Hopper, in half precision; long chunks have the same."""
     return sizes.config(scheme, min(chunk, 128))
 
 

@@ -201,7 +201,7 @@ class EngineConfig:
     @property
     def takes_tiles_in_order(self) -> bool:
         """Whether a chunk's tiles are taken in order, rather than in parallel."""
-        return isinstance(self.output, FusedChunkConfig | WholeStateConfig)
+        return not isinstance(self.output, ChunkOutputsConfig)
 
     @property
     def whole_state(self) -> bool:

@@ -1,20 +1,27 @@
-"""Launchers of the engine's kernels, which allocate outputs and choose grids; autograd.py calls them in order."""
+"""A forward and a backward pass of the engine, of which common/differentiable.py makes an autograd function.
+
+plan.py says what a pass launches. Launchers allocate outputs, and stand in the order in which they are called; the
+passes follow them. Source: TFLA paper, sections 2.2, 3.2, appendices B, C.
+"""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from operator import index
 from typing import Any, NamedTuple
 
 import torch
 import triton
 from torch import Tensor
 
-from ..common.arguments import is_interpreted
-from ..common.device import capability, on_device_of, scratch
+from ..common.arguments import is_interpreted, score_headroom
+from ..common.device import capability, memory_rate, multiprocessors, on_device_of, scratch
+from ..common.differentiable import Differentiable, Tensors
 from ..common.sizes import REMEMBERED, cdiv, next_power_of_two, padded
 from ..common.versions import register_options
+from .choice import backward_after, forward_chunk, sweep_chunk
 from .chunk_o import chunk_o_kernel
 from .chunk_states import chunk_states_kernel, merge_chunk_states_kernel
 from .config import (
@@ -23,7 +30,9 @@ from .config import (
     MERGE_BLOCK_E,
     SCAN_BLOCK_N,
     SUM_BLOCK,
-    WholeStateConfig,
+    fit_chunk,
+    select_config,
+    takes_tiles_in_order,
 )
 from .declare import WHOLE_STATE_FORM
 from .fused_chunk import fused_chunk_kernel
@@ -34,10 +43,9 @@ from .gates import (
     stabiliser_scan_kernel,
     sum_kernel,
 )
-from .normaliser import denominator_kernel, normaliser_kernel
-from .plan import Pass
+from .normaliser import add_normaliser_gradients, denominator_kernel, normaliser_kernel
+from .plan import MEMORY_RATE, MULTIPROCESSORS, Pass, Sizes, forward, kept_chunk
 from .roles import Anchors, Denominators, GateVectors, Shape
-from .step import step_kernel
 
 HAS_WHOLE_STATE = not (WHOLE_STATE_FORM.why_not_with({"triton": triton.__version__}) or is_interpreted())
 """Whether whole_state.py can be imported: Gluon's names change with Triton's versions, and it has no interpreter."""
@@ -45,7 +53,6 @@ if HAS_WHOLE_STATE:
     from .chunk_states_hopper import chunk_states_hopper_kernel
     from .whole_state import whole_state_kernel
 
-STEP_BLOCK_K, STEP_BLOCK_V = 32, 64
 NO_DENOMINATORS = Denominators()
 
 
@@ -80,6 +87,60 @@ class EnginePass:
     scale: float
     headroom: float
     keeps_states: bool
+
+
+def choose(
+    request: EngineRequest, q: Tensor, v: Tensor, *, backward: bool = False, kept: bool = False, ends: bool = False
+) -> EnginePass:
+    """Return a pass for q [B, T, G, K] and v [B, T, H, V] on their device (a CPU counts as an H200).
+
+    Args:
+        kept: of a backward pass, whether it has the forward pass's states.
+        ends: whether the last state is wanted; of a backward pass, whether its gradient or the initial one is given.
+    """
+    return _choose(request, q.shape, v.shape, v.dtype, v.device, capability(v.device), backward, kept, ends)
+
+
+@lru_cache(REMEMBERED)
+def _choose(
+    request: EngineRequest,
+    size_q: torch.Size,
+    size_v: torch.Size,
+    dtype: torch.dtype,
+    device: torch.device,
+    capability: tuple[int, int],
+    is_backward: bool,
+    kept: bool,
+    ends: bool,
+) -> EnginePass:
+    (batch, seq_len, heads, head_dim_v), (_, _, groups, head_dim_qk) = size_v, size_q
+    sizes = Sizes(
+        seq_len=seq_len,
+        batch_heads=batch * heads,
+        head_dim_qk=head_dim_qk,
+        head_dim_v=head_dim_v,
+        normalised=request.stabilised,
+        sums_decay=request.gate == "ssd",
+        multiprocessors=multiprocessors(device) if device.type == "cuda" else MULTIPROCESSORS,
+        memory_rate=memory_rate(device) or MEMORY_RATE,
+    )
+    # Denominators grow with the scale, and gradients are divided by them, so mLSTMexp's need no headroom.
+    headroom = 1.0 if request.stabilised else score_headroom(request.scale, head_dim_qk, dtype)
+    scheme = request.scheme if takes_tiles_in_order(request.scheme, dtype.itemsize) else "sweep"
+    chunk = fit_chunk(request.chunk_size or forward_chunk(sizes, scheme), seq_len)
+    config = sizes.config(scheme, chunk, capability, dtype.itemsize)
+    launched, keeps = forward(sizes, config, chunk, ends=ends), False
+    after = partial(backward_after, launched, sizes, scheme, config, named=request.chunk_size is not None)
+    if is_backward:
+        launched = after(kept=chunk if kept else 0, ends=ends)
+    elif launched.several:
+        # They are kept if they take little memory and the backward pass has the same chunks.
+        bytes_of_state = request.state_dtype.itemsize
+        few = kept_chunk(sizes, config, chunk, qk_share=groups / heads, state_bytes=bytes_of_state)
+        keeps = few > 0 and "state" not in after(kept=few).launches
+    return EnginePass(
+        request=request, launched=launched, scale=request.scale / headroom, headroom=headroom, keeps_states=keeps
+    )
 
 
 def _empty(*shape: int, like: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -278,38 +339,7 @@ class Product:
 
 
 @on_device_of("z")
-def run_tiles_in_parallel(
-    task: EnginePass,
-    name: str,
-    x: Tensor,
-    y: Tensor,
-    z: Tensor,
-    states: Tensor | None,
-    gates: GateVectors,
-    *,
-    n_states: Tensor | None = None,
-    pair: Tensor | None = None,
-) -> Product:
-    """Launch the kernel that takes a chunk's tiles in parallel; see roles.py for x, y, z, the states and the pair."""
-    B, T, _, DZ = z.shape
-    H = gates.b.shape[1]
-    launched, product = task.launched, task.launched.launches[name]
-    config, blocks = product.tile, product.launches[0].blocks
-    result = Product(out=_empty(B, T, H, DZ, like=z, dtype=z.dtype))
-    if pair is not None:
-        result.row_sums = _empty(blocks, B, H, T, like=z)
-    chunk_o_kernel[(blocks * cdiv(launched.chunk, config.block_t) * launched.head_chunks,)](
-        x, y, z, states, result.out, gates, n_states, pair, result.row_sums,
-        task.scale, T, launched.chunk, launched.chunks, B * H,
-        SHAPE=_shape(x.shape, z.shape, H, task.headroom), ROLE=product.role,
-        NORMALISE=task.request.stabilised and name == "h", TILE=config, PRECISION=_precision(z),
-        num_warps=config.num_warps, num_stages=config.num_stages,
-    )  # fmt: skip
-    return result
-
-
-@on_device_of("z")
-def run_tiles_in_order(
+def run_product(
     task: EnginePass,
     name: str,
     x: Tensor,
@@ -322,12 +352,12 @@ def run_tiles_in_order(
     last: Tensor | None = None,
     pair: Tensor | None = None,
     anchor_states: Tensor | None = None,
-    denominators: Denominators | None = None,
+    denominators: Denominators = NO_DENOMINATORS,
 ) -> Product:
-    """Launch fused_chunk_kernel or whole_state_kernel; see roles.py for x, y, z, the states and the pair.
+    """Launch one of the four products; see roles.py for x, y, z, the states and the pair.
 
-    A past role with a ``pair`` (dq) returns the states at the anchors; a future role with a ``pair`` (dk) takes them as
-    ``anchor_states`` and returns the anchors.
+    Where a chunk's tiles are taken in order, a past role with a ``pair`` (dq) returns the states at the anchors; a
+    future role with a ``pair`` (dk) takes them as ``anchor_states`` and returns the anchors.
 
     Args:
         states: before each chunk of the cut heads [heads, N, ...].
@@ -337,41 +367,51 @@ def run_tiles_in_order(
     """
     B, T, _, DZ = z.shape
     H = gates.b.shape[1]
-    product = task.launched.launches[name]
-    config = product.tile
-    launches = _launches(task, name, x.shape, z.shape, H, capability(z.device))
-    num_sums, blocks, whole_state = config.row_sums(DZ), len(launches), isinstance(config, WholeStateConfig)
+    launched, product = task.launched, task.launched.launches[name]
+    config, sums, blocks = product.tile, product.tile.row_sums(DZ), len(product.launches)
     result = Product(out=_empty(B, T, H, DZ, like=z, dtype=z.dtype), anchor_states=anchor_states)
     if pair is not None:
-        result.row_sums = _empty(num_sums, B, H, T, like=z)
-        num_anchors = cdiv(T, task.launched.anchor_every)
+        result.row_sums = _empty(sums, B, H, T, like=z)
+    if not launched.in_order:
+        grid = (product.launches[0].blocks * cdiv(launched.chunk, config.block_t) * launched.head_chunks,)
+        chunk_o_kernel[grid](
+            x, y, z, states, result.out, gates, denominators.n_states, pair, result.row_sums,
+            task.scale, T, launched.chunk, launched.chunks, B * H,
+            SHAPE=_shape(x.shape, z.shape, H, task.headroom), ROLE=product.role,
+            NORMALISE=task.request.stabilised and name == "h", TILE=config, PRECISION=_precision(z),
+            num_warps=config.num_warps, num_stages=config.num_stages,
+        )  # fmt: skip
+        return result
+    if pair is not None:
+        num_anchors = cdiv(T, launched.anchor_every)
         if product.role.future:
             # Each walker of whole_state writes its own anchors.
-            shares = num_sums // 4 if whole_state else num_sums
+            shares = sums // 4 if launched.whole_state else sums
             result.anchors = _empty(blocks * shares, B, H, num_anchors, like=z)
         else:
-            columns = product.launches[-1].blocks * config.block_z if whole_state else DZ
+            columns = product.launches[-1].blocks * config.block_z if launched.whole_state else DZ
             size = (blocks, B, H, num_anchors, config.block_x, columns)
             result.anchor_states = _empty(*size, like=z, dtype=z.dtype)
     unfinished = None
     if blocks > 1:
         half = config.partial_bytes(product.dim_x, bf16=z.dtype == torch.bfloat16) == 2
         unfinished = _empty(B, T, H, DZ, like=z, dtype=z.dtype if half else torch.float32)
-    if denominators is not None:
+    if denominators.log_denom is not None:
         gates = gates._replace(log_denom=None)
     triton.set_allocator(scratch)
+    launches = _launches(task, name, x.shape, z.shape, H, capability(z.device))
     for block, (grid, numbers, keywords) in enumerate(launches):
         found = (result.anchor_states, result.anchors)
         anchors = Anchors(*found if blocks == 1 else [None if x is None else x.chunk(blocks)[block] for x in found])
-        if whole_state:
-            out, *sums = (result.out, pair, result.row_sums) if block == blocks - 1 else (unfinished, None, None)
+        if launched.whole_state:
+            out, *ends = (result.out, pair, result.row_sums) if block == blocks - 1 else (unfinished, None, None)
             whole_state_kernel[grid](
-                x, y, z, states, initial, unfinished if block else None, out, gates, *sums, last, anchors,
-                denominators or NO_DENOMINATORS, *numbers, **keywords,
+                x, y, z, states, initial, unfinished if block else None, out, gates, *ends, last, anchors,
+                denominators, *numbers, **keywords,
             )  # fmt: skip
         else:
             fused_chunk_kernel[grid](
-                x, y, z, states if task.launched.several else initial, unfinished, result.out, gates, pair,
+                x, y, z, states if launched.several else initial, unfinished, result.out, gates, pair,
                 result.row_sums, last, anchors, *numbers, **keywords,
             )  # fmt: skip
     return result
@@ -381,7 +421,7 @@ def run_tiles_in_order(
 def _launches(
     task: EnginePass, name: str, size_x: torch.Size, size_z: torch.Size, H: int, capability: tuple[int, int]
 ) -> list[tuple[tuple[int], tuple[Any, ...], dict[str, Any]]]:
-    """Return each launch's grid, numbers and keywords in :func:`run_tiles_in_order`; H: heads of the output."""
+    """Return each launch's grid, numbers and keywords in :func:`run_product`; H: heads of the output."""
     launched, T = task.launched, size_z[1]
     product = launched.launches[name]
     config, parts, every = product.tile, product.launches, launched.anchor_every
@@ -390,7 +430,7 @@ def _launches(
     for block, part in enumerate(parts):
         numbers: tuple[Any, ...] = T, launched.chunk, launched.chunks, launched.heads
         options: dict[str, Any] = {"SHAPE": shape, "ROLE": product.role}
-        if isinstance(config, WholeStateConfig):
+        if launched.whole_state:
             numbers = math.log2(task.scale), *numbers, launched.whole, every, part.first
             options |= {"TILE": part.tile, "num_warps": 4, "maxnreg": 128 if part.tile.resident == 2 else None}
         else:
@@ -449,8 +489,7 @@ def run_sum(x: Tensor, like: Tensor) -> Tensor:
     return result
 
 
-@on_device_of("v")
-def run_step(
+def _forward(
     request: EngineRequest,
     q: Tensor,
     k: Tensor,
@@ -458,18 +497,118 @@ def run_step(
     decay: Tensor | None,
     input_gate: Tensor | None,
     head: Tensor | None,
-    c: Tensor | None,
-    n: Tensor | None,
-    m: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
-    """Launch the decoding step; return h [B, 1, H, V] and the new C, n and m. The given state is not overwritten."""
-    B, _, H, V = v.shape
-    K = q.shape[3]
-    h, last = torch.empty_like(v), empty_state(q, v, normalised=request.stabilised)
-    block_v = min(STEP_BLOCK_V, padded(V))
-    step_kernel[(cdiv(V, block_v) * B * H,)](
-        q.detach(), k.detach(), v.detach(), decay, input_gate, head, c, n, m, h, *last,
-        request.scale, request.inv_tau, H=H, K=K, V=V, GROUP=H // q.shape[2], GATE=request.gate,
-        BLOCK_K=min(STEP_BLOCK_K, padded(K)), BLOCK_V=block_v, num_warps=4,
+    c_initial: Tensor | None,
+    n_initial: Tensor | None,
+    m_initial: Tensor | None,
+) -> tuple[Tensors, Tensors]:
+    """Return h and the last C, n and m; and, to keep, the gate vectors and the states or None."""
+    task = choose(request, q, v, ends=request.want_last)
+    launched, exp = task.launched, request.stabilised
+    gates, m_last = run_gates(task, v, decay, input_gate, head, m_initial)
+    states, n_states = (None, None) if launched.in_order else (c_initial, n_initial)
+    last, n_last, _ = empty_state(q, v, normalised=exp) if request.want_last else (None, None, None)
+    if "state" in launched.launches:
+        chunks = run_chunk_states(
+            task, "state", k, v, gates, c_initial, n_initial=n_initial, last=last, n_last=n_last, want_n=exp
+        )
+        states, n_states = chunks.states, chunks.n_states
+    # The pass over the chunks has written the last states of the cut heads.
+    whole_last, whole_n_last = (last, n_last) if launched.whole else (None, None)
+    denominators = Denominators(n_states, n_initial, whole_n_last, gates.log_denom)
+    if "normaliser" in launched.launches:
+        run_normaliser(task, q, k, gates, denominators)
+        denominators = NO_DENOMINATORS
+    output = run_product(
+        task, "h", q, k, v, states, gates, initial=c_initial, last=whole_last, denominators=denominators
+    )
+    kept = states if task.keeps_states else None
+    return (output.out, last, n_last, m_last if request.want_last else None), (*gates, kept)
+
+
+def _shapes(request: EngineRequest, q: Tensor, k: Tensor, v: Tensor, *_: Tensor | None) -> tuple[Tensors, Tensors]:
+    heads, dim_k, dim_v = index(v.shape[2]), index(q.shape[3]), index(v.shape[3])
+    in_order = takes_tiles_in_order(request.scheme, v.element_size())
+    # A compiled call serves all sequence lengths, so the length of the gates' stretches must not depend on T here.
+    chunk = request.chunk_size or sweep_chunk(dim_k, dim_v)
+    config = select_config(
+        scheme=request.scheme, capability=capability(v.device), item_bytes=v.element_size(), head_dim_qk=dim_k,
+        head_dim_v=dim_v, chunk=chunk, batch_heads=heads,
     )  # fmt: skip
-    return h, *last
+    gates = empty_gates(request.gate, v, config.gate_stretch(chunk), in_order=in_order)
+    last = empty_state(q, v, normalised=request.stabilised) if request.want_last else (None, None, None)
+    return (torch.empty_like(v), *last), gates
+
+
+def _backward(
+    request: EngineRequest, needs: tuple[bool, ...], tensors: Tensors, saved: Tensors, gradients: Tensors
+) -> Tensors:
+    """Return the gradients of q, k, v, the gates and the initial state C and n.
+
+    Kernels that take tiles in order need the states of cut heads only, and compute the anchors of the decay's gradient
+    on their way. chunk_o.py needs the states of every chunk; its anchors are at the chunks' edges.
+    """
+    q, k, v, decay, input_gate, head, c_initial, n_initial, _ = tensors
+    dh, d_last, dn_last, _ = gradients
+    number = len(GateVectors._fields)
+    # A compiled call's operator does not save the states.
+    gates, states = GateVectors(*saved[:number]), saved[number] if len(saved) > number else None
+    ends = c_initial is not None or d_last is not None
+    task = choose(request, q, v, backward=True, kept=states is not None, ends=ends)
+    launched = task.launched
+    dh = torch.zeros_like(v) if dh is None else dh.contiguous()
+    if d_last is not None:
+        # Between the kernels dC is divided by the headroom.
+        d_last = d_last.float().contiguous()
+        d_last = d_last if task.headroom == 1 else d_last / task.headroom
+    want_gates = any(needs[3:6])
+    q_pair, k_pair = (q, k) if want_gates else (None, None)
+    d_initial = empty_state(q, v, normalised=False)[0] if needs[6] else None
+
+    if "state" in launched.launches:
+        states = run_chunk_states(task, "state", k, v, gates, c_initial).states
+    dq = run_product(task, "dq", dh, v, k, states, gates, initial=c_initial, pair=q_pair)
+    d_states = anchors = None
+    if "state_gradient" in launched.launches:
+        chunks = run_chunk_states(
+            task, "state_gradient", q, dh, gates, d_last, last=d_initial,
+            forward_states=states if want_gates and not launched.in_order else None,
+        )  # fmt: skip
+        d_states, anchors = chunks.states, chunks.anchors
+    del states
+    dk = run_product(task, "dk", v, dh, q, d_states, gates, initial=d_last, pair=k_pair, anchor_states=dq.anchor_states)
+    dq.anchor_states = dk.anchor_states = None
+    last = d_initial if launched.whole else None
+    dv = run_product(task, "dv", k, q, dh, d_states, gates, initial=d_last, last=last)
+
+    if d_initial is not None and task.headroom != 1:
+        d_initial *= task.headroom
+    d_decay = d_input = d_head = None
+    if dq.row_sums is not None and dk.row_sums is not None:
+        d_decay, d_input, d_head = run_gates_backward(
+            request, dq.row_sums, dk.row_sums, dk.anchors if launched.in_order else anchors, launched.anchor_every,
+            decay, input_gate, head, end_is_known=d_last is None,
+        )  # fmt: skip
+    dn_initial = None
+    if dn_last is not None and request.stabilised:
+        dn_initial = add_normaliser_gradients(
+            dn_last, gates, launched.stretch, k, n_initial, dk.out, decay, d_decay, d_input
+        )
+    # dq and dk have been computed for every head; those of heads that share q and k (Mamba-2's C and B) are added up.
+    return (
+        *(x if x.shape == like.shape else run_sum(x, like) for x, like in ((dq.out, q), (dk.out, k))),
+        dv.out, d_decay, d_input, d_head, d_initial, dn_initial, None,
+    )  # fmt: skip
+
+
+SCALAR_DECAY = Differentiable(
+    "scalar_decay",
+    request=EngineRequest,
+    tensors=("q", "k", "v", "decay?", "input_gate?", "head?", "c_initial?", "n_initial?", "m_initial?"),
+    outputs=("h", "c", "n", "m"),
+    saved=GateVectors._fields,
+    constant=("m",),
+    forward=_forward,
+    backward=_backward,
+    shapes=_shapes,
+)
+"""h and the last state, with gradients of q, k, v, the gates and the initial state C and n."""

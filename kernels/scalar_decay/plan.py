@@ -119,12 +119,11 @@ class NormaliserPass(NamedTuple):
     block_t: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Pass:
+class Pass(NamedTuple):
     """A forward or backward pass.
 
     Attributes:
-        in_order: whether a chunk's tiles are taken in order, rather than in parallel.
+        in_order: whether a chunk's tiles are taken in order, not in parallel; ``whole_state``: by whole_state.py.
         heads: B * H.
         whole: how many of them, the first ones, are not cut into chunks; 0 where tiles are taken in parallel.
         chunk: chunk length; ``chunks``: how many of these hold the sequence, N.
@@ -134,6 +133,7 @@ class Pass:
     """
 
     in_order: bool
+    whole_state: bool
     heads: int
     whole: int
     chunk: int
@@ -151,6 +151,10 @@ class Pass:
     def head_chunks(self) -> int:
         """Chunks of all heads; a whole head is one."""
         return self.whole + self.chunks * self.cut
+
+    def walks(self, blocks: int) -> tuple[tuple[int, int], tuple[int, int]]:
+        """Return number and most positions of the programs of whole heads, and of cut ones: ``blocks`` a chunk."""
+        return (blocks * self.whole, self.chunk * self.chunks), (blocks * self.cut * self.chunks, self.chunk)
 
     @property
     def several(self) -> bool:
@@ -194,15 +198,17 @@ def backward(sizes: Sizes, config: EngineConfig, chunk: int, *, kept: int = 0, e
 def _pass(sizes: Sizes, config: EngineConfig, chunk: int, launches: dict[str, Any], whole: int) -> Pass:
     # Rounding errors of the decay's gradient accumulate from anchor to anchor, and never across a chunk's edge.
     # whole_state has fewer anchors, because they take a larger share of its time.
-    every = 64 if sizes.sums_decay else 512 if config.whole_state else 256
+    in_order, whole_state = config.takes_tiles_in_order, config.whole_state
+    every = 64 if sizes.sums_decay else 512 if whole_state else 256
     return Pass(
-        in_order=config.takes_tiles_in_order,
+        in_order=in_order,
+        whole_state=whole_state,
         heads=sizes.batch_heads,
         whole=whole,
         chunk=chunk,
         chunks=cdiv(sizes.seq_len, chunk),
         stretch=config.gate_stretch(chunk),
-        anchor_every=min(chunk, every) if config.takes_tiles_in_order else chunk,
+        anchor_every=min(chunk, every) if in_order else chunk,
         launches=launches,
     )
 

@@ -11,7 +11,6 @@ import torch
 from lrbench.analysis.check.statistics import median
 from lrbench.kernels import get_operation
 from lrbench.kernels.scalar_decay import plan
-from lrbench.kernels.scalar_decay.autograd import choose
 from lrbench.kernels.scalar_decay.choice import (
     COSTS,
     backward_chunk,
@@ -20,7 +19,7 @@ from lrbench.kernels.scalar_decay.choice import (
     hopper_config,
     time_us,
 )
-from lrbench.kernels.scalar_decay.launch import EngineRequest
+from lrbench.kernels.scalar_decay.launch import EngineRequest, choose
 from lrbench.kernels.scalar_decay.plan import Sizes
 from lrbench.tests.tools import fit_choice
 
@@ -77,7 +76,8 @@ def test_slow_memory_makes_cuts_dear() -> None:
     """64 heads of 96/96 fill half of the device: reading keys and values once more may take longer than that loses."""
     fast = shape(8192, 64, (96, 96))
     slow = replace(fast, memory_rate=fast.memory_rate / 2)
-    cut, whole = (sum(time_us(slow, "whole_state", n)) / sum(time_us(fast, "whole_state", n)) for n in (2048, 8192))
+    config = hopper_config(fast, "whole_state", 2048)
+    cut, whole = (sum(time_us(slow, config, n)) / sum(time_us(fast, config, n)) for n in (2048, 8192))
     assert cut > 1.5 > 1.2 > whole
     assert (forward_chunk(fast, "whole_state"), forward_chunk(slow, "whole_state")) == (2048, 8192)
 

@@ -97,9 +97,13 @@ def read_times(paths: Sequence[Path]) -> dict[tuple[Any, ...], tuple[Sizes, Time
     return problems
 
 
+def _sum_us(shape: Sizes, cell: Cell, costs: Costs, kept: int | None) -> float:
+    return sum(time_us(shape, hopper_config(shape, *cell), cell[1], costs, kept=kept))
+
+
 def model_us(shape: Sizes, direction: str, cell: Cell, costs: Costs) -> float:
     """Return the modelled time of a pass; a backward pass follows a forward pass with the same chunks."""
-    return sum(time_us(shape, *cell, costs, kept=None if direction == FORWARD else _kept(shape, cell)))
+    return _sum_us(shape, cell, costs, None if direction == FORWARD else _kept(shape, cell))
 
 
 def loss(problems: Sequence[tuple[Sizes, Times]], costs: Costs) -> float:
@@ -174,7 +178,7 @@ def regrets(problems: Sequence[tuple[Sizes, Times]], costs: Costs, direction: st
                 kept = _kept(shape, (scheme, chosen))
                 chosen = best_chunk(shape, scheme, costs, kept=kept)
                 for chunk in measured:
-                    measured[chunk] += sum(time_us(shape, scheme, chunk, costs, kept=kept))
+                    measured[chunk] += _sum_us(shape, (scheme, chunk), costs, kept)
                     measured[chunk] -= model_us(shape, direction, (scheme, chunk), costs)
             if shape.seq_len > ONE_CHUNK and len(measured) > 1:
                 yield measured[chosen] / min(measured.values()) - 1 if chosen in measured else UNMEASURED

@@ -18,9 +18,8 @@ import torch
 from lrbench.analysis.counts import Count, count, count_case
 from lrbench.analysis.counts.executed_mlp import GATED_MLP
 from lrbench.kernels import get_operation, resolve
-from lrbench.kernels.scalar_decay.autograd import choose
 from lrbench.kernels.scalar_decay.declare import SCHEMES
-from lrbench.kernels.scalar_decay.launch import EngineRequest
+from lrbench.kernels.scalar_decay.launch import EngineRequest, choose
 from lrbench.tests.kernels.laws import Case
 
 RAGGED = {"batch": 1, "seq_len": 200, "num_heads": 2, "head_dim_qk": 72, "head_dim_v": 136}
