@@ -20,7 +20,7 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from ...results.arguments import one_of
-from ..common.device import capability, multiprocessors, on_device_of
+from ..common.device import capability, multiprocessors
 from ..common.differentiable import Differentiable, Tensors, aligned
 from ..common.sizes import REMEMBERED, cdiv
 from .config import ACTIVATIONS, DIM_MULTIPLE, GatedMlpConfig, GemmConfig, invalid_reason, select_tile
@@ -146,7 +146,6 @@ GATED_MLP = Differentiable(
 """y from x and both weights."""
 
 
-@on_device_of("x")
 def project(
     x: Tensor,
     weights: UpAndGate,
@@ -237,7 +236,6 @@ def no_descriptor(weights: UpAndGate) -> str | None:
     return None
 
 
-@on_device_of("dy")
 def gate_gradient(saved: UpAndGate, dy: Tensor, d_pre: UpAndGate, problem: MlpCall) -> None:
     """Launch gate_gradient_kernel: write the gradients of the saved pre-activations into d_pre."""
     multiples = dy.numel() // DIM_MULTIPLE

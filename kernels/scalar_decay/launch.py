@@ -17,7 +17,7 @@ import triton
 from torch import Tensor
 
 from ..common.arguments import is_interpreted, score_headroom
-from ..common.device import capability, memory_rate, multiprocessors, on_device_of, scratch
+from ..common.device import capability, memory_rate, multiprocessors, scratch
 from ..common.differentiable import Differentiable, Tensors
 from ..common.sizes import REMEMBERED, cdiv, next_power_of_two, padded
 from ..common.versions import register_options
@@ -195,7 +195,6 @@ def empty_state(q: Tensor, v: Tensor, *, normalised: bool) -> tuple[Any, ...]:
     return v.new_empty(shape, dtype=torch.float32), n, m
 
 
-@on_device_of("v")
 def run_gates(
     task: EnginePass,
     v: Tensor,
@@ -242,7 +241,6 @@ class ChunkStates:
     anchors: Tensor | None = None
 
 
-@on_device_of("z")
 def run_chunk_states(
     task: EnginePass,
     name: str,
@@ -301,7 +299,6 @@ def run_chunk_states(
     return result
 
 
-@on_device_of("q")
 def run_normaliser(task: EnginePass, q: Tensor, k: Tensor, gates: GateVectors, denominators: Denominators) -> None:
     """Launch the normaliser's kernels, which fill ``denominators.log_denom`` and ``denominators.n_last``."""
     B, T, _, K = q.shape
@@ -338,7 +335,6 @@ class Product:
     anchors: Tensor | None = None
 
 
-@on_device_of("z")
 def run_product(
     task: EnginePass,
     name: str,
@@ -445,7 +441,6 @@ def _launches(
     return launches
 
 
-@on_device_of("q_dq")
 def run_gates_backward(
     request: EngineRequest,
     q_dq: Tensor,
@@ -478,7 +473,6 @@ def run_gates_backward(
     return d_decay, d_input, None if d_head is None or head is None else run_sum(d_head, head)
 
 
-@on_device_of("x")
 def run_sum(x: Tensor, like: Tensor) -> Tensor:
     """Launch sum_kernel to sum x to the shape of ``like``: [B, N, H] to [H], or [B, T, H, D] to [B, T, G, D]."""
     result = torch.empty_like(like)

@@ -12,7 +12,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..common.device import on_device_of
 from ..common.differentiable import Tensors
 from ..common.remember import remember_launches
 from ..common.sizes import cdiv, padded
@@ -113,7 +112,6 @@ def step_kernel(
     tl.store(h_ptr + pid_bh * V + offs_v, h.to(h_ptr.dtype.element_ty), mask=mask_v)
 
 
-@on_device_of("v")
 def _step(
     request: EngineRequest,
     q: Tensor,
