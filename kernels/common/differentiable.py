@@ -61,7 +61,7 @@ class Differentiable:
         backward: Callable[..., Tensors] | None,
         shapes: Callable[..., tuple[Tensors, Tensors]],
     ) -> None:
-        self.forward = lambda request, *tensors: forward(request, *aligned(tensors))
+        self.forward = lambda request, *tensors: on_device_of(tensors[0], forward, request, *aligned(tensors))
         self.backward = backward and partial(_on_aligned, backward)
         self.shapes = shapes
         self.name, self.request, self.tensors, self.outputs = name, request, tensors, outputs
@@ -110,7 +110,7 @@ class Differentiable:
         @keeping_nothing
         def forward(*arguments: Any) -> Any:
             request, inputs = self._run(*arguments)
-            outputs, saved = on_device_of(inputs[0], self.forward, request, *inputs)
+            outputs, saved = self.forward(request, *inputs)
             return _packed(_unshared((*outputs, *saved[:num_saved])), inputs[0])
 
         def shapes(*arguments: Any) -> Any:
@@ -134,7 +134,7 @@ class Differentiable:
         ) -> list[Tensor]:
             request, tensors = self._run(*inputs, *values)
             kept = tuple(map(_unpacked, saved))
-            found = on_device_of(inputs[0], backward_of, request, tuple(needs), tensors, kept, tuple(grads))
+            found = backward_of(request, tuple(needs), tensors, kept, tuple(grads))
             # If the gradient of a tensor that has none is asked for, such as a stabiliser's, it is zero.
             each = zip(found, inputs, needs, strict=True)
             full = [torch.zeros_like(x) if need and g is None else g for g, x, need in each]
@@ -189,8 +189,7 @@ class _Call:
 
     def forward(self, tensors: Tensors) -> tuple[Tensors, Tensors]:
         """Return the outputs, and what is kept for the backward pass."""
-        run = partial(on_device_of, tensors[0], self.what.forward, self.request, *tensors)
-        return run_pass(self.launches, None, run)
+        return run_pass(self.launches, None, partial(self.what.forward, self.request, *tensors))
 
     def gradients(self, saved: Tensors, needs: tuple[bool, ...], gradients: Tensors) -> Tensors:
         """Return the gradients of the tensors.
@@ -200,12 +199,12 @@ class _Call:
             needs: which gradients are asked for.
             gradients: of the outputs.
         """
-        first, count = saved[0], self.what.num_tensors
+        count = self.what.num_tensors
         # Hooks on saved tensors may return them in another dtype or on another device.
-        key = needs, first.get_device(), *[None if x is None else x.dtype for x in (*saved, *gradients)]
+        key = needs, saved[0].get_device(), *[None if x is None else x.dtype for x in (*saved, *gradients)]
         given = self.request, needs, saved[:count], saved[count:], gradients
         assert self.what.backward is not None
-        return run_pass(self.launches, key, partial(on_device_of, first, self.what.backward, *given))
+        return run_pass(self.launches, key, partial(self.what.backward, *given))
 
 
 class _Eager(torch.autograd.Function):
@@ -231,19 +230,19 @@ class _Eager(torch.autograd.Function):
         return gradients_once(call.what.no_second_derivative, compute, *gradients, *ctx.saved_tensors)
 
 
-def on_device_of(x: Tensor, run: Callable[..., Any], *arguments: Any) -> Any:
-    """Run a pass with autocast off and with x's device as the current device.
+def on_device_of(x: Tensor, run: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
+    """Run what launches kernels with autocast off and with x's device as the current device.
 
     Triton launches on the current device and its stream and allocates a kernel's scratch memory there, whatever the
     device of the tensors. Autograd sets the current device for an eager backward pass, but not for a compiled one.
     """
     if torch.is_autocast_enabled(x.device.type):
         with torch.autocast(x.device.type, enabled=False):
-            return on_device_of(x, run, *arguments)
+            return on_device_of(x, run, *arguments, **keywords)
     if x.is_cuda and x.get_device() != torch.cuda.current_device():
         with torch.cuda.device(x.get_device()):
-            return run(*arguments)
-    return run(*arguments)
+            return run(*arguments, **keywords)
+    return run(*arguments, **keywords)
 
 
 def aligned(tensors: Sequence[Tensor | None]) -> Tensors:
@@ -252,7 +251,7 @@ def aligned(tensors: Sequence[Tensor | None]) -> Tensors:
 
 
 def _on_aligned(backward: Callable[..., Tensors], request: Any, needs: Any, *given: Tensors) -> Tensors:
-    return backward(request, needs, *map(aligned, given))
+    return on_device_of(given[0][0], backward, request, needs, *map(aligned, given))
 
 
 def _packed(results: Sequence[Tensor | None], like: Tensor) -> Any:

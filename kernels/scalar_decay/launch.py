@@ -203,11 +203,7 @@ def run_gates(
     head: Tensor | None,
     m_initial: Tensor | None,
 ) -> tuple[GateVectors, Tensor | None]:
-    """Launch the gate kernels.
-
-    Returns:
-        The gate vectors, with log_denom not yet filled, and the last m [B, H] in base e.
-    """
+    """Launch the gate kernels; return the gate vectors, log_denom not yet filled, and the last m [B, H] in base e."""
     B, T, H, _ = v.shape
     request, stretch = task.request, task.launched.stretch
     N = cdiv(T, stretch)
@@ -225,22 +221,6 @@ def run_gates(
     return gates, m_last
 
 
-@dataclass(slots=True, kw_only=True)
-class ChunkStates:
-    """The results of a pass over the chunks of the cut heads.
-
-    Attributes:
-        states: the state before each chunk or, of a pass backward in time, the gradient of the state after each chunk,
-            [heads, N, K, V].
-        n_states: n before each chunk [heads, N, K].
-        anchors: <C, dC> at each chunk's start [tiles of the state, B, H, N].
-    """
-
-    states: Tensor
-    n_states: Tensor | None = None
-    anchors: Tensor | None = None
-
-
 def run_chunk_states(
     task: EnginePass,
     name: str,
@@ -254,37 +234,39 @@ def run_chunk_states(
     n_last: Tensor | None = None,
     want_n: bool = False,
     forward_states: Tensor | None = None,
-) -> ChunkStates:
-    """Launch the pass over the chunks, backward in time where ``name`` is state_gradient.
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Launch the pass over the chunks of the cut heads, backward in time where ``name`` is state_gradient.
 
     Args:
         y, z: k and v, or q and dh.
         last, n_last: the cut heads' state after the pass's last step is written here [B, H, DX, DZ] and [B, H, DX].
         forward_states: the forward pass's states, from which to compute anchors; None: no anchors.
+
+    Returns:
+        The states before each chunk or, backward in time, the gradients of the states after it [heads, N, K, V]; with
+        ``want_n`` n before each chunk [heads, N, K]; and anchors, <C, dC> at its start [tiles of the state, B, H, N].
     """
     B, T, H, DZ = z.shape
     DX = y.shape[3]
     launched, states, future = task.launched, task.launched.launches[name], name == "state_gradient"
     config, heads, N, chunk, stretch = states.tile, states.heads, states.chunks, launched.chunk, launched.stretch
-    result = ChunkStates(states=_empty(heads, N, DX, DZ, like=z, dtype=task.request.state_dtype))
-    if want_n:
-        result.n_states = _empty(heads, N, DX, like=z)
-    ends = (initial, n_initial, result.states, result.n_states, last, n_last)
+    made = _empty(heads, N, DX, DZ, like=z, dtype=task.request.state_dtype)
+    n_states = _empty(heads, N, DX, like=z) if want_n else None
+    anchors = None if forward_states is None else _empty(math.prod(states.blocks), B, H, N, like=z)
+    ends = (initial, n_initial, made, n_states, last, n_last)
     shape = _shape(y.shape, z.shape, H, task.headroom)
     grid = (states.programs(want_last=last is not None),)
     if config.whole_state:
         triton.set_allocator(scratch)
         chunk_states_hopper_kernel[grid](
-            y, z, gates, result.states, result.n_states, math.log2(task.scale), T, chunk, N, heads, launched.whole,
+            y, z, gates, made, n_states, math.log2(task.scale), T, chunk, N, heads, launched.whole,
             SHAPE=shape, FUTURE=future, TILE=config, num_warps=config.num_warps,
         )  # fmt: skip
     else:
-        if forward_states is not None:
-            result.anchors = _empty(math.prod(states.blocks), B, H, N, like=z)
         # A chunk's contribution is computed from zero; the merge takes the initial state and writes the last one.
-        own = (None, None, result.states, result.n_states, None, None) if config.parallel else ends
+        own = (None, None, made, n_states, None, None) if config.parallel else ends
         chunk_states_kernel[grid](
-            y, z, gates, *own, Anchors(forward_states, result.anchors), task.scale, T, chunk, N, stretch, B * H,
+            y, z, gates, *own, Anchors(forward_states, anchors), task.scale, T, chunk, N, stretch, B * H,
             SHAPE=shape, FUTURE=future, LOCAL=config.parallel, TILE=config, PRECISION=_precision(z),
             num_warps=config.num_warps, num_stages=config.num_stages,
         )  # fmt: skip
@@ -296,7 +278,7 @@ def run_chunk_states(
             gates.g, gates.edge, *ends, T, chunk, N, stretch, launched.whole, DX=DX, DZ=DZ, FUTURE=future,
             BLOCK_E=MERGE_BLOCK_E, BLOCK_G=block_g, BLOCK_X=next_power_of_two(DX), num_warps=4,
         )  # fmt: skip
-    return result
+    return made, n_states, anchors
 
 
 def run_normaliser(task: EnginePass, q: Tensor, k: Tensor, gates: GateVectors, denominators: Denominators) -> None:
@@ -502,10 +484,9 @@ def _forward(
     states, n_states = (None, None) if launched.in_order else (c_initial, n_initial)
     last, n_last, _ = empty_state(q, v, normalised=exp) if request.want_last else (None, None, None)
     if "state" in launched.launches:
-        chunks = run_chunk_states(
+        states, n_states, _ = run_chunk_states(
             task, "state", k, v, gates, c_initial, n_initial=n_initial, last=last, n_last=n_last, want_n=exp
         )
-        states, n_states = chunks.states, chunks.n_states
     # The pass over the chunks has written the last states of the cut heads.
     whole_last, whole_n_last = (last, n_last) if launched.whole else (None, None)
     denominators = Denominators(n_states, n_initial, whole_n_last, gates.log_denom)
@@ -559,15 +540,14 @@ def _backward(
     d_initial = empty_state(q, v, normalised=False)[0] if needs[6] else None
 
     if "state" in launched.launches:
-        states = run_chunk_states(task, "state", k, v, gates, c_initial).states
+        states, _, _ = run_chunk_states(task, "state", k, v, gates, c_initial)
     dq = run_product(task, "dq", dh, v, k, states, gates, initial=c_initial, pair=q_pair)
     d_states = anchors = None
     if "state_gradient" in launched.launches:
-        chunks = run_chunk_states(
+        d_states, _, anchors = run_chunk_states(
             task, "state_gradient", q, dh, gates, d_last, last=d_initial,
             forward_states=states if want_gates and not launched.in_order else None,
         )  # fmt: skip
-        d_states, anchors = chunks.states, chunks.anchors
     del states
     dk = run_product(task, "dk", v, dh, q, d_states, gates, initial=d_last, pair=k_pair, anchor_states=dq.anchor_states)
     dq.anchor_states = dk.anchor_states = None

@@ -13,7 +13,6 @@ analysis/counts/executed.py adds up what they multiply and move. Imports neither
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -140,7 +139,7 @@ class Pass(NamedTuple):
     chunks: int
     stretch: int
     anchor_every: int
-    launches: Mapping[str, Any]
+    launches: dict[str, Any]
 
     @property
     def cut(self) -> int:
@@ -164,8 +163,8 @@ class Pass(NamedTuple):
 
 def forward(sizes: Sizes, config: EngineConfig, chunk: int, *, ends: bool = False) -> Pass:
     """Return what a forward pass launches; ``ends``: whether the last state is wanted."""
-    launches: dict[str, Any] = {}
-    made = _pass(sizes, config, chunk, launches, whole_heads(sizes, config, chunk))
+    made = _pass(sizes, config, chunk, whole_heads(sizes, config, chunk))
+    launches = made.launches
     if made.several or (ends and not made.in_order):
         launches["state"] = _states(sizes, config, made)
     if made.in_order and sizes.normalised and (tile := config.normaliser) is not None:
@@ -182,8 +181,8 @@ def backward(sizes: Sizes, config: EngineConfig, chunk: int, *, kept: int = 0, e
             cuts the same heads into chunks of this length.
         ends: whether the initial state or the gradient of the last one is given.
     """
-    launches: dict[str, Any] = {}
-    made = _pass(sizes, config, chunk, launches, whole_heads(sizes, config, chunk, backward=True))
+    made = _pass(sizes, config, chunk, whole_heads(sizes, config, chunk, backward=True))
+    launches = made.launches
     over_chunks = made.several or (ends and not made.in_order)
     if over_chunks and not (kept == chunk and made.whole == whole_heads(sizes, config, chunk)):
         launches["state"] = _states(sizes, config, made)
@@ -195,7 +194,7 @@ def backward(sizes: Sizes, config: EngineConfig, chunk: int, *, kept: int = 0, e
     return made
 
 
-def _pass(sizes: Sizes, config: EngineConfig, chunk: int, launches: dict[str, Any], whole: int) -> Pass:
+def _pass(sizes: Sizes, config: EngineConfig, chunk: int, whole: int) -> Pass:
     # Rounding errors of the decay's gradient accumulate from anchor to anchor, and never across a chunk's edge.
     # whole_state has fewer anchors, because they take a larger share of its time.
     in_order, whole_state = config.takes_tiles_in_order, config.whole_state
@@ -209,7 +208,7 @@ def _pass(sizes: Sizes, config: EngineConfig, chunk: int, launches: dict[str, An
         chunks=cdiv(sizes.seq_len, chunk),
         stretch=config.gate_stretch(chunk),
         anchor_every=min(chunk, every) if in_order else chunk,
-        launches=launches,
+        launches={},
     )
 
 
