@@ -41,7 +41,7 @@ from typing import Any
 from ...kernels import get_operation
 from ...kernels.lightning.config import MAX_HEAD_DIM
 from ...kernels.scalar_decay import plan
-from ...kernels.scalar_decay.choice import backward_after, hopper_config
+from ...kernels.scalar_decay.choice import backward_after
 from ...kernels.scalar_decay.config import ChunkOutputsConfig, EngineConfig, FusedChunkConfig, fit_chunk, padded
 from .model import Problem
 from .scalar_decay import GATE_MODELS
@@ -88,7 +88,7 @@ def engine_pass(problem: Problem, direction: str) -> plan.Pass:
     more or fewer multiprocessors, may cut chunks otherwise."""
     scheme, chunk = problem.formulation, fit_chunk(problem.chunk_size, problem.seq_len)
     sizes = _engine_sizes(problem)
-    config = hopper_config(sizes, scheme, chunk)
+    config = sizes.config(scheme, chunk)
     made = plan.forward(sizes, config, chunk)
     if direction == "forward":
         return made
@@ -97,14 +97,9 @@ def engine_pass(problem: Problem, direction: str) -> plan.Pass:
 
 
 def _engine_sizes(problem: Problem) -> plan.Sizes:
-    return plan.Sizes(
-        seq_len=problem.seq_len,
-        batch_heads=problem.rows,
-        head_dim_qk=problem.head_dim_qk,
-        head_dim_v=problem.head_dim_v,
-        normalised=problem.stabilised,
-        sums_decay=problem.op == "mamba2_ssd",
-    )
+    dims = {"head_dim_qk": problem.head_dim_qk, "head_dim_v": problem.head_dim_v}
+    flags = {"normalised": problem.stabilised, "sums_decay": problem.op == "mamba2_ssd"}
+    return plan.Sizes(seq_len=problem.seq_len, batch_heads=problem.rows, **dims, **flags)
 
 
 def _lightning_pass(problem: Problem, direction: str) -> plan.Pass:

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from ...kernels.baselines import get_implementation, get_operation
-from ...kernels.scalar_decay.choice import backward_chunk, hopper_config, sizes_of_case, time_us
+from ...kernels.scalar_decay.choice import backward_chunk, sizes_of_case, time_us
 from ...kernels.scalar_decay.plan import kept_chunk
 from ..accelerators.known import Accelerator
 from ..counts import FORMULATIONS, chunk_of, count_case, formulation_of, scalar_decay
@@ -115,7 +115,7 @@ def _walks_terms(case: Query, accelerator: Accelerator) -> tuple[float, ...] | N
     launches, _, *rates_ms = found
     scheme = formulation_of(case.op, case.impl, case.mode, case.dtype)
     sizes, chunk = sizes_of_case(case.sizes, normalised=case.op == "mlstm_exp"), case.sizes["chunk_size"]
-    config = hopper_config(sizes, scheme, chunk)
+    config = sizes.config(scheme, chunk)
     passes = [time_us(sizes, config, chunk)] if case.mode != "bw" else []
     if case.mode != "fw":
         kept = kept_chunk(sizes, config, chunk)

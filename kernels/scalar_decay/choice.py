@@ -108,7 +108,7 @@ def best_chunk(sizes: Sizes, scheme: str, costs: Costs = COSTS, *, kept: int | N
     Args:
         kept: None for a forward pass; for a backward pass see :func:`time_us`.
     """
-    config = hopper_config(sizes, scheme, WHOLE_STATE_BLOCK_T)
+    config = sizes.config(scheme, WHOLE_STATE_BLOCK_T)  # longer chunks have the same
     times = {chunk: sum(time_us(sizes, config, chunk, costs, kept=kept)) for chunk in chunk_lengths(sizes)}
     enough = min(times.values()) * (1 + WORTH_CUTTING if scheme == "whole_state" and kept is None else 1)
     return next(chunk for chunk, time in times.items() if time <= enough)
@@ -118,7 +118,7 @@ def time_us(sizes: Sizes, config: EngineConfig, chunk: int, costs: Costs = COSTS
     """Return the time of a pass, but for the gates.
 
     Args:
-        config: of :func:`hopper_config`.
+        config: of Hopper, in half precision.
         kept: None for a forward pass; for a backward pass see :func:`.plan.backward`.
     """
     launched = forward(sizes, config, chunk) if kept is None else backward(sizes, config, chunk, kept=kept)
@@ -185,11 +185,6 @@ def _programs_us(
         waves += costs.overlapped(position, mebibyte * rest) if rest else 0.0
         total += min(length, sizes.seq_len) * waves
     return total
-
-
-def hopper_config(sizes: Sizes, scheme: str, chunk: int) -> EngineConfig:
-    """Return the tiles of a pass on Hopper, in half precision; long chunks have the same."""
-    return sizes.config(scheme, min(chunk, 128))
 
 
 def sweep_chunk(head_dim_qk: int, head_dim_v: int) -> int:

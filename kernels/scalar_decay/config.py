@@ -277,15 +277,10 @@ def select_config(
         scheme: "walk", "whole_state" or "sweep", see scalar_decay/__init__.py.
         capability: compute capability of the device, such as (9, 0).
         item_bytes: bytes of one input element: 2 (bf16, fp16) or 4 (fp32).
-        head_dim_qk: K.
-        head_dim_v: V.
+        head_dim_qk, head_dim_v: K and V; tiles never exceed these, padded, or the chunk.
         chunk: chunk length, a power of two >= 16.
         batch_heads: B * H; if they are few, the pass over the chunks is ``parallel``.
-
-    Returns:
-        The launches; tiles never exceed the chunk or the padded head dims.
     """
-
     k_pad, v_pad = padded(head_dim_qk), padded(head_dim_v)
     if item_bytes == 4:
         states = StatesConfig(block_t=32, block_x=32, block_z=32, num_warps=4, num_stages=1)
@@ -304,12 +299,8 @@ def select_config(
     elif fused:
         tiles = -(-k_pad // states.block_x) * -(-v_pad // states.block_z)
         states = replace(states, parallel=batch_heads * tiles < MIN_PROGRAMS)
-    states = replace(
-        states,
-        block_t=min(states.block_t, chunk),
-        block_x=min(states.block_x, k_pad),
-        block_z=min(states.block_z, v_pad),
-    )
+    blocks = {"block_x": min(states.block_x, k_pad), "block_z": min(states.block_z, v_pad)}
+    states = replace(states, block_t=min(states.block_t, chunk), **blocks)
 
     def fit_fused(dx: int, dz: int, *, sums: bool = False) -> FusedChunkConfig | WholeStateConfig:
         if whole_state:

@@ -115,15 +115,11 @@ def _choose(
 ) -> EnginePass:
     (batch, seq_len, heads, head_dim_v), (_, _, groups, head_dim_qk) = size_v, size_q
     sizes = Sizes(
-        seq_len=seq_len,
-        batch_heads=batch * heads,
-        head_dim_qk=head_dim_qk,
-        head_dim_v=head_dim_v,
-        normalised=request.stabilised,
-        sums_decay=request.gate == "ssd",
+        seq_len=seq_len, batch_heads=batch * heads, head_dim_qk=head_dim_qk, head_dim_v=head_dim_v,
+        normalised=request.stabilised, sums_decay=request.gate == "ssd",
         multiprocessors=multiprocessors(device) if device.type == "cuda" else MULTIPROCESSORS,
         memory_rate=memory_rate(device) or MEMORY_RATE,
-    )
+    )  # fmt: skip
     # Denominators grow with the scale, and gradients are divided by them, so mLSTMexp's need no headroom.
     headroom = 1.0 if request.stabilised else score_headroom(request.scale, head_dim_qk, dtype)
     scheme = request.scheme if takes_tiles_in_order(request.scheme, dtype.itemsize) else "sweep"

@@ -51,7 +51,7 @@ class Sizes:
     def config(
         self, scheme: str, chunk: int, capability: tuple[int, int] = (9, 0), item_bytes: int = 2
     ) -> EngineConfig:
-        """Return the tiles that :func:`.select_config` chooses."""
+        """Return the tiles of :func:`.select_config`; for Hopper and in half precision, if nothing else is named."""
         return select_config(
             scheme=scheme, capability=capability, item_bytes=item_bytes, head_dim_qk=self.head_dim_qk,
             head_dim_v=self.head_dim_v, chunk=chunk, batch_heads=self.batch_heads,
@@ -197,19 +197,13 @@ def backward(sizes: Sizes, config: EngineConfig, chunk: int, *, kept: int = 0, e
 def _pass(sizes: Sizes, config: EngineConfig, chunk: int, whole: int) -> Pass:
     # Rounding errors of the decay's gradient accumulate from anchor to anchor, and never across a chunk's edge.
     # whole_state has fewer anchors, because they take a larger share of its time.
-    in_order, whole_state = config.takes_tiles_in_order, config.whole_state
-    every = 64 if sizes.sums_decay else 512 if whole_state else 256
+    every = 64 if sizes.sums_decay else 512 if config.whole_state else 256
+    in_order = config.takes_tiles_in_order
     return Pass(
-        in_order=in_order,
-        whole_state=whole_state,
-        heads=sizes.batch_heads,
-        whole=whole,
-        chunk=chunk,
-        chunks=cdiv(sizes.seq_len, chunk),
-        stretch=config.gate_stretch(chunk),
-        anchor_every=min(chunk, every) if in_order else chunk,
-        launches={},
-    )
+        in_order, config.whole_state, heads=sizes.batch_heads, whole=whole, chunk=chunk,
+        chunks=cdiv(sizes.seq_len, chunk), stretch=config.gate_stretch(chunk),
+        anchor_every=min(chunk, every) if in_order else chunk, launches={},
+    )  # fmt: skip
 
 
 def _states(sizes: Sizes, config: EngineConfig, made: Pass) -> StatesPass:

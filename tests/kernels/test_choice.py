@@ -16,7 +16,6 @@ from lrbench.kernels.scalar_decay.choice import (
     backward_chunk,
     chunk_lengths,
     forward_chunk,
-    hopper_config,
     time_us,
 )
 from lrbench.kernels.scalar_decay.launch import EngineRequest, choose
@@ -33,11 +32,11 @@ def shape(seq_len: int, rows: int, dims: tuple[int, int] = (128, 256), multiproc
 
 
 def whole_heads(made: Sizes, scheme: str, chunk: int, *, backward: bool = False) -> int:
-    return plan.whole_heads(made, hopper_config(made, scheme, chunk), chunk, backward=backward)
+    return plan.whole_heads(made, made.config(scheme, chunk), chunk, backward=backward)
 
 
 def kept_chunk(made: Sizes, scheme: str, chunk: int) -> int:
-    return plan.kept_chunk(made, hopper_config(made, scheme, chunk), chunk)
+    return plan.kept_chunk(made, made.config(scheme, chunk), chunk)
 
 
 def default_backward_chunk(made: Sizes, scheme: str) -> int:
@@ -76,7 +75,7 @@ def test_slow_memory_makes_cuts_dear() -> None:
     """64 heads of 96/96 fill half of the device: reading keys and values once more may take longer than that loses."""
     fast = shape(8192, 64, (96, 96))
     slow = replace(fast, memory_rate=fast.memory_rate / 2)
-    config = hopper_config(fast, "whole_state", 2048)
+    config = fast.config("whole_state", 2048)
     cut, whole = (sum(time_us(slow, config, n)) / sum(time_us(fast, config, n)) for n in (2048, 8192))
     assert cut > 1.5 > 1.2 > whole
     assert (forward_chunk(fast, "whole_state"), forward_chunk(slow, "whole_state")) == (2048, 8192)

@@ -28,7 +28,6 @@ from lrbench.kernels.scalar_decay.choice import (
     Costs,
     backward_chunk,
     best_chunk,
-    hopper_config,
     sizes_of_case,
     time_us,
 )
@@ -79,7 +78,7 @@ def _took_one_chunk_length(row: Mapping[str, Any]) -> bool:
 
 
 def _kept(shape: Sizes, cell: Cell) -> int:
-    return kept_chunk(shape, hopper_config(shape, *cell), cell[1])
+    return kept_chunk(shape, shape.config(*cell), cell[1])
 
 
 def read_times(paths: Sequence[Path]) -> dict[tuple[Any, ...], tuple[Sizes, Times]]:
@@ -98,7 +97,7 @@ def read_times(paths: Sequence[Path]) -> dict[tuple[Any, ...], tuple[Sizes, Time
 
 
 def _sum_us(shape: Sizes, cell: Cell, costs: Costs, kept: int | None) -> float:
-    return sum(time_us(shape, hopper_config(shape, *cell), cell[1], costs, kept=kept))
+    return sum(time_us(shape, shape.config(*cell), cell[1], costs, kept=kept))
 
 
 def model_us(shape: Sizes, direction: str, cell: Cell, costs: Costs) -> float:
