@@ -156,6 +156,7 @@ def _product_us(sizes: Sizes, launched: Pass, product: ProductPasses, costs: Cos
 def _states_us(sizes: Sizes, launched: Pass, states: StatesPass, costs: Costs, *, with_n: bool) -> float:
     whole_state, (blocks_k, blocks_v) = states.tile.whole_state, states.blocks
     programs, length, merge = states.heads * blocks_k * blocks_v, sizes.seq_len, 0.0
+    # As select_config has it, but by the head dims themselves, where that pads them.
     if whole_state or programs < MIN_PROGRAMS:
         programs, length = programs * (states.chunks - 1), launched.chunk
         merge = costs.merge * states.chunks

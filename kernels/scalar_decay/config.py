@@ -299,8 +299,8 @@ def select_config(
     elif fused:
         tiles = -(-k_pad // states.block_x) * -(-v_pad // states.block_z)
         states = replace(states, parallel=batch_heads * tiles < MIN_PROGRAMS)
-    blocks = {"block_x": min(states.block_x, k_pad), "block_z": min(states.block_z, v_pad)}
-    states = replace(states, block_t=min(states.block_t, chunk), **blocks)
+    block_x, block_z = min(states.block_x, k_pad), min(states.block_z, v_pad)
+    states = replace(states, block_t=min(states.block_t, chunk), block_x=block_x, block_z=block_z)
 
     def fit_fused(dx: int, dz: int, *, sums: bool = False) -> FusedChunkConfig | WholeStateConfig:
         if whole_state:
