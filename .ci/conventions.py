@@ -20,6 +20,7 @@ DECLARATIONS = (
     "kernels.baselines.why_unsupported", "kernels.baselines.spec", "kernels.baselines.operations",
     "kernels.scalar_decay.declare",
     "kernels.scalar_decay.choice",
+    "kernels.scalar_decay.plan",
     *(f"kernels.{family}.config" for family in ("scalar_decay", "lightning", "gated_mlp", "rglru", "wkv")),
 )  # fmt: skip
 """What analysis may import of kernels: declarations and launches, which import neither torch nor triton."""
@@ -62,7 +63,6 @@ def violations(path: str, text: str) -> Iterator[Violation]:
         if path.startswith(DEVICE_TAKERS):
             yield from _device_literals(tree)
         if folder == "kernels":
-            yield from _unguarded_launches(tree)
             yield from _examined_launches(tree)
 
 
@@ -170,26 +170,11 @@ def _device_literals(tree: ast.Module) -> Iterator[Violation]:
             yield node.lineno, message
 
 
-def _unguarded_launches(tree: ast.AST) -> Iterator[Violation]:
-    for node in ast.iter_child_nodes(tree):
-        if isinstance(node, ast.FunctionDef) and any(map(_sets_device, node.decorator_list)):
-            continue
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Subscript):
-            kernel = ast.unparse(node.func.value)
-            if kernel.endswith("kernel"):
-                yield node.lineno, f"{kernel} runs on whatever device is current: decorate its launcher, @on_device_of"
-        yield from _unguarded_launches(node)
-
-
 def _examined_launches(tree: ast.Module) -> Iterator[Violation]:
     for node in ast.walk(tree):
         kernel = isinstance(node, ast.FunctionDef) and node.name.endswith("_kernel")
         if kernel and "remember_launches" not in map(ast.unparse, node.decorator_list):
             yield node.lineno, f"Triton examines every launch of {node.name}: decorate it, @remember_launches"
-
-
-def _sets_device(decorator: ast.expr) -> bool:
-    return isinstance(decorator, ast.Call) and ast.unparse(decorator.func) == "on_device_of"
 
 
 def _names_cuda(node: ast.expr) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 from ...results.arguments import one_of
 from ...results.schema import SIZE_COLUMNS
 from . import baselines, gated_mlp, lightning, mlstm, rglru, scalar_decay, wkv
-from .executed import as_cut, executed, run_of, sweep_tile
+from .executed import engine_pass, executed, sweep_tile
 from .executed_mlp import executed_mlp
 from .formulations import (
     ATTENTION_TILE,
@@ -335,10 +335,11 @@ def _whole_state(problem: Problem, direction: str, least: Any) -> Tally:
         least: compulsory bytes of a head.
     """
     chunk = chunk_formula(problem.op, direction)
-    length, whole = as_cut(problem, direction, problem.chunk_size)
+    launched = engine_pass(problem, direction)
+    length, whole = launched.chunk, launched.whole
     tiles = problem.over_chunks(chunk, min(TILE, length))
     uncut = one_pass(tiles, least)
-    if length >= problem.seq_len or whole == problem.rows:
+    if not launched.several:
         return uncut * problem.rows
     chunks, last = problem.over_chunks(chunk, length), problem.seq_len % length or length
     unneeded = chunk(dataclasses.replace(problem, seq_len=last if direction == "forward" else length))
@@ -358,9 +359,9 @@ def _executed(problem: Problem, passes: tuple[str, ...]) -> dict[str, Any]:
         return {}
     if problem.op == "gated_mlp":
         counted = [executed_mlp(problem, direction) for direction in passes]
-    elif run := run_of(problem):
-        counted = [executed(run, direction) for direction in passes]
     else:
+        counted = [found for direction in passes if (found := executed(problem, direction))]
+    if not counted:
         return {}
     prefixes = [f"{direction}: " for direction in passes] if len(passes) > 1 else [""]
     each = list(zip(prefixes, counted, strict=True))

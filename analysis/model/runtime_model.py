@@ -29,7 +29,7 @@ _LAUNCHES: Mapping[str, tuple[int, int]] = {
     **dict.fromkeys(("lightning1", "lightning2"), (1, 3)),
 }
 """Formulation -> launches of a forward and of a backward pass, one elsewhere: the fewest that hardware counters saw;
-those of whole_state are what it launches for one chunk (kernels/scalar_decay/autograd.py)."""
+those of whole_state are what it launches for one chunk (kernels/scalar_decay/plan.py)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,7 +20,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from ...kernels.baselines import get_implementation, get_operation
-from ...kernels.scalar_decay.choice import backward_chunk, shape_of
+from ...kernels.scalar_decay.choice import backward_chunk, sizes_of_case, time_us
+from ...kernels.scalar_decay.plan import kept_chunk
 from ..accelerators.known import Accelerator
 from ..counts import FORMULATIONS, chunk_of, count_case, formulation_of, scalar_decay
 from .runtime_model import launch_count, runtime_model
@@ -113,11 +114,12 @@ def _walks_terms(case: Query, accelerator: Accelerator) -> tuple[float, ...] | N
         return None
     launches, _, *rates_ms = found
     scheme = formulation_of(case.op, case.impl, case.mode, case.dtype)
-    shape, chunk = shape_of(case.sizes, normalised=case.op == "mlstm_exp"), case.sizes["chunk_size"]
-    passes = [shape.forward_us(scheme, chunk)] if case.mode != "bw" else []
+    sizes, chunk = sizes_of_case(case.sizes, normalised=case.op == "mlstm_exp"), case.sizes["chunk_size"]
+    config = sizes.config(scheme, chunk)
+    passes = [time_us(sizes, config, chunk)] if case.mode != "bw" else []
     if case.mode != "fw":
-        kept = shape.kept_chunk(scheme, chunk)
-        passes.append(shape.backward_us(scheme, min(chunk, backward_chunk(shape, scheme, kept)), kept=kept))
+        kept = kept_chunk(sizes, config, chunk)
+        passes.append(time_us(sizes, config, min(chunk, backward_chunk(sizes, scheme, kept)), kept=kept))
     return launches, *(1e-3 * sum(each) for each in zip(*passes, strict=True)), *rates_ms
 
 

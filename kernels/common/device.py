@@ -1,47 +1,14 @@
-"""Launching on the device of the tensors rather than on the current one, and that device's properties."""
+"""Properties of the device of a tensor."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from functools import wraps
-from inspect import signature
-from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
 
-Launcher = TypeVar("Launcher", bound=Callable[..., Any])
-
 INTERPRETER_PROGRAMS = 3
 """Programs of a persistent launch in the interpreter: few, so that each processes several tiles."""
-
-
-def on_device_of(argument: str) -> Callable[[Launcher], Launcher]:
-    """Make a launcher run with the device of one of its arguments as the current device.
-
-    Triton launches on the current device and its stream and allocates a kernel's scratch memory there, whatever the
-    device of the tensors. Autograd sets the current device for an eager backward pass, but not for a compiled one.
-
-    Args:
-        argument: name of a tensor, or of a tuple that begins with one; all tensors must be on its device.
-    """
-
-    def decorate(launcher: Launcher) -> Launcher:
-        position = list(signature(launcher).parameters).index(argument)
-
-        @wraps(launcher)
-        def launched(*args: Any, **kwargs: Any) -> Any:
-            value = args[position] if position < len(args) else kwargs[argument]
-            tensor: Tensor = value[0] if isinstance(value, tuple) else value
-            if not tensor.is_cuda or tensor.get_device() == torch.cuda.current_device():
-                return launcher(*args, **kwargs)
-            with torch.cuda.device(tensor.get_device()):
-                return launcher(*args, **kwargs)
-
-        return cast(Launcher, launched)
-
-    return decorate
 
 
 @functools.cache

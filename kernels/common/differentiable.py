@@ -5,7 +5,7 @@ the backward pass. An eager call runs them in an autograd function, which costs 
 is an operator registered with torch, which the compiler does not trace; ``shapes`` tells it the results' shapes.
 
 A pass copies tensors that do not begin at a multiple of 16 bytes, as descriptors and repeated launches (remember.py)
-must.
+must. It launches on the device of its first tensor; all must be there.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from typing import Any, get_type_hints
 import torch
 from torch import Tensor
 
-from .arguments import without_autocast
 from .exchange import keeping_nothing
 from .remember import ALIGNMENT, record_call, run_pass
 from .second_derivatives import gradients_once
@@ -62,7 +61,7 @@ class Differentiable:
         backward: Callable[..., Tensors] | None,
         shapes: Callable[..., tuple[Tensors, Tensors]],
     ) -> None:
-        self.forward = lambda request, *tensors: forward(request, *aligned(tensors))
+        self.forward = lambda request, *tensors: on_device_of(tensors[0], forward, request, *aligned(tensors))
         self.backward = backward and partial(_on_aligned, backward)
         self.shapes = shapes
         self.name, self.request, self.tensors, self.outputs = name, request, tensors, outputs
@@ -111,7 +110,7 @@ class Differentiable:
         @keeping_nothing
         def forward(*arguments: Any) -> Any:
             request, inputs = self._run(*arguments)
-            outputs, saved = without_autocast(self.forward, inputs[0], request, *inputs)
+            outputs, saved = self.forward(request, *inputs)
             return _packed(_unshared((*outputs, *saved[:num_saved])), inputs[0])
 
         def shapes(*arguments: Any) -> Any:
@@ -135,7 +134,7 @@ class Differentiable:
         ) -> list[Tensor]:
             request, tensors = self._run(*inputs, *values)
             kept = tuple(map(_unpacked, saved))
-            found = without_autocast(backward_of, inputs[0], request, tuple(needs), tensors, kept, tuple(grads))
+            found = backward_of(request, tuple(needs), tensors, kept, tuple(grads))
             # If the gradient of a tensor that has none is asked for, such as a stabiliser's, it is zero.
             each = zip(found, inputs, needs, strict=True)
             full = [torch.zeros_like(x) if need and g is None else g for g, x, need in each]
@@ -190,8 +189,7 @@ class _Call:
 
     def forward(self, tensors: Tensors) -> tuple[Tensors, Tensors]:
         """Return the outputs, and what is kept for the backward pass."""
-        run = partial(without_autocast, self.what.forward, tensors[0], self.request, *tensors)
-        return run_pass(self.launches, None, run)
+        return run_pass(self.launches, None, partial(self.what.forward, self.request, *tensors))
 
     def gradients(self, saved: Tensors, needs: tuple[bool, ...], gradients: Tensors) -> Tensors:
         """Return the gradients of the tensors.
@@ -201,12 +199,12 @@ class _Call:
             needs: which gradients are asked for.
             gradients: of the outputs.
         """
-        first, count = saved[0], self.what.num_tensors
+        count = self.what.num_tensors
         # Hooks on saved tensors may return them in another dtype or on another device.
-        key = needs, first.get_device(), *[None if x is None else x.dtype for x in (*saved, *gradients)]
+        key = needs, saved[0].get_device(), *[None if x is None else x.dtype for x in (*saved, *gradients)]
         given = self.request, needs, saved[:count], saved[count:], gradients
         assert self.what.backward is not None
-        return run_pass(self.launches, key, partial(without_autocast, self.what.backward, first, *given))
+        return run_pass(self.launches, key, partial(self.what.backward, *given))
 
 
 class _Eager(torch.autograd.Function):
@@ -232,13 +230,28 @@ class _Eager(torch.autograd.Function):
         return gradients_once(call.what.no_second_derivative, compute, *gradients, *ctx.saved_tensors)
 
 
+def on_device_of(x: Tensor, run: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
+    """Run what launches kernels with autocast off and with x's device as the current device.
+
+    Triton launches on the current device and its stream and allocates a kernel's scratch memory there, whatever the
+    device of the tensors. Autograd sets the current device for an eager backward pass, but not for a compiled one.
+    """
+    if torch.is_autocast_enabled(x.device.type):
+        with torch.autocast(x.device.type, enabled=False):
+            return on_device_of(x, run, *arguments, **keywords)
+    if x.is_cuda and x.get_device() != torch.cuda.current_device():
+        with torch.cuda.device(x.get_device()):
+            return run(*arguments, **keywords)
+    return run(*arguments, **keywords)
+
+
 def aligned(tensors: Sequence[Tensor | None]) -> Tensors:
     """Return tensors, or copies of those that do not begin at a multiple of ALIGNMENT bytes."""
     return tuple([x if x is None or x.data_ptr() % ALIGNMENT == 0 else x.clone() for x in tensors])
 
 
 def _on_aligned(backward: Callable[..., Tensors], request: Any, needs: Any, *given: Tensors) -> Tensors:
-    return backward(request, needs, *map(aligned, given))
+    return on_device_of(given[0][0], backward, request, needs, *map(aligned, given))
 
 
 def _packed(results: Sequence[Tensor | None], like: Tensor) -> Any:

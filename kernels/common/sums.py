@@ -7,7 +7,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .device import on_device_of
 from .remember import remember_launches
 from .sizes import cdiv
 
@@ -31,7 +30,6 @@ def sum_parts_kernel(part_ptr, sum_ptr, N, C, BLOCK_N: tl.constexpr, BLOCK_C: tl
     tl.store(sum_ptr + offs_c, tl.sum(total, axis=0), mask=offs_c < C)
 
 
-@on_device_of("parts")
 def sum_parts(parts: Tensor) -> Tensor:
     """Return the sum [C] of parts [N, B, C] in float32."""
     C = parts.shape[2]

@@ -20,8 +20,8 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from ...results.arguments import one_of
-from ..common.device import capability, multiprocessors, on_device_of
-from ..common.differentiable import Differentiable, Tensors, aligned
+from ..common.device import capability, multiprocessors
+from ..common.differentiable import Differentiable, Tensors, aligned, on_device_of
 from ..common.sizes import REMEMBERED, cdiv
 from .config import ACTIVATIONS, DIM_MULTIPLE, GatedMlpConfig, GemmConfig, invalid_reason, select_tile
 from .project import gate_gradient_kernel, project_kernel
@@ -70,7 +70,8 @@ def products(
     check_kernel_support(x, *w_up.shape)
     x, w_up, w_gate = aligned((x, w_up, w_gate))
     both = x.new_empty(2, x.shape[0], w_up.shape[1])
-    project(x, UpAndGate(w_up, w_gate), MlpCall("silu", False, is_k_major(w_up), config), pre=UpAndGate(*both))
+    call = MlpCall("silu", False, is_k_major(w_up), config)
+    on_device_of(x, project, x, UpAndGate(w_up, w_gate), call, pre=UpAndGate(*both))
     return both
 
 
@@ -146,7 +147,6 @@ GATED_MLP = Differentiable(
 """y from x and both weights."""
 
 
-@on_device_of("x")
 def project(
     x: Tensor,
     weights: UpAndGate,
@@ -235,7 +235,6 @@ def no_descriptor(weights: UpAndGate) -> str | None:
     return None
 
 
-@on_device_of("dy")
 def gate_gradient(saved: UpAndGate, dy: Tensor, d_pre: UpAndGate, problem: MlpCall) -> None:
     """Launch gate_gradient_kernel: write the gradients of the saved pre-activations into d_pre."""
     multiples = dy.numel() // DIM_MULTIPLE

@@ -22,7 +22,6 @@ import triton.language as tl
 from torch import Tensor
 
 from ..common.arguments import without_autocast
-from ..common.device import on_device_of
 from ..common.remember import remember_launches
 from ..common.sizes import cdiv, padded
 from .config import QuadraticConfig
@@ -73,7 +72,6 @@ def quadratic_kernel(
     store_tile(out_dst, out.to(x.dtype), batch, head, t0, col, T, H, DZ, USE_TMA)
 
 
-@on_device_of("z")
 def run_quadratic(
     config: QuadraticConfig, request: LightningRequest, x: Tensor, y: Tensor, z: Tensor, slope: Tensor, state: None, *,
     future: bool = False, **_: bool,

@@ -27,7 +27,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..common.device import on_device_of
 from ..common.remember import remember_launches
 from ..common.sizes import cdiv, padded
 from .config import LoopConfig
@@ -101,7 +100,6 @@ def loop_kernel(
         tl.store(end_ptr + kv_offs, kv * UNIT, mask=kv_mask)
 
 
-@on_device_of("z")
 def run_loop(
     config: LoopConfig,
     request: LightningRequest,

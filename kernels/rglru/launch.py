@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..common.arguments import CASE_DTYPES
 from ..common.channels import CHANNEL_MULTIPLE, TileConfig
-from ..common.device import capability, on_device_of
+from ..common.device import capability
 from ..common.differentiable import Differentiable, Tensors
 from ..common.exchange import exchange_words
 from ..common.sizes import REMEMBERED, cdiv
@@ -71,7 +71,6 @@ def _launches(
     return chunk, config
 
 
-@on_device_of("x")
 def _forward(request: ScanRequest, x: Tensor, *others: Any) -> tuple[Tensors, Tensors]:
     """Return h and the last state; and, to save, the states [B, S, C] before each row of the backward pass."""
     *gates, first = others
@@ -106,7 +105,6 @@ def _shapes(request: ScanRequest, x: Tensor, *_: Tensor | None) -> tuple[Tensors
     return (torch.empty_like(x), last), (_float32(x, B, slots, C) if request.save else None,)
 
 
-@on_device_of("tensors")
 def _backward(
     request: ScanRequest, needs: tuple[bool, ...], tensors: Tensors, saved: Tensors, gradients: Tensors
 ) -> Tensors:
@@ -154,7 +152,6 @@ DIAGONAL = Differentiable(
 """h and the last state, with gradients of x, r, i, c and the initial state."""
 
 
-@on_device_of("x")
 def _step(request: ScanRequest, x: Tensor, *others: Any) -> tuple[Tensors, Tensors]:
     """Return h [B, 1, C] and the state [B, C] after one token."""
     B, _, C = x.shape
@@ -171,7 +168,6 @@ def _step_shapes(request: ScanRequest, x: Tensor, *_: Tensor | None) -> tuple[Te
 STEP = DIAGONAL.step(_step, _step_shapes)
 
 
-@on_device_of("x")
 def _chunk_states(
     op: str,
     chunk: int,

@@ -10,7 +10,7 @@ Where to begin:
     chunk_o.py               the product, a chunk's tiles in parallel, as the TFLA paper has it
     chunk_states.py          the states between chunks; chunk_states_hopper.py: the same for Hopper, in Gluon
     normaliser.py, step.py   mLSTMexp's denominators; one decoding step
-    autograd.py, launch.py   in which order a pass launches these kernels; their grids and outputs
+    plan.py, launch.py       what a pass launches, in which order; how it is launched, and its autograd function
     choice.py, config.py     chunk lengths; tile sizes and warps
     chunkwise.py             the portable form in torch, which autograd differentiates
     declare.py, validate.py  what the engine offers and where it runs; checks of arguments

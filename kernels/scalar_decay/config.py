@@ -30,18 +30,6 @@ KEPT_STATES = 16
 """The states between chunks are kept for the backward pass if q, k and v take at least this many times their memory."""
 
 
-def anchor_every(scheme: str, chunk: int, *, sums_decay: bool) -> int:
-    """Return the distance of the decay gradient's anchors, in positions, where a chunk is processed tile by tile.
-
-    Rounding errors accumulate over this distance, and never across a chunk's edge. whole_state has fewer anchors,
-    because they take a larger share of its time.
-
-    Args:
-        sums_decay: whether the decay's gradient, rounding errors included, is summed over all tokens (SSD's A).
-    """
-    return min(chunk, 64 if sums_decay else 512 if scheme == "whole_state" else 256)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatesConfig:
     """Launch of the pass over the chunks, with a [block_x, block_z] tile of the state in each program.
@@ -59,8 +47,24 @@ class StatesConfig:
     whole_state: bool = False
 
 
+class _Blocks:
+    """How a product's launches divide columns of X and of the output; see WholeStateConfig, where it is less simple."""
+
+    __slots__ = ()
+    block_z: int
+
+    def launches(self, dim_x: int) -> list[tuple[int, Any]]:
+        return [(0, self)]
+
+    def multiplied_columns(self, dim_z: int) -> int:
+        return self.block_z * -(-dim_z // self.block_z)
+
+    def row_sums(self, dim_z: int) -> int:
+        return -(-dim_z // self.block_z)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ChunkOutputsConfig:
+class ChunkOutputsConfig(_Blocks):
     """Launch of chunk_o_kernel: tiles [block_t, block_s] of X Y^T, summed over block_x columns of X and Y at a time,
     and block_z columns of the output a program."""
 
@@ -73,9 +77,9 @@ class ChunkOutputsConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FusedChunkConfig:
+class FusedChunkConfig(_Blocks):
     """Launch of fused_chunk_kernel: tiles of block_t positions, block_x columns of X and Y (rows of the state) a
-    launch, and block_z columns of the output and of the state a program. Methods: see WholeStateConfig."""
+    launch, and block_z columns of the output and of the state a program."""
 
     block_t: int
     block_x: int
@@ -85,12 +89,6 @@ class FusedChunkConfig:
 
     def launches(self, dim_x: int) -> list[tuple[int, FusedChunkConfig]]:
         return [(first, self) for first in range(0, dim_x, self.block_x)]
-
-    def multiplied_columns(self, dim_z: int) -> int:
-        return self.block_z * -(-dim_z // self.block_z)
-
-    def row_sums(self, dim_z: int) -> int:
-        return -(-dim_z // self.block_z)
 
     def anchor_columns(self, dim_z: int) -> int:
         return dim_z
@@ -203,7 +201,12 @@ class EngineConfig:
     @property
     def takes_tiles_in_order(self) -> bool:
         """Whether a chunk's tiles are taken in order, rather than in parallel."""
-        return isinstance(self.output, FusedChunkConfig | WholeStateConfig)
+        return not isinstance(self.output, ChunkOutputsConfig)
+
+    @property
+    def whole_state(self) -> bool:
+        """Whether whole_state.py takes them."""
+        return isinstance(self.output, WholeStateConfig)
 
     def gate_stretch(self, chunk: int) -> int:
         """Return the positions over which gate vectors accumulate: a tile if tiles are taken in order, else a chunk."""
@@ -274,15 +277,10 @@ def select_config(
         scheme: "walk", "whole_state" or "sweep", see scalar_decay/__init__.py.
         capability: compute capability of the device, such as (9, 0).
         item_bytes: bytes of one input element: 2 (bf16, fp16) or 4 (fp32).
-        head_dim_qk: K.
-        head_dim_v: V.
+        head_dim_qk, head_dim_v: K and V; tiles never exceed these, padded, or the chunk.
         chunk: chunk length, a power of two >= 16.
         batch_heads: B * H; if they are few, the pass over the chunks is ``parallel``.
-
-    Returns:
-        The launches; tiles never exceed the chunk or the padded head dims.
     """
-
     k_pad, v_pad = padded(head_dim_qk), padded(head_dim_v)
     if item_bytes == 4:
         states = StatesConfig(block_t=32, block_x=32, block_z=32, num_warps=4, num_stages=1)
@@ -301,12 +299,8 @@ def select_config(
     elif fused:
         tiles = -(-k_pad // states.block_x) * -(-v_pad // states.block_z)
         states = replace(states, parallel=batch_heads * tiles < MIN_PROGRAMS)
-    states = replace(
-        states,
-        block_t=min(states.block_t, chunk),
-        block_x=min(states.block_x, k_pad),
-        block_z=min(states.block_z, v_pad),
-    )
+    block_x, block_z = min(states.block_x, k_pad), min(states.block_z, v_pad)
+    states = replace(states, block_t=min(states.block_t, chunk), block_x=block_x, block_z=block_z)
 
     def fit_fused(dx: int, dz: int, *, sums: bool = False) -> FusedChunkConfig | WholeStateConfig:
         if whole_state:

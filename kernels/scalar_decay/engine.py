@@ -172,8 +172,9 @@ def scalar_decay(
     if impl == "step" and v.shape[1] != 1:
         raise ValueError(f"a decoding step takes one token: seq_len must be 1, got {v.shape[1]}")
 
-    # autograd imports Triton, which the forms above do without.
-    from .autograd import SCALAR_DECAY, STEP, EngineRequest
+    # These import Triton, which the forms above do without.
+    from .launch import SCALAR_DECAY, EngineRequest
+    from .step import STEP
 
     request = EngineRequest(gate, scale, inv_tau, SCHEMES.get(impl, ""), chunk_size, state_dtype, return_last_state)
     state = (None, None, None) if initial_state is None else initial_state if normalize else (initial_state, None, None)

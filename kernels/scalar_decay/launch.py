@@ -1,20 +1,27 @@
-"""Launchers of the engine's kernels, which allocate outputs and choose grids; autograd.py calls them in order."""
+"""A forward and a backward pass of the engine, of which common/differentiable.py makes an autograd function.
+
+plan.py says what a pass launches. Launchers allocate outputs, and stand in the order in which they are called; the
+passes follow them. Source: TFLA paper, sections 2.2, 3.2, appendices B, C.
+"""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from operator import index
 from typing import Any, NamedTuple
 
 import torch
 import triton
 from torch import Tensor
 
-from ..common.arguments import is_interpreted
-from ..common.device import capability, on_device_of, scratch
+from ..common.arguments import is_interpreted, score_headroom
+from ..common.device import capability, memory_rate, multiprocessors, scratch
+from ..common.differentiable import Differentiable, Tensors
 from ..common.sizes import REMEMBERED, cdiv, next_power_of_two, padded
 from ..common.versions import register_options
+from .choice import backward_after, forward_chunk, sweep_chunk
 from .chunk_o import chunk_o_kernel
 from .chunk_states import chunk_states_kernel, merge_chunk_states_kernel
 from .config import (
@@ -23,12 +30,9 @@ from .config import (
     MERGE_BLOCK_E,
     SCAN_BLOCK_N,
     SUM_BLOCK,
-    ChunkOutputsConfig,
-    FusedChunkConfig,
-    NormaliserConfig,
-    StatesConfig,
-    WholeStateConfig,
-    anchor_every,
+    fit_chunk,
+    select_config,
+    takes_tiles_in_order,
 )
 from .declare import WHOLE_STATE_FORM
 from .fused_chunk import fused_chunk_kernel
@@ -39,9 +43,9 @@ from .gates import (
     stabiliser_scan_kernel,
     sum_kernel,
 )
-from .normaliser import denominator_kernel, normaliser_kernel
-from .roles import OUTPUT, Anchors, Denominators, GateVectors, Role, Shape
-from .step import step_kernel
+from .normaliser import add_normaliser_gradients, denominator_kernel, normaliser_kernel
+from .plan import MEMORY_RATE, MULTIPROCESSORS, Pass, Sizes, forward, kept_chunk
+from .roles import Anchors, Denominators, GateVectors, Shape
 
 HAS_WHOLE_STATE = not (WHOLE_STATE_FORM.why_not_with({"triton": triton.__version__}) or is_interpreted())
 """Whether whole_state.py can be imported: Gluon's names change with Triton's versions, and it has no interpreter."""
@@ -49,32 +53,90 @@ if HAS_WHOLE_STATE:
     from .chunk_states_hopper import chunk_states_hopper_kernel
     from .whole_state import whole_state_kernel
 
-STEP_BLOCK_K, STEP_BLOCK_V = 32, 64
 NO_DENOMINATORS = Denominators()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pass:
-    """Everything about one pass but its tensors and their sizes. ``chunk`` is the chunk length; the first
-    ``whole_heads`` of the B * H heads are whole; ``scale`` is the caller's divided by ``headroom`` (roles.Shape)."""
+class EngineRequest(NamedTuple):
+    """What a call of the engine asks for; see engine.py."""
 
     gate: str
     scale: float
-    chunk: int
-    whole_heads: int
-    state_dtype: torch.dtype
+    inv_tau: float
     scheme: str
-    inv_tau: float = 1.0
-    headroom: float = 1.0
+    chunk_size: int | None
+    state_dtype: torch.dtype
+    want_last: bool
 
     @property
     def stabilised(self) -> bool:
         return self.gate == "exp"
 
-    @property
-    def anchor_every(self) -> int:
-        """Positions from one anchor to the next where a chunk is processed tile by tile."""
-        return anchor_every(self.scheme, self.chunk, sums_decay=self.gate == "ssd")
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class EnginePass:
+    """Everything about one pass of a request but its tensors.
+
+    Attributes:
+        launched: what it launches.
+        scale: the request's divided by ``headroom`` (roles.Shape).
+        keeps_states: of a forward pass, whether it keeps the states between chunks for the backward pass.
+    """
+
+    request: EngineRequest
+    launched: Pass
+    scale: float
+    headroom: float
+    keeps_states: bool
+
+
+def choose(
+    request: EngineRequest, q: Tensor, v: Tensor, *, backward: bool = False, kept: bool = False, ends: bool = False
+) -> EnginePass:
+    """Return a pass for q [B, T, G, K] and v [B, T, H, V] on their device (a CPU counts as an H200).
+
+    Args:
+        kept: of a backward pass, whether it has the forward pass's states.
+        ends: whether the last state is wanted; of a backward pass, whether its gradient or the initial one is given.
+    """
+    return _choose(request, q.shape, v.shape, v.dtype, v.device, capability(v.device), backward, kept, ends)
+
+
+@lru_cache(REMEMBERED)
+def _choose(
+    request: EngineRequest,
+    size_q: torch.Size,
+    size_v: torch.Size,
+    dtype: torch.dtype,
+    device: torch.device,
+    capability: tuple[int, int],
+    is_backward: bool,
+    kept: bool,
+    ends: bool,
+) -> EnginePass:
+    (batch, seq_len, heads, head_dim_v), (_, _, groups, head_dim_qk) = size_v, size_q
+    sizes = Sizes(
+        seq_len=seq_len, batch_heads=batch * heads, head_dim_qk=head_dim_qk, head_dim_v=head_dim_v,
+        normalised=request.stabilised, sums_decay=request.gate == "ssd",
+        multiprocessors=multiprocessors(device) if device.type == "cuda" else MULTIPROCESSORS,
+        memory_rate=memory_rate(device) or MEMORY_RATE,
+    )  # fmt: skip
+    # Denominators grow with the scale, and gradients are divided by them, so mLSTMexp's need no headroom.
+    headroom = 1.0 if request.stabilised else score_headroom(request.scale, head_dim_qk, dtype)
+    scheme = request.scheme if takes_tiles_in_order(request.scheme, dtype.itemsize) else "sweep"
+    chunk = fit_chunk(request.chunk_size or forward_chunk(sizes, scheme), seq_len)
+    config = sizes.config(scheme, chunk, capability, dtype.itemsize)
+    launched, keeps = forward(sizes, config, chunk, ends=ends), False
+    after = partial(backward_after, launched, sizes, scheme, config, named=request.chunk_size is not None)
+    if is_backward:
+        launched = after(kept=chunk if kept else 0, ends=ends)
+    elif launched.several:
+        # They are kept if they take little memory and the backward pass has the same chunks.
+        bytes_of_state = request.state_dtype.itemsize
+        few = kept_chunk(sizes, config, chunk, qk_share=groups / heads, state_bytes=bytes_of_state)
+        keeps = few > 0 and "state" not in after(kept=few).launches
+    return EnginePass(
+        request=request, launched=launched, scale=request.scale / headroom, headroom=headroom, keeps_states=keeps
+    )
 
 
 def _empty(*shape: int, like: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -103,13 +165,14 @@ def _gates_tile(heads: int, stretch: int) -> dict[str, Any]:
     return {"BLOCK_H": block_h, "BLOCK_T": block_t, "ONCE": stretch <= block_t, "num_warps": num_warps}
 
 
-def empty_gates(gate: str, v: Tensor, stretch: int, dtype: torch.dtype) -> GateVectors:
+def empty_gates(gate: str, v: Tensor, stretch: int, *, in_order: bool) -> GateVectors:
     """Allocate the gate vectors of values v [B, T, H, V], cumulative over ``stretch`` positions."""
     B, T, H, _ = v.shape
     N = cdiv(T, stretch)
 
     positions, exp = (B, H, T), gate == "exp"
-    empty = partial(v.new_empty, dtype=dtype)
+    # Where a chunk's tiles are taken in parallel, differences over a whole chunk are taken.
+    empty = partial(v.new_empty, dtype=torch.float32 if in_order else torch.float64)
     return GateVectors(
         b=empty(positions),
         u=empty(positions) if gate in ("sig", "exp", "ssd") else None,
@@ -128,141 +191,104 @@ def empty_state(q: Tensor, v: Tensor, *, normalised: bool) -> tuple[Any, ...]:
     return v.new_empty(shape, dtype=torch.float32), n, m
 
 
-@on_device_of("v")
 def run_gates(
-    problem: Pass,
-    stretch: int,
+    task: EnginePass,
     v: Tensor,
     decay: Tensor | None,
     input_gate: Tensor | None,
     head: Tensor | None,
     m_initial: Tensor | None,
-    *,
-    dtype: torch.dtype,
 ) -> tuple[GateVectors, Tensor | None]:
-    """Launch the gate kernels, which make the gate vectors, cumulative over ``stretch`` positions.
-
-    Returns:
-        The gate vectors in ``dtype``, with log_denom not yet filled, and the last m [B, H] in base e.
-    """
+    """Launch the gate kernels; return the gate vectors, log_denom not yet filled, and the last m [B, H] in base e."""
     B, T, H, _ = v.shape
+    request, stretch = task.request, task.launched.stretch
     N = cdiv(T, stretch)
-    gates = empty_gates(problem.gate, v, stretch, dtype)
+    gates = empty_gates(request.gate, v, stretch, in_order=task.launched.in_order)
     b, u, w, g, edge, m, _ = gates
-    g_max, m_last = (torch.empty_like(g), _empty(B, H, like=v)) if problem.stabilised else (None, None)
+    g_max, m_last = (torch.empty_like(g), _empty(B, H, like=v)) if request.stabilised else (None, None)
     tile = _gates_tile(H, stretch)
     gates_forward_kernel[(cdiv(H, tile["BLOCK_H"]) * N * B,)](
-        decay, input_gate, head, b, u, w, g, m, g_max, problem.inv_tau, T, stretch, N, H=H, GATE=problem.gate, **tile
+        decay, input_gate, head, b, u, w, g, m, g_max, request.inv_tau, T, stretch, N, H=H, GATE=request.gate, **tile
     )
-    if problem.stabilised:
+    if request.stabilised:
         stabiliser_scan_kernel[(B * H,)](g, g_max, m_initial, edge, m_last, N, BLOCK_N=SCAN_BLOCK_N)
         grid = (cdiv(T, SCAN_BLOCK_N) * B * H,)
         stabiliser_finish_kernel[grid](b, edge, m, T, stretch, N, BLOCK_T=SCAN_BLOCK_N)
     return gates, m_last
 
 
-@dataclass(slots=True, kw_only=True)
-class ChunkStates:
-    """The results of a pass over the chunks of the cut heads.
-
-    Attributes:
-        states: the state before each chunk or, of a pass backward in time, the gradient of the state after each chunk,
-            [heads, N, K, V].
-        n_states: n before each chunk [heads, N, K].
-        anchors: <C, dC> at each chunk's start [tiles of the state, B, H, N].
-    """
-
-    states: Tensor
-    n_states: Tensor | None = None
-    anchors: Tensor | None = None
-
-
-@on_device_of("z")
 def run_chunk_states(
-    problem: Pass,
-    config: StatesConfig,
+    task: EnginePass,
+    name: str,
     y: Tensor,
     z: Tensor,
     gates: GateVectors,
-    stretch: int,
     initial: Tensor | None,
     *,
     n_initial: Tensor | None = None,
     last: Tensor | None = None,
     n_last: Tensor | None = None,
     want_n: bool = False,
-    future: bool = False,
     forward_states: Tensor | None = None,
-) -> ChunkStates:
-    """Launch the pass over the chunks; ``future`` runs it backward in time.
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Launch the pass over the chunks of the cut heads, backward in time where ``name`` is state_gradient.
 
     Args:
         y, z: k and v, or q and dh.
         last, n_last: the cut heads' state after the pass's last step is written here [B, H, DX, DZ] and [B, H, DX].
         forward_states: the forward pass's states, from which to compute anchors; None: no anchors.
+
+    Returns:
+        The states before each chunk or, backward in time, the gradients of the states after it [heads, N, K, V]; with
+        ``want_n`` n before each chunk [heads, N, K]; and anchors, <C, dC> at its start [tiles of the state, B, H, N].
     """
     B, T, H, DZ = z.shape
     DX = y.shape[3]
-    N = cdiv(T, problem.chunk)
-    heads = B * H - problem.whole_heads
-    result = ChunkStates(states=_empty(heads, N, DX, DZ, like=z, dtype=problem.state_dtype))
-    if want_n:
-        result.n_states = _empty(heads, N, DX, like=z)
-    ends = (initial, n_initial, result.states, result.n_states, last, n_last)
-    shape = _shape(y.shape, z.shape, H, problem.headroom)
-    tiles = cdiv(DX, config.block_x) * cdiv(DZ, config.block_z)
-    local = config.parallel and N > 1 and forward_states is None
-    # The pass's last chunk is not computed unless the last state is wanted: no chunk follows it.
-    chunks = 1 if not local else N if last is not None else N - 1
-    grid = (tiles * heads * chunks,)
-    if local and config.whole_state:
+    launched, states, future = task.launched, task.launched.launches[name], name == "state_gradient"
+    config, heads, N, chunk, stretch = states.tile, states.heads, states.chunks, launched.chunk, launched.stretch
+    made = _empty(heads, N, DX, DZ, like=z, dtype=task.request.state_dtype)
+    n_states = _empty(heads, N, DX, like=z) if want_n else None
+    anchors = None if forward_states is None else _empty(math.prod(states.blocks), B, H, N, like=z)
+    ends = (initial, n_initial, made, n_states, last, n_last)
+    shape = _shape(y.shape, z.shape, H, task.headroom)
+    grid = (states.programs(want_last=last is not None),)
+    if config.whole_state:
         triton.set_allocator(scratch)
         chunk_states_hopper_kernel[grid](
-            y, z, gates, result.states, result.n_states, math.log2(problem.scale), T, problem.chunk, N, heads,
-            problem.whole_heads, SHAPE=shape, FUTURE=future, TILE=config, num_warps=config.num_warps,
+            y, z, gates, made, n_states, math.log2(task.scale), T, chunk, N, heads, launched.whole,
+            SHAPE=shape, FUTURE=future, TILE=config, num_warps=config.num_warps,
         )  # fmt: skip
     else:
-        if forward_states is not None:
-            result.anchors = _empty(tiles, B, H, N, like=z)
         # A chunk's contribution is computed from zero; the merge takes the initial state and writes the last one.
-        own = (None, None, result.states, result.n_states, None, None) if local else ends
+        own = (None, None, made, n_states, None, None) if config.parallel else ends
         chunk_states_kernel[grid](
-            y, z, gates, *own, Anchors(forward_states, result.anchors), problem.scale, T, problem.chunk, N, stretch,
-            B * H, SHAPE=shape, FUTURE=future, LOCAL=local, TILE=config, PRECISION=_precision(z),
+            y, z, gates, *own, Anchors(forward_states, anchors), task.scale, T, chunk, N, stretch, B * H,
+            SHAPE=shape, FUTURE=future, LOCAL=config.parallel, TILE=config, PRECISION=_precision(z),
             num_warps=config.num_warps, num_stages=config.num_stages,
         )  # fmt: skip
-    if local:
+    if config.parallel:
         # BLOCK_G is rounded up to few values, so that chunks of several lengths share a compiled kernel.
-        per_chunk = problem.chunk // stretch
+        per_chunk = chunk // stretch
         block_g = next(size for size in (32, 256, next_power_of_two(per_chunk)) if per_chunk <= size)
         merge_chunk_states_kernel[(cdiv(DX * DZ, MERGE_BLOCK_E) * heads,)](
-            gates.g, gates.edge, *ends, T, problem.chunk, N, stretch, problem.whole_heads, DX=DX, DZ=DZ, FUTURE=future,
+            gates.g, gates.edge, *ends, T, chunk, N, stretch, launched.whole, DX=DX, DZ=DZ, FUTURE=future,
             BLOCK_E=MERGE_BLOCK_E, BLOCK_G=block_g, BLOCK_X=next_power_of_two(DX), num_warps=4,
         )  # fmt: skip
-    return result
+    return made, n_states, anchors
 
 
-@on_device_of("q")
-def run_normaliser(
-    problem: Pass,
-    config: NormaliserConfig,
-    q: Tensor,
-    k: Tensor,
-    gates: GateVectors,
-    denominators: Denominators,
-    stretch: int,
-) -> None:
+def run_normaliser(task: EnginePass, q: Tensor, k: Tensor, gates: GateVectors, denominators: Denominators) -> None:
     """Launch the normaliser's kernels, which fill ``denominators.log_denom`` and ``denominators.n_last``."""
     B, T, _, K = q.shape
     H = gates.b.shape[1]
-    N = cdiv(T, problem.chunk)
-    blocks = cdiv(K, config.block_k)
+    launched = task.launched
+    config, blocks, block_t = launched.launches["normaliser"]
     n_q = _empty(blocks, B, H, T, like=q)
-    n_states = denominators.n_states if N > 1 else denominators.n_initial
+    n_states = denominators.n_states if launched.several else denominators.n_initial
     triton.set_allocator(scratch)
-    normaliser_kernel[(blocks * N * B * H,)](
-        q, k, gates, n_states, n_q, denominators.n_last, problem.scale, T, problem.chunk, N, B * H,
-        H=H, K=K, GROUP=H // q.shape[2], BLOCK_T=stretch, BLOCK_K=config.block_k, STAGES=config.num_stages,
+    normaliser_kernel[(blocks * launched.head_chunks,)](
+        q, k, gates, n_states, n_q, denominators.n_last, task.scale, T, launched.chunk, launched.chunks, B * H,
+        H=H, K=K, GROUP=H // q.shape[2], BLOCK_T=block_t, BLOCK_K=config.block_k, STAGES=config.num_stages,
         num_warps=config.num_warps, num_stages=config.num_stages,
     )  # fmt: skip
     count = B * H * T
@@ -287,43 +313,9 @@ class Product:
     anchors: Tensor | None = None
 
 
-@on_device_of("z")
-def run_tiles_in_parallel(
-    problem: Pass,
-    config: ChunkOutputsConfig,
-    role: Role,
-    x: Tensor,
-    y: Tensor,
-    z: Tensor,
-    states: Tensor | None,
-    gates: GateVectors,
-    *,
-    n_states: Tensor | None = None,
-    pair: Tensor | None = None,
-) -> Product:
-    """Launch the kernel that takes a chunk's tiles in parallel; see roles.py for x, y, z, the states and the pair."""
-    B, T, _, DZ = z.shape
-    H = gates.b.shape[1]
-    N = cdiv(T, problem.chunk)
-    tiles_z = cdiv(DZ, config.block_z)
-    result = Product(out=_empty(B, T, H, DZ, like=z, dtype=z.dtype))
-    if pair is not None:
-        result.row_sums = _empty(tiles_z, B, H, T, like=z)
-    chunk_o_kernel[(tiles_z * cdiv(problem.chunk, config.block_t) * N * B * H,)](
-        x, y, z, states, result.out, gates, n_states, pair, result.row_sums,
-        problem.scale, T, problem.chunk, N, B * H,
-        SHAPE=_shape(x.shape, z.shape, H, problem.headroom), ROLE=role,
-        NORMALISE=problem.stabilised and role == OUTPUT, TILE=config, PRECISION=_precision(z),
-        num_warps=config.num_warps, num_stages=config.num_stages,
-    )  # fmt: skip
-    return result
-
-
-@on_device_of("z")
-def run_tiles_in_order(
-    problem: Pass,
-    config: FusedChunkConfig | WholeStateConfig,
-    role: Role,
+def run_product(
+    task: EnginePass,
+    name: str,
     x: Tensor,
     y: Tensor,
     z: Tensor,
@@ -334,12 +326,12 @@ def run_tiles_in_order(
     last: Tensor | None = None,
     pair: Tensor | None = None,
     anchor_states: Tensor | None = None,
-    denominators: Denominators | None = None,
+    denominators: Denominators = NO_DENOMINATORS,
 ) -> Product:
-    """Launch fused_chunk_kernel or whole_state_kernel, by ``config``; roles.py has x, y, z, the states and the pair.
+    """Launch one of the four products; see roles.py for x, y, z, the states and the pair.
 
-    A past role with a ``pair`` (dq) returns the states at the anchors; a future role with a ``pair`` (dk) takes them as
-    ``anchor_states`` and returns the anchors.
+    Where a chunk's tiles are taken in order, a past role with a ``pair`` (dq) returns the states at the anchors; a
+    future role with a ``pair`` (dk) takes them as ``anchor_states`` and returns the anchors.
 
     Args:
         states: before each chunk of the cut heads [heads, N, ...].
@@ -347,103 +339,88 @@ def run_tiles_in_order(
         last: to which the state after the last step of the whole heads is written [B, H, ...].
         denominators: what mLSTMexp's denominators start from, if the kernel makes them itself.
     """
-    walk = choose_walk(problem, config, role, x.shape, z.shape, gates.b.shape[1], z.dtype, capability(z.device))
-    result = Product(out=_empty(*walk.out, like=z, dtype=z.dtype), anchor_states=anchor_states)
+    B, T, _, DZ = z.shape
+    H = gates.b.shape[1]
+    launched, product = task.launched, task.launched.launches[name]
+    config, sums, blocks = product.tile, product.tile.row_sums(DZ), len(product.launches)
+    result = Product(out=_empty(B, T, H, DZ, like=z, dtype=z.dtype), anchor_states=anchor_states)
     if pair is not None:
-        result.row_sums = _empty(*walk.row_sums, like=z)
-        if role.future:
-            result.anchors = _empty(*walk.anchors, like=z)
+        result.row_sums = _empty(sums, B, H, T, like=z)
+    if not launched.in_order:
+        grid = (product.launches[0].blocks * cdiv(launched.chunk, config.block_t) * launched.head_chunks,)
+        chunk_o_kernel[grid](
+            x, y, z, states, result.out, gates, denominators.n_states, pair, result.row_sums,
+            task.scale, T, launched.chunk, launched.chunks, B * H,
+            SHAPE=_shape(x.shape, z.shape, H, task.headroom), ROLE=product.role,
+            NORMALISE=task.request.stabilised and name == "h", TILE=config, PRECISION=_precision(z),
+            num_warps=config.num_warps, num_stages=config.num_stages,
+        )  # fmt: skip
+        return result
+    if pair is not None:
+        num_anchors = cdiv(T, launched.anchor_every)
+        if product.role.future:
+            # Each walker of whole_state writes its own anchors.
+            shares = sums // 4 if launched.whole_state else sums
+            result.anchors = _empty(blocks * shares, B, H, num_anchors, like=z)
         else:
-            result.anchor_states = _empty(*walk.anchor_states, like=z, dtype=z.dtype)
-    blocks = len(walk.launches)
-    unfinished = _empty(*walk.out, like=z, dtype=walk.partial_dtype) if blocks > 1 else None
-    if denominators is not None:
+            columns = product.launches[-1].blocks * config.block_z if launched.whole_state else DZ
+            size = (blocks, B, H, num_anchors, config.block_x, columns)
+            result.anchor_states = _empty(*size, like=z, dtype=z.dtype)
+    unfinished = None
+    if blocks > 1:
+        half = config.partial_bytes(product.dim_x, bf16=z.dtype == torch.bfloat16) == 2
+        unfinished = _empty(B, T, H, DZ, like=z, dtype=z.dtype if half else torch.float32)
+    if denominators.log_denom is not None:
         gates = gates._replace(log_denom=None)
     triton.set_allocator(scratch)
-    for block, (grid, numbers, keywords) in enumerate(walk.launches):
-        parts = (result.anchor_states, result.anchors)
-        anchors = Anchors(*parts if blocks == 1 else [None if x is None else x.chunk(blocks)[block] for x in parts])
-        if isinstance(config, WholeStateConfig):
-            out, *sums = (result.out, pair, result.row_sums) if block == blocks - 1 else (unfinished, None, None)
+    launches = _launches(task, name, x.shape, z.shape, H, capability(z.device))
+    for block, (grid, numbers, keywords) in enumerate(launches):
+        found = (result.anchor_states, result.anchors)
+        anchors = Anchors(*found if blocks == 1 else [None if x is None else x.chunk(blocks)[block] for x in found])
+        if launched.whole_state:
+            out, *ends = (result.out, pair, result.row_sums) if block == blocks - 1 else (unfinished, None, None)
             whole_state_kernel[grid](
-                x, y, z, states, initial, unfinished if block else None, out, gates, *sums, last, anchors,
-                denominators or NO_DENOMINATORS, *numbers, **keywords,
+                x, y, z, states, initial, unfinished if block else None, out, gates, *ends, last, anchors,
+                denominators, *numbers, **keywords,
             )  # fmt: skip
         else:
             fused_chunk_kernel[grid](
-                x, y, z, states if walk.several_chunks else initial, unfinished, result.out, gates, pair,
+                x, y, z, states if launched.several else initial, unfinished, result.out, gates, pair,
                 result.row_sums, last, anchors, *numbers, **keywords,
             )  # fmt: skip
     return result
 
 
-class Walk(NamedTuple):
-    """What follows from sizes in :func:`run_tiles_in_order`: sizes of results, and each launch's grid and numbers."""
-
-    out: tuple[int, ...]
-    row_sums: tuple[int, ...]
-    anchors: tuple[int, ...]
-    anchor_states: tuple[int, ...]
-    partial_dtype: torch.dtype
-    several_chunks: bool
-    launches: list[tuple[tuple[int], tuple[Any, ...], dict[str, Any]]]
-
-
 @lru_cache(REMEMBERED)
-def choose_walk(
-    problem: Pass,
-    config: FusedChunkConfig | WholeStateConfig,
-    role: Role,
-    size_x: torch.Size,
-    size_z: torch.Size,
-    H: int,
-    dtype: torch.dtype,
-    capability: tuple[int, int],
-) -> Walk:
-    """Return what follows from the sizes of x and z; H: heads of the output."""
-    (B, T, _, DZ), DX = size_z, size_x[3]
-    N = cdiv(T, problem.chunk)
-    every = problem.anchor_every
-    num_anchors = cdiv(T, every)
-    blocks, tiles_z, num_sums = len(config.launches(DX)), cdiv(DZ, config.block_z), config.row_sums(DZ)
-    shape = _shape(size_x, size_z, H, problem.headroom)
+def _launches(
+    task: EnginePass, name: str, size_x: torch.Size, size_z: torch.Size, H: int, capability: tuple[int, int]
+) -> list[tuple[tuple[int], tuple[Any, ...], dict[str, Any]]]:
+    """Return each launch's grid, numbers and keywords in :func:`run_product`; H: heads of the output."""
+    launched, T = task.launched, size_z[1]
+    product = launched.launches[name]
+    config, parts, every = product.tile, product.launches, launched.anchor_every
+    shape = _shape(size_x, size_z, H, task.headroom)
     launches: list[Any] = []
-    options: dict[str, Any]
-    if isinstance(config, WholeStateConfig):
-        # Each walker writes its own anchors.
-        shares, columns = num_sums // 4, tiles_z * config.block_z
-        heads, scale = problem.whole_heads + N * (B * H - problem.whole_heads), math.log2(problem.scale)
-        for column, tile in config.launches(DX):
-            numbers = scale, T, problem.chunk, N, B * H, problem.whole_heads, every, column
-            options = {"num_warps": 4, "maxnreg": 128 if tile.resident == 2 else None, **register_options(capability)}
-            keywords = {"SHAPE": shape, "ROLE": role, "TILE": tile, **options}
-            launches.append(((cdiv(DZ, tile.block_z) * heads,), numbers, keywords))
-    else:
-        shares, columns = tiles_z, DZ
-        if B * H * num_anchors * config.block_x >= 2**31:
-            expected = f"below 2^31 / {config.block_x} at anchors every {every} positions"
-            raise ValueError(f"batch * num_heads * seq_len / {every} must be {expected}, got {B * H * num_anchors}")
-        for block in range(blocks):
-            flags = {"FIRST": block == 0, "LAST": block == blocks - 1}
-            options = {"num_warps": config.num_warps, "num_stages": config.num_stages, **register_options(capability)}
-            keywords = {"SHAPE": shape, "ROLE": role, **flags, "TILE": config, **options}
-            launches.append(
-                ((tiles_z * N * B * H,), (problem.scale, T, problem.chunk, N, B * H, every, block), keywords)
-            )
-    return Walk(
-        out=(B, T, H, DZ),
-        row_sums=(num_sums, B, H, T),
-        anchors=(blocks * shares, B, H, num_anchors),
-        anchor_states=(blocks, B, H, num_anchors, config.block_x, columns),
-        partial_dtype=dtype if config.partial_bytes(DX, bf16=dtype == torch.bfloat16) == 2 else torch.float32,
-        several_chunks=N > 1,
-        launches=launches,
-    )
+    for block, part in enumerate(parts):
+        numbers: tuple[Any, ...] = T, launched.chunk, launched.chunks, launched.heads
+        options: dict[str, Any] = {"SHAPE": shape, "ROLE": product.role}
+        if launched.whole_state:
+            numbers = math.log2(task.scale), *numbers, launched.whole, every, part.first
+            options |= {"TILE": part.tile, "num_warps": 4, "maxnreg": 128 if part.tile.resident == 2 else None}
+        else:
+            if (anchors := launched.heads * cdiv(T, every)) * config.block_x >= 2**31:
+                expected = f"below 2^31 / {config.block_x} at anchors every {every} positions"
+                raise ValueError(f"batch * num_heads * seq_len / {every} must be {expected}, got {anchors}")
+            numbers = task.scale, *numbers, every, block
+            options |= {"FIRST": block == 0, "LAST": block == len(parts) - 1, "TILE": config}
+            options |= {"num_warps": config.num_warps, "num_stages": config.num_stages}
+        grid = (part.blocks * launched.head_chunks,)
+        launches.append((grid, numbers, {**options, **register_options(capability)}))
+    return launches
 
 
-@on_device_of("q_dq")
 def run_gates_backward(
-    problem: Pass,
+    request: EngineRequest,
     q_dq: Tensor,
     k_dk: Tensor,
     anchors: Tensor | None,
@@ -467,14 +444,13 @@ def run_gates_backward(
     tile = _gates_tile(H, stretch)
     gates_backward_kernel[(cdiv(H, tile["BLOCK_H"]) * N * B,)](
         q_dq, k_dk, anchors, decay, input_gate, head, d_decay, d_input, d_head,
-        problem.inv_tau, T, stretch, N, B * H,
-        H=H, GATE=problem.gate, NUM_SUMS=NUM_SUMS, NUM_ANCHORS=0 if anchors is None else anchors.shape[0],
+        request.inv_tau, T, stretch, N, B * H,
+        H=H, GATE=request.gate, NUM_SUMS=NUM_SUMS, NUM_ANCHORS=0 if anchors is None else anchors.shape[0],
         END_IS_KNOWN=end_is_known, **tile,
     )  # fmt: skip
     return d_decay, d_input, None if d_head is None or head is None else run_sum(d_head, head)
 
 
-@on_device_of("x")
 def run_sum(x: Tensor, like: Tensor) -> Tensor:
     """Launch sum_kernel to sum x to the shape of ``like``: [B, N, H] to [H], or [B, T, H, D] to [B, T, G, D]."""
     result = torch.empty_like(like)
@@ -485,27 +461,124 @@ def run_sum(x: Tensor, like: Tensor) -> Tensor:
     return result
 
 
-@on_device_of("v")
-def run_step(
-    problem: Pass,
+def _forward(
+    request: EngineRequest,
     q: Tensor,
     k: Tensor,
     v: Tensor,
     decay: Tensor | None,
     input_gate: Tensor | None,
     head: Tensor | None,
-    c: Tensor | None,
-    n: Tensor | None,
-    m: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
-    """Launch the decoding step; return h [B, 1, H, V] and the new C, n and m. The given state is not overwritten."""
-    B, _, H, V = v.shape
-    K = q.shape[3]
-    h, last = torch.empty_like(v), empty_state(q, v, normalised=problem.stabilised)
-    block_v = min(STEP_BLOCK_V, padded(V))
-    step_kernel[(cdiv(V, block_v) * B * H,)](
-        q.detach(), k.detach(), v.detach(), decay, input_gate, head, c, n, m, h, *last,
-        problem.scale * problem.headroom, problem.inv_tau, H=H, K=K, V=V, GROUP=H // q.shape[2], GATE=problem.gate,
-        BLOCK_K=min(STEP_BLOCK_K, padded(K)), BLOCK_V=block_v, num_warps=4,
+    c_initial: Tensor | None,
+    n_initial: Tensor | None,
+    m_initial: Tensor | None,
+) -> tuple[Tensors, Tensors]:
+    """Return h and the last C, n and m; and, to keep, the gate vectors and the states or None."""
+    task = choose(request, q, v, ends=request.want_last)
+    launched, exp = task.launched, request.stabilised
+    gates, m_last = run_gates(task, v, decay, input_gate, head, m_initial)
+    states, n_states = (None, None) if launched.in_order else (c_initial, n_initial)
+    last, n_last, _ = empty_state(q, v, normalised=exp) if request.want_last else (None, None, None)
+    if "state" in launched.launches:
+        states, n_states, _ = run_chunk_states(
+            task, "state", k, v, gates, c_initial, n_initial=n_initial, last=last, n_last=n_last, want_n=exp
+        )
+    # The pass over the chunks has written the last states of the cut heads.
+    whole_last, whole_n_last = (last, n_last) if launched.whole else (None, None)
+    denominators = Denominators(n_states, n_initial, whole_n_last, gates.log_denom)
+    if "normaliser" in launched.launches:
+        run_normaliser(task, q, k, gates, denominators)
+        denominators = NO_DENOMINATORS
+    output = run_product(
+        task, "h", q, k, v, states, gates, initial=c_initial, last=whole_last, denominators=denominators
+    )
+    kept = states if task.keeps_states else None
+    return (output.out, last, n_last, m_last if request.want_last else None), (*gates, kept)
+
+
+def _shapes(request: EngineRequest, q: Tensor, k: Tensor, v: Tensor, *_: Tensor | None) -> tuple[Tensors, Tensors]:
+    heads, dim_k, dim_v = index(v.shape[2]), index(q.shape[3]), index(v.shape[3])
+    in_order = takes_tiles_in_order(request.scheme, v.element_size())
+    # A compiled call serves all sequence lengths, so the length of the gates' stretches must not depend on T here.
+    chunk = request.chunk_size or sweep_chunk(dim_k, dim_v)
+    config = select_config(
+        scheme=request.scheme, capability=capability(v.device), item_bytes=v.element_size(), head_dim_qk=dim_k,
+        head_dim_v=dim_v, chunk=chunk, batch_heads=heads,
     )  # fmt: skip
-    return h, *last
+    gates = empty_gates(request.gate, v, config.gate_stretch(chunk), in_order=in_order)
+    last = empty_state(q, v, normalised=request.stabilised) if request.want_last else (None, None, None)
+    return (torch.empty_like(v), *last), gates
+
+
+def _backward(
+    request: EngineRequest, needs: tuple[bool, ...], tensors: Tensors, saved: Tensors, gradients: Tensors
+) -> Tensors:
+    """Return the gradients of q, k, v, the gates and the initial state C and n.
+
+    Kernels that take tiles in order need the states of cut heads only, and compute the anchors of the decay's gradient
+    on their way. chunk_o.py needs the states of every chunk; its anchors are at the chunks' edges.
+    """
+    q, k, v, decay, input_gate, head, c_initial, n_initial, _ = tensors
+    dh, d_last, dn_last, _ = gradients
+    number = len(GateVectors._fields)
+    # A compiled call's operator does not save the states.
+    gates, states = GateVectors(*saved[:number]), saved[number] if len(saved) > number else None
+    ends = c_initial is not None or d_last is not None
+    task = choose(request, q, v, backward=True, kept=states is not None, ends=ends)
+    launched = task.launched
+    dh = torch.zeros_like(v) if dh is None else dh.contiguous()
+    if d_last is not None:
+        # Between the kernels dC is divided by the headroom.
+        d_last = d_last.float().contiguous()
+        d_last = d_last if task.headroom == 1 else d_last / task.headroom
+    want_gates = any(needs[3:6])
+    q_pair, k_pair = (q, k) if want_gates else (None, None)
+    d_initial = empty_state(q, v, normalised=False)[0] if needs[6] else None
+
+    if "state" in launched.launches:
+        states, _, _ = run_chunk_states(task, "state", k, v, gates, c_initial)
+    dq = run_product(task, "dq", dh, v, k, states, gates, initial=c_initial, pair=q_pair)
+    d_states = anchors = None
+    if "state_gradient" in launched.launches:
+        d_states, _, anchors = run_chunk_states(
+            task, "state_gradient", q, dh, gates, d_last, last=d_initial,
+            forward_states=states if want_gates and not launched.in_order else None,
+        )  # fmt: skip
+    del states
+    dk = run_product(task, "dk", v, dh, q, d_states, gates, initial=d_last, pair=k_pair, anchor_states=dq.anchor_states)
+    dq.anchor_states = dk.anchor_states = None
+    last = d_initial if launched.whole else None
+    dv = run_product(task, "dv", k, q, dh, d_states, gates, initial=d_last, last=last)
+
+    if d_initial is not None and task.headroom != 1:
+        d_initial *= task.headroom
+    d_decay = d_input = d_head = None
+    if dq.row_sums is not None and dk.row_sums is not None:
+        d_decay, d_input, d_head = run_gates_backward(
+            request, dq.row_sums, dk.row_sums, dk.anchors if launched.in_order else anchors, launched.anchor_every,
+            decay, input_gate, head, end_is_known=d_last is None,
+        )  # fmt: skip
+    dn_initial = None
+    if dn_last is not None and request.stabilised:
+        dn_initial = add_normaliser_gradients(
+            dn_last, gates, launched.stretch, k, n_initial, dk.out, decay, d_decay, d_input
+        )
+    # dq and dk have been computed for every head; those of heads that share q and k (Mamba-2's C and B) are added up.
+    return (
+        *(x if x.shape == like.shape else run_sum(x, like) for x, like in ((dq.out, q), (dk.out, k))),
+        dv.out, d_decay, d_input, d_head, d_initial, dn_initial, None,
+    )  # fmt: skip
+
+
+SCALAR_DECAY = Differentiable(
+    "scalar_decay",
+    request=EngineRequest,
+    tensors=("q", "k", "v", "decay?", "input_gate?", "head?", "c_initial?", "n_initial?", "m_initial?"),
+    outputs=("h", "c", "n", "m"),
+    saved=GateVectors._fields,
+    constant=("m",),
+    forward=_forward,
+    backward=_backward,
+    shapes=_shapes,
+)
+"""h and the last state, with gradients of q, k, v, the gates and the initial state C and n."""

@@ -8,11 +8,14 @@ done once instead of once for every block of value columns. denominator_kernel t
 n^T q. The output's and gradients' kernels take log2 denom_t as one more gate vector. Source: TFLA, equations 4 to 7.
 """
 
+import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from ..common.remember import remember_launches
 from .gates import NEG
+from .roles import GateVectors
 
 
 @triton.jit
@@ -121,3 +124,38 @@ def denominator_kernel(n_q_ptr, m_ptr, log_denom_ptr, count, blocks, BLOCK: tl.c
         n_q += tl.load(n_q_ptr + block * tl.full((), count, tl.int64) + offs, mask=mask, other=0.0)
     m = tl.load(m_ptr + offs, mask=mask, other=0.0)
     tl.store(log_denom_ptr + offs, tl.math.log2(tl.maximum(tl.abs(n_q), tl.math.exp2(-m))), mask=mask)
+
+
+def add_normaliser_gradients(
+    dn_last: Tensor,
+    gates: GateVectors,
+    stretch: int,
+    k: Tensor,
+    n_initial: Tensor | None,
+    dk: Tensor,
+    decay: Tensor,
+    d_decay: Tensor | None,
+    d_input: Tensor | None,
+) -> Tensor | None:
+    """Add, in place, the gradients that come through the last n = sum_t w_t k_t + w_0 n_0; return that of n_0.
+
+    The outputs' denominators are constants for the gradient, so n gets one only where it is returned: no kernel needed.
+    """
+    edge = gates.edge
+    assert edge is not None
+    tiles = torch.arange(k.shape[1], device=k.device) // stretch
+    after = gates.g.flip(-1).cumsum(-1).flip(-1) - gates.g
+    m_last = edge[:, :, -1]
+    # w is the log weight at the end of the position's stretch, ``after`` the log decay from there to the end.
+    weight = torch.exp2(gates.w + after[:, :, tiles] - m_last[..., None])
+    first = torch.exp2(gates.g.sum(-1) + edge[:, :, 0] - m_last)
+    dn = dn_last.float()
+    contribution = torch.einsum("bthk,bhk->bht", k.float(), dn) * weight
+    dk += (weight.transpose(1, 2)[..., None] * dn[:, None]).to(dk.dtype)
+    d_log_decay = contribution.cumsum(-1) - contribution
+    if n_initial is not None:
+        d_log_decay += ((n_initial * dn).sum(-1) * first)[..., None]
+    if d_input is not None and d_decay is not None:
+        d_input += contribution.transpose(1, 2)
+        d_decay += d_log_decay.transpose(1, 2) * torch.sigmoid(-decay)
+    return (dn * first[..., None]).float() if n_initial is not None else None

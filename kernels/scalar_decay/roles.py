@@ -19,9 +19,10 @@ and also write the row sums of out * pair in float32; gates_backward_kernel (gat
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from torch import Tensor
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class Role(NamedTuple):

@@ -5,11 +5,20 @@
 Source: TFLA paper, section 2.1 (recurrent formulation); gate functions as in gates.py.
 """
 
+from typing import Any
+
+import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
+from ..common.differentiable import Tensors
 from ..common.remember import remember_launches
+from ..common.sizes import cdiv, padded
 from .gates import LN2, MIN_STABILISER, log_decay, log_input
+from .launch import SCALAR_DECAY, EngineRequest, empty_state
+
+STEP_BLOCK_K, STEP_BLOCK_V = 32, 64
 
 
 @remember_launches
@@ -101,3 +110,36 @@ def step_kernel(
     if GATE == "exp":
         h /= tl.maximum(tl.abs(tl.sum(denom, axis=0)), tl.exp(-m))
     tl.store(h_ptr + pid_bh * V + offs_v, h.to(h_ptr.dtype.element_ty), mask=mask_v)
+
+
+def _step(
+    request: EngineRequest,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    decay: Tensor | None,
+    input_gate: Tensor | None,
+    head: Tensor | None,
+    c: Tensor | None,
+    n: Tensor | None,
+    m: Tensor | None,
+) -> tuple[Tensors, Tensors]:
+    """Return h [B, 1, H, V] and the new C, n and m. The given state is not overwritten."""
+    B, _, H, V = v.shape
+    K = q.shape[3]
+    h, last = torch.empty_like(v), empty_state(q, v, normalised=request.stabilised)
+    block_v = min(STEP_BLOCK_V, padded(V))
+    step_kernel[(cdiv(V, block_v) * B * H,)](
+        q.detach(), k.detach(), v.detach(), decay, input_gate, head, c, n, m, h, *last,
+        request.scale, request.inv_tau, H=H, K=K, V=V, GROUP=H // q.shape[2], GATE=request.gate,
+        BLOCK_K=min(STEP_BLOCK_K, padded(K)), BLOCK_V=block_v, num_warps=4,
+    )  # fmt: skip
+    return (h, *last), ()
+
+
+def _shapes(request: EngineRequest, q: Tensor, k: Tensor, v: Tensor, *others: Any) -> tuple[Tensors, Tensors]:
+    return (torch.empty_like(v), *empty_state(q, v, normalised=request.stabilised)), ()
+
+
+STEP = SCALAR_DECAY.step(_step, _shapes)
+"""h and the state after one token."""

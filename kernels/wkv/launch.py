@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..common.arguments import CASE_DTYPES
-from ..common.device import capability, on_device_of
+from ..common.device import capability
 from ..common.differentiable import Differentiable, Tensors
 from ..common.exchange import exchange_words
 from ..common.sizes import REMEMBERED, cdiv
@@ -60,7 +60,6 @@ def _launches(
     return config
 
 
-@on_device_of("k")
 def _forward(request: WkvRequest, k: Tensor, *others: Any) -> tuple[Tensors, Tensors]:
     """Return y and the last state; and, to save, the states before each row [3, B, S, C] and the last one [3, B, C]."""
     B, T, C = k.shape
@@ -102,7 +101,6 @@ def _shapes(request: WkvRequest, k: Tensor, *_: Tensor | None) -> tuple[Tensors,
     return (torch.empty_like(k), *parts), (saved, _states(k) if request.want_last else None)
 
 
-@on_device_of("tensors")
 def _backward(
     request: WkvRequest, needs: tuple[bool, ...], tensors: Tensors, saved: Tensors, gradients: Tensors
 ) -> Tensors:
@@ -147,7 +145,6 @@ WKV = Differentiable(
 """y and the last state, with gradients of k, v, w, u and the first state's num and den."""
 
 
-@on_device_of("k")
 def _step(request: WkvRequest, k: Tensor, *others: Any) -> tuple[Tensors, Tensors]:
     """Return y [B, 1, C] and num, den, max after one token: views of one tensor."""
     B, _, C = k.shape

@@ -10,9 +10,16 @@ import torch
 
 from lrbench.analysis.check.statistics import median
 from lrbench.kernels import get_operation
-from lrbench.kernels.scalar_decay.autograd import backward_problem
-from lrbench.kernels.scalar_decay.choice import COSTS, Sizes, backward_chunk, forward_chunk
-from lrbench.kernels.scalar_decay.launch import Pass
+from lrbench.kernels.scalar_decay import plan
+from lrbench.kernels.scalar_decay.choice import (
+    COSTS,
+    backward_chunk,
+    chunk_lengths,
+    forward_chunk,
+    time_us,
+)
+from lrbench.kernels.scalar_decay.launch import EngineRequest, choose
+from lrbench.kernels.scalar_decay.plan import Sizes
 from lrbench.tests.tools import fit_choice
 
 SCHEMES = ("walk", "whole_state")
@@ -24,8 +31,16 @@ def shape(seq_len: int, rows: int, dims: tuple[int, int] = (128, 256), multiproc
     )  # fmt: skip
 
 
+def whole_heads(made: Sizes, scheme: str, chunk: int, *, backward: bool = False) -> int:
+    return plan.whole_heads(made, made.config(scheme, chunk), chunk, backward=backward)
+
+
+def kept_chunk(made: Sizes, scheme: str, chunk: int) -> int:
+    return plan.kept_chunk(made, made.config(scheme, chunk), chunk)
+
+
 def default_backward_chunk(made: Sizes, scheme: str) -> int:
-    return backward_chunk(made, scheme, made.kept_chunk(scheme, forward_chunk(made, scheme)))
+    return backward_chunk(made, scheme, kept_chunk(made, scheme, forward_chunk(made, scheme)))
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
@@ -33,34 +48,35 @@ def default_backward_chunk(made: Sizes, scheme: str) -> int:
 def test_few_sequences_are_cut_and_many_are_not(scheme: str, dims: tuple[int, int]) -> None:
     """Several chunks where one row would leave the device idle, fewer of them for more rows, and of many rows at most
     those are cut that are left over."""
-    for choose in (forward_chunk, default_backward_chunk):
-        chosen = [choose(shape(32768, rows, dims), scheme) for rows in (1, 4, 16, 64)]
+    for chosen_by in (forward_chunk, default_backward_chunk):
+        chosen = [chosen_by(shape(32768, rows, dims), scheme) for rows in (1, 4, 16, 64)]
         assert chosen[0] < 8192
         assert chosen == sorted(chosen)
         many = shape(32768, 1024, dims)
-        assert many.whole_heads(scheme, choose(many, scheme)) > 900
+        assert whole_heads(many, scheme, chosen_by(many, scheme)) > 900
 
 
 def test_heads_are_cut_that_do_not_fill_the_device() -> None:
     """A device with 132 multiprocessors holds the states of 132 heads of 128/256, forward; dq and dk take no more."""
-    whole = {rows: shape(8192, rows).whole_heads("whole_state", 1024) for rows in (1, 131, 132, 200, 300)}
+    whole = {rows: whole_heads(shape(8192, rows), "whole_state", 1024) for rows in (1, 131, 132, 200, 300)}
     assert whole == {1: 0, 131: 0, 132: 132, 200: 132, 300: 264}
-    assert shape(8192, 200).whole_heads("whole_state", 8192) == 200
-    assert shape(8192, 200).whole_heads("walk", 1024) == 0
+    assert whole_heads(shape(8192, 200), "whole_state", 8192) == 200
+    assert whole_heads(shape(8192, 200), "walk", 1024) == 0
     # Three programs a head forward, two of dq and dk; two programs on a multiprocessor for heads of 64.
-    assert shape(8192, 100, (160, 320)).whole_heads("whole_state", 64) == 88
-    assert shape(8192, 100, (160, 320)).whole_heads("whole_state", 64, backward=True) == 66
-    assert shape(8192, 300, (64, 64)).whole_heads("whole_state", 64) == 264
+    assert whole_heads(shape(8192, 100, (160, 320)), "whole_state", 64) == 88
+    assert whole_heads(shape(8192, 100, (160, 320)), "whole_state", 64, backward=True) == 66
+    assert whole_heads(shape(8192, 300, (64, 64)), "whole_state", 64) == 264
     # The kernel of the denominators needs every head's states.
     exp = replace(shape(8192, 100, (160, 320)), normalised=True)
-    assert exp.whole_heads("whole_state", 64) == 0
+    assert whole_heads(exp, "whole_state", 64) == 0
 
 
 def test_slow_memory_makes_cuts_dear() -> None:
     """64 heads of 96/96 fill half of the device: reading keys and values once more may take longer than that loses."""
     fast = shape(8192, 64, (96, 96))
     slow = replace(fast, memory_rate=fast.memory_rate / 2)
-    cut, whole = (sum(slow.forward_us("whole_state", n)) / sum(fast.forward_us("whole_state", n)) for n in (2048, 8192))
+    config = fast.config("whole_state", 2048)
+    cut, whole = (sum(time_us(slow, config, n)) / sum(time_us(fast, config, n)) for n in (2048, 8192))
     assert cut > 1.5 > 1.2 > whole
     assert (forward_chunk(fast, "whole_state"), forward_chunk(slow, "whole_state")) == (2048, 8192)
 
@@ -89,14 +105,12 @@ def test_an_implementation_says_what_it_chooses() -> None:
 def test_a_backward_pass_chooses_for_itself() -> None:
     """Where few heads are cut forward into short chunks, the backward pass has too few programs for that; where a call
     names a chunk length, no chunk is longer."""
-    q, v = torch.empty(8, 2048, 6, 192, device="meta"), torch.empty(8, 2048, 6, 384, device="meta")
-    chunk = forward_chunk(shape(2048, 48, (192, 384)), "whole_state")
-    forward = Pass(
-        gate="sig", scale=1.0, chunk=chunk, whole_heads=44, state_dtype=torch.float32, scheme="whole_state"
-    )  # fmt: skip
-    assert (chunk, backward_problem(forward, None, q, v, kept=False).chunk) == (256, 2048)
-    bound = backward_problem(forward, chunk, q, v, kept=False)
-    assert (bound.chunk, bound.whole_heads) == (256, 0)
+    q, v = (torch.empty(8, 2048, 6, dim, dtype=torch.bfloat16, device="meta") for dim in (192, 384))
+    request = EngineRequest("sig", 1.0, 1.0, "whole_state", None, torch.float32, False)
+    forward, backward = choose(request, q, v).launched, choose(request, q, v, backward=True).launched
+    assert (forward.chunk, forward.whole, backward.chunk) == (256, 44, 2048)
+    bound = choose(request._replace(chunk_size=forward.chunk), q, v, backward=True).launched
+    assert (bound.chunk, bound.whole) == (256, 0)
 
 
 def test_a_backward_pass_prefers_chunks_whose_states_are_kept() -> None:
@@ -106,7 +120,7 @@ def test_a_backward_pass_prefers_chunks_whose_states_are_kept() -> None:
     # It keeps none under torch.compile, and where they take much memory.
     assert backward_chunk(made, "walk", 512) == backward_chunk(made, "walk", 0) == 512
     large = shape(131072, 1, (128, 128))
-    assert large.kept_chunk("whole_state", 1024) == 0 and large.kept_chunk("whole_state", 2048) == 2048
+    assert [kept_chunk(large, "whole_state", chunk) for chunk in (1024, 2048)] == [0, 2048]
 
 
 @pytest.mark.parametrize("card", ["h200", "h100"])
@@ -126,7 +140,7 @@ def test_the_fit_recovers_planted_costs() -> None:
     planted = replace(COSTS, walk=0.06, launch=20.0, store=0.8, merge=2.0)
     problems = []
     for made in (shape(65536, 16), shape(16384, 64), shape(2000, 3, (64, 64)), shape(8192, 1), shape(30000, 24)):
-        cells = [(scheme, chunk) for scheme in SCHEMES for chunk in made.chunks()]
+        cells = [(scheme, chunk) for scheme in SCHEMES for chunk in chunk_lengths(made)]
         forward, backward = (
             {cell: 50.0 + fit_choice.model_us(made, direction, cell, planted) for cell in cells}
             for direction in (fit_choice.FORWARD, fit_choice.BACKWARD)

@@ -20,7 +20,8 @@ from lrbench.bench import correctness
 from lrbench.bench.plan import PlannedCase
 from lrbench.bench.worker import prepare
 from lrbench.kernels import Implementation, Operation
-from lrbench.kernels.common.device import memory_rate, on_device_of
+from lrbench.kernels.common.device import memory_rate
+from lrbench.kernels.common.differentiable import on_device_of
 from lrbench.kernels.common.remember import RememberedKernel
 from lrbench.results.schema import Case
 from lrbench.tests.kernels import laws
@@ -107,28 +108,25 @@ def test_every_kernel_is_launched_by_an_implementation(launches: Launches) -> No
 
 
 @pytest.mark.compile
-def test_a_launcher_that_fails_leaves_the_current_device(launches: Launches) -> None:
-    """Whether the tensor is given by position or by name. One on the CPU leaves the current device as it is."""
+def test_a_pass_that_fails_leaves_the_current_device(launches: Launches) -> None:
+    """One on the CPU runs on the current device as it is."""
 
-    @on_device_of("x")
-    def launcher(scale: float, x: Tensor) -> None:
+    def fail() -> None:
         raise RuntimeError(f"failed on {launches.current}")
 
     with pytest.raises(RuntimeError, match="failed on 1"):
-        launcher(1.0, torch.zeros(1))
-    with pytest.raises(RuntimeError, match="failed on 1"):
-        launcher(scale=1.0, x=torch.zeros(1))
+        on_device_of(torch.zeros(1), fail)
     assert launches.current == 0
     with pytest.MonkeyPatch.context() as patch, pytest.raises(RuntimeError, match="failed on 0"):
         patch.setattr(Tensor, "is_cuda", False)
-        launcher(1.0, torch.zeros(1))
+        on_device_of(torch.zeros(1), fail)
 
 
 @pytest.mark.compile
 def test_the_current_device_is_not_set_again(launches: Launches, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device", None)
     with launches.device(1):
-        assert on_device_of("x")(lambda x: launches.current)(torch.zeros(1)) == 1
+        assert on_device_of(torch.zeros(1), lambda: launches.current) == 1
 
 
 def test_memory_transfers_twice_a_cycle(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,12 +22,21 @@ from random import Random
 from typing import Any
 
 from lrbench.analysis.check.statistics import median
-from lrbench.kernels.scalar_decay.choice import COSTS, MEMORY_RATE, ONE_CHUNK, Costs, Sizes, backward_chunk, shape_of
+from lrbench.kernels.scalar_decay.choice import (
+    COSTS,
+    ONE_CHUNK,
+    Costs,
+    backward_chunk,
+    best_chunk,
+    sizes_of_case,
+    time_us,
+)
 from lrbench.kernels.scalar_decay.config import fit_chunk
 from lrbench.kernels.scalar_decay.declare import FUSED_CHUNK, SCHEMES, WHOLE_STATE
+from lrbench.kernels.scalar_decay.plan import MEMORY_RATE, Sizes, kept_chunk
 from lrbench.results import store
 
-FORWARD, BACKWARD = "forward_us", "backward_us"
+FORWARD, BACKWARD = "forward", "backward"
 STEPS = 2500
 """Random moves of a fit, which takes a quarter of an hour."""
 
@@ -38,7 +47,7 @@ MEMORY_FACTORS = (1.0, 1.02, 0.98)
 """A good choice stays good if memory is a little slower or faster."""
 
 MEMORY_RATES = {"h200_sxm": MEMORY_RATE, "h100_sxm": 3.352e12}
-"""By clock and bus width, as :func:`.device.memory_rate` has them; both have :data:`.choice.MULTIPROCESSORS`."""
+"""By clock and bus width, as :func:`.device.memory_rate` has them; both have :data:`.plan.MULTIPROCESSORS`."""
 
 Cell = tuple[str, int]
 """A scheme and a chunk length."""
@@ -58,14 +67,18 @@ def _counts(row: Mapping[str, Any]) -> bool:
 
 
 def _shape_of(row: Mapping[str, Any]) -> tuple[Sizes, Cell]:
-    shape = shape_of(row, normalised=row["op"] == "mlstm_exp")
+    shape = sizes_of_case(row, normalised=row["op"] == "mlstm_exp")
     shape = dataclasses.replace(shape, memory_rate=MEMORY_RATES[row["device_accelerator"]])
     return shape, (SCHEMES[row["impl"]], fit_chunk(row["chunk_size"], row["seq_len"]))
 
 
 def _took_one_chunk_length(row: Mapping[str, Any]) -> bool:
     shape, (scheme, chunk) = _shape_of(row)
-    return row["mode"] != "fwbw" or chunk <= backward_chunk(shape, scheme, shape.kept_chunk(scheme, chunk))
+    return row["mode"] != "fwbw" or chunk <= backward_chunk(shape, scheme, _kept(shape, (scheme, chunk)))
+
+
+def _kept(shape: Sizes, cell: Cell) -> int:
+    return kept_chunk(shape, shape.config(*cell), cell[1])
 
 
 def read_times(paths: Sequence[Path]) -> dict[tuple[Any, ...], tuple[Sizes, Times]]:
@@ -83,11 +96,13 @@ def read_times(paths: Sequence[Path]) -> dict[tuple[Any, ...], tuple[Sizes, Time
     return problems
 
 
+def _sum_us(shape: Sizes, cell: Cell, costs: Costs, kept: int | None) -> float:
+    return sum(time_us(shape, shape.config(*cell), cell[1], costs, kept=kept))
+
+
 def model_us(shape: Sizes, direction: str, cell: Cell, costs: Costs) -> float:
     """Return the modelled time of a pass; a backward pass follows a forward pass with the same chunks."""
-    if direction == FORWARD:
-        return sum(shape.forward_us(*cell, costs))
-    return sum(shape.backward_us(*cell, costs, kept=shape.kept_chunk(*cell)))
+    return _sum_us(shape, cell, costs, None if direction == FORWARD else _kept(shape, cell))
 
 
 def loss(problems: Sequence[tuple[Sizes, Times]], costs: Costs) -> float:
@@ -157,12 +172,12 @@ def regrets(problems: Sequence[tuple[Sizes, Times]], costs: Costs, direction: st
         cells = times[direction]
         for scheme in {scheme for scheme, _ in cells}:
             measured = {chunk: time for (other, chunk), time in cells.items() if other == scheme}
-            chosen = shape.best_chunk(scheme, costs)
+            chosen = best_chunk(shape, scheme, costs)
             if direction == BACKWARD:
-                kept = shape.kept_chunk(scheme, chosen)
-                chosen = shape.best_chunk(scheme, costs, kept=kept)
+                kept = _kept(shape, (scheme, chosen))
+                chosen = best_chunk(shape, scheme, costs, kept=kept)
                 for chunk in measured:
-                    measured[chunk] += sum(shape.backward_us(scheme, chunk, costs, kept=kept))
+                    measured[chunk] += _sum_us(shape, (scheme, chunk), costs, kept)
                     measured[chunk] -= model_us(shape, direction, (scheme, chunk), costs)
             if shape.seq_len > ONE_CHUNK and len(measured) > 1:
                 yield measured[chosen] / min(measured.values()) - 1 if chosen in measured else UNMEASURED

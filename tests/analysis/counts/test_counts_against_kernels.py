@@ -18,11 +18,8 @@ import torch
 from lrbench.analysis.counts import Count, count, count_case
 from lrbench.analysis.counts.executed_mlp import GATED_MLP
 from lrbench.kernels import get_operation, resolve
-from lrbench.kernels.scalar_decay.autograd import backward_problem
-from lrbench.kernels.scalar_decay.choice import shape_of_tensors
-from lrbench.kernels.scalar_decay.config import fit_chunk
 from lrbench.kernels.scalar_decay.declare import SCHEMES
-from lrbench.kernels.scalar_decay.launch import Pass
+from lrbench.kernels.scalar_decay.launch import EngineRequest, choose
 from lrbench.tests.kernels.laws import Case
 
 RAGGED = {"batch": 1, "seq_len": 136, "num_heads": 2, "head_dim_qk": 72, "head_dim_v": 136}
@@ -225,17 +222,12 @@ def test_torch_multiplies_twice_for_the_gradients_of_a_gated_mlp(kernels: str) -
 @pytest.mark.parametrize("impl", ["fused_chunk", "whole_state"])
 def test_a_backward_walk_takes_the_engines_chunks(impl: str, batch: int, seq_len: int, chunk_size: int) -> None:
     sizes = {"batch": batch, "seq_len": seq_len, "num_heads": 2, "head_dim_qk": 64, "head_dim_v": 128}
-    q = torch.empty(batch, seq_len, 2, 64, device="meta")
-    v = torch.empty(batch, seq_len, 2, 128, device="meta")
-    problem = Pass(
-        gate="sig", scale=1.0, chunk=fit_chunk(chunk_size, seq_len), whole_heads=0, state_dtype=torch.float32,
-        scheme=SCHEMES[impl],
-    )  # fmt: skip
-    kept = shape_of_tensors(q, v).kept_chunk(problem.scheme, problem.chunk) > 0
-    problem = backward_problem(problem, chunk_size, q, v, kept=kept)
+    q, v = (torch.empty(batch, seq_len, 2, dim, dtype=torch.bfloat16, device="meta") for dim in (64, 128))
+    request = EngineRequest("sig", 1.0, 1.0, SCHEMES[impl], chunk_size, torch.float32, False)
+    made = choose(request, q, v, backward=True, kept=choose(request, q, v).keeps_states).launched
     parts = counted("mlstm_sig", impl, "bw", sizes, chunk_size).executed_byte_parts
     states = sum(n for name, n in parts.items() if name == "dq: states")
-    assert states == -(-seq_len // problem.chunk) * (batch * 2 - problem.whole_heads) * 64 * 128 * 4
+    assert states == made.several * made.chunks * made.cut * 64 * 128 * 4
 
 
 @pytest.mark.parametrize("mode", ["fw", "bw", "fwbw"])

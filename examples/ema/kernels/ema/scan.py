@@ -9,7 +9,6 @@ from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
 from ..common.arguments import check_first, check_tensor
-from ..common.device import on_device_of
 from ..common.remember import remember_launches
 
 BLOCK_V = 64
@@ -38,13 +37,13 @@ def scan_kernel(x_ptr, slope_ptr, init_ptr, y_ptr, last_ptr, T, H, V, REVERSE: t
     tl.store(last_ptr + pid_bh * V + offs_v, state, mask=mask_v)
 
 
-@on_device_of("x")
 def run_scan(x: Tensor, slope: Tensor, init: Tensor, *, reverse: bool) -> tuple[Tensor, Tensor]:
     """Launch the kernel on x [B, T, H, V] from init [B, H, V]; return y like x and the state after the last step."""
     batch, seq_len, heads, dim_v = x.shape
     y, last = torch.empty_like(x), torch.empty_like(init)
     grid = (batch * heads, triton.cdiv(dim_v, BLOCK_V))
-    scan_kernel[grid](x, slope, init, y, last, seq_len, heads, dim_v, REVERSE=reverse, BLOCK_V=BLOCK_V)
+    with torch.cuda.device(x.get_device()):
+        scan_kernel[grid](x, slope, init, y, last, seq_len, heads, dim_v, REVERSE=reverse, BLOCK_V=BLOCK_V)
     return y, last
 
 
