@@ -101,7 +101,10 @@ class _Device:
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceState:
-    """What the GPU reports while it works. Units: MHz, W, degrees Celsius; ``throttled`` names the reasons."""
+    """What the GPU reports while it works. Units: MHz, W, degrees Celsius; ``throttled`` names the reasons.
+
+    ``power_w`` is NVML's average over about the last second on an H200: of a short case mostly what came before it.
+    """
 
     sm_clock_mhz: float | None = None
     power_w: float | None = None
