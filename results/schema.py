@@ -101,10 +101,8 @@ class _Device:
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceState:
-    """What the GPU reports while it works. Units: MHz, W, degrees Celsius; ``throttled`` names the reasons.
-
-    ``power_w`` is NVML's average over about the last second on an H200: of a short case mostly what came before it.
-    """
+    """What the GPU reports while it works, in MHz, W (NVML's average of the last second) and degrees Celsius, and why its
+    clocks are lowered."""
 
     sm_clock_mhz: float | None = None
     power_w: float | None = None
@@ -184,9 +182,7 @@ class _SameMath(_Package):
 class _Measured:
     """What came of a case, and what was counted of it then.
 
-    Attributes:
-        pair_id: rows with the same one were timed in turn in one process, so that a ratio of theirs is a pair's: their
-            n-th samples are of the same round. None: it was timed alone.
+    Rows with the same ``pair_id`` were timed in turn, their n-th samples in the same round; None: it was timed alone.
     """
 
     status: str
