@@ -371,6 +371,20 @@ def test_both_sides_are_checked_measured_and_compared(tmp_path: Path) -> None:
     assert {pair.a["peak_memory_bytes"] - pair.b["peak_memory_bytes"] for pair in found.pairs} == {0}
 
 
+def test_a_pair_has_an_id_and_what_dies_in_turn_runs_again_alone(tmp_path: Path) -> None:
+    """Those that died with it too; one that fails leaves the others a pair, and a case with no other has no id."""
+    for names, statuses, pairs in (
+        (("right", "raises", "slow"), ["ok", "error", "ok"], [True, False, True]),
+        (("right", "killed"), ["ok", "crash"], [False, False]),
+        (("right",), ["ok"], [False]),
+    ):
+        planned = [faults.planned(name) for name in names]
+        records = run(tmp_path / str(len(names)), planned, group_by=lambda _: None).records
+        assert [record.status for record in records] == statuses
+        assert [record.pair_id is not None for record in records] == pairs
+        assert len({record.pair_id for record in records} - {None}) == any(pairs)
+
+
 def test_groups_differ_in_the_implementation_alone() -> None:
     other = renamed(PLANNED[0], "twin")
     without = PlannedCase(case=dataclasses.replace(other.case, state_dtype=None, chunk_size=32), target=other.target)
