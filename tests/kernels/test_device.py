@@ -40,14 +40,15 @@ CHUNK_SIZE = 64
 
 
 def cases_of(operation: Operation, implementation: Implementation) -> list[laws.Case]:
-    """Return a case of several chunks, and one of a decoding step where there is one."""
+    """Return a case of several chunks, and one of a decoding step where there is one; of WKV's scan a wide one too."""
     sizes = {name: SIZES[name] for name in operation.sizes}
     kwargs = {"chunk_size": CHUNK_SIZE} if implementation.chunked else {}
     layout = "columns" if implementation.prepare else None
     names = {"op": operation.name, "impl": implementation.name}
     case = laws.Case(**names, dtype=torch.bfloat16, sizes=sizes, layout=layout, kwargs=kwargs)
     step = replace(case, impl="step", sizes={**sizes, "seq_len": 1}, kwargs={})
-    return [case, step] if "step" in implementation.modes else [case]
+    wide = [replace(case, sizes={**sizes, "channels": 2048})] if case.op == "wkv4" and case.impl == "scan" else []
+    return [case, *wide, step] if "step" in implementation.modes else [case, *wide]
 
 
 class Launches(list[tuple[Any, int]]):
