@@ -101,8 +101,7 @@ class _Device:
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceState:
-    """What the GPU reports while it works, in MHz, W (NVML's average of the last second) and degrees Celsius, and why its
-    clocks are lowered."""
+    """What the GPU reports while it works: MHz, W (NVML's average of a second), degrees Celsius, why clocks are low."""
 
     sm_clock_mhz: float | None = None
     power_w: float | None = None
