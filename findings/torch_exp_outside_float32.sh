@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # torch 2.13.0 with MKL, on an x86-64 CPU: torch.exp of a finite number takes ten to forty times as long if the result
 # is subnormal, exactly 0, infinite, or near the largest float32. The time rises between x = -87.33 and -87.34, where
-# exp(x) falls below 2^-126, and between 87 and 88. float64 does so at its own limits, if less. torch.exp2 does not where
-# it has the same results, -inf takes only three times as long as -1, and torch.set_flush_denormal(True) changes
+# exp(x) falls below 2^-126, and between 87 and 88. float64 does so at its own limits, if less. torch.exp2 does not
+# where it has the same results, -inf takes only three times as long as -1, and torch.set_flush_denormal(True) changes
 # nothing. So a mask of -1e4 costs more than one of -inf, and a decay to nothing more than one to a half.
 # ATen/cpu/vml.h hands this exp to MKL; in 2020 somebody reported the like of GELU (pytorch/pytorch, issue 48388).
 #
