@@ -4,7 +4,7 @@
 # exp(x) falls below 2^-126, and between 87 and 88. float64 does so at its own limits, if less. torch.exp2 does not
 # where it has the same results, -inf takes only three times as long as -1, and torch.set_flush_denormal(True) changes
 # nothing. So a mask of -1e4 costs more than one of -inf, and a decay to nothing more than one to a half.
-# ATen/cpu/vml.h hands this exp to MKL; in 2020 somebody reported the like of GELU (pytorch/pytorch, issue 48388).
+# ATen/cpu/vml.h hands this exp to MKL; in 2020 somebody reported the like of GELU to PyTorch.
 #
 # Guessed first: as long for any input, or if not, longer for subnormal results alone and not with set_flush_denormal.
 #
