@@ -229,6 +229,7 @@ def current_environment() -> Environment:
         memory_bytes=memory,
         torch_version=torch.__version__,
         triton_version=version_of("triton"),
+        **(_compiler(properties.major * 10 + properties.minor) if cuda else {}),
         cuda_version=torch.version.cuda,
         driver_version=_driver_version() if cuda else None,
         python_version=platform.python_version(),
@@ -236,6 +237,19 @@ def current_environment() -> Environment:
         git_commit=commit,
         git_dirty=dirty,
     )
+
+
+def _compiler(capability: int) -> dict[str, Any]:
+    """Return the version of the assembler that Triton takes for a GPU, and whether it fuses products and sums unasked.
+
+    Nothing of a Triton that says it elsewhere, or that is not there.
+    """
+    with contextlib.suppress(Exception):
+        from triton import knobs
+        from triton.backends.nvidia.compiler import get_ptxas
+
+        return {"ptxas_version": get_ptxas(capability).version, "fp_fusion": knobs.language.default_fp_fusion}
+    return {}
 
 
 def environment_here(worker: object) -> dict[str, Any]:

@@ -149,7 +149,9 @@ class PlannedCase:
         """Return the environment with the version of Triton that the case is measured with."""
         if self.triton is None:
             return environment
-        return dataclasses.replace(environment, triton_version=self.triton.version)
+        # Its compiler's settings are its worker's own.
+        version = self.triton.version
+        return dataclasses.replace(environment, triton_version=version, ptxas_version=None, fp_fusion=None)
 
 
 def preset_for(request: Request, device_kind: str) -> Preset:

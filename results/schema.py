@@ -115,6 +115,8 @@ class _Versions:
 
     torch_version: str | None = None
     triton_version: str | None = None
+    ptxas_version: str | None = None
+    fp_fusion: bool | None = None
     cuda_version: str | None = None
     driver_version: str | None = None
     python_version: str | None = None

@@ -49,6 +49,9 @@ COMPARED_COLUMNS = (
 )  # fmt: skip
 """What of an environment two sides of a comparison should have in common."""
 
+COMPILER_COLUMNS = ("ptxas_version", "fp_fusion")
+"""The same of Triton's compiler; early rows do not say it."""
+
 MODE_NAMES = {
     "fw": "forward", "fwbw": "forward + backward", "bw": "backward", "step": "decoding step", "train": "training step",
 }  # fmt: skip
@@ -297,9 +300,9 @@ def environment_differences(pairs: Sequence[tuple[Row, Row]]) -> list[str]:
     :data:`CLOCK_TOLERANCE` apart.
     """
     lines = []
-    for column in ("device_accelerator", *COMPARED_COLUMNS):
-        first, second = (_values(pair[side][column] for pair in pairs) for side in (0, 1))
-        if first != second:
+    for column in ("device_accelerator", *COMPARED_COLUMNS, *COMPILER_COLUMNS):
+        first, second = (_values(pair[side].get(column) for pair in pairs) for side in (0, 1))
+        if first != second and not (column in COMPILER_COLUMNS and "none" in (first, second)):
             lines.append(f"{column}: {first} | {second}")
     # torch is named already, among the columns.
     same = (pair for pair in pairs if pair[0]["provider"] == pair[1]["provider"] != "torch")

@@ -6,6 +6,7 @@ import itertools
 import os
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -52,6 +53,17 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(environment, "ROOT", tmp_path)
     git(tmp_path, "init", "-q")
     return tmp_path
+
+
+def test_the_compiler_s_settings_are_those_of_the_capability() -> None:
+    """Triton 3.9 assembles for Hopper with another ptxas than for Ampere; a Triton without these names says nothing."""
+    pytest.importorskip("triton", minversion="3.8")
+    ampere, hopper = environment._compiler(80), environment._compiler(90)
+    assert {*hopper} == {"ptxas_version", "fp_fusion"} and hopper["fp_fusion"] is True
+    assert re.fullmatch(r"\d+\.\d+", ampere["ptxas_version"]) and re.fullmatch(r"\d+\.\d+", hopper["ptxas_version"])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "triton.backends.nvidia.compiler", None)
+        assert environment._compiler(90) == {}
 
 
 def test_git_state_of_a_checkout(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -89,6 +89,11 @@ def test_warns_where_environments_differ_and_names_the_difference() -> None:
         "rows of a working tree with uncommitted changes: 0 | 1 of 1",
     )
     assert compare([measured()], [measured()]).environment == ()
+    fused, unknown = measured(ptxas_version="12.9", fp_fusion=True), measured()
+    found = compare([fused], [measured(ptxas_version="13.4", fp_fusion=False)])
+    assert found.environment == ("ptxas_version: 12.9 | 13.4", "fp_fusion: True | False")
+    # Early rows do not say it.
+    assert compare([unknown], [fused]).environment == ()
 
 
 def test_other_devices_compare_with_a_warning_but_common_ones_come_first() -> None:
