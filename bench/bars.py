@@ -23,13 +23,13 @@ from typing import Any, NamedTuple
 
 from ..analysis.accelerators.known import get_accelerator
 from ..analysis.accelerators.roofs import write_roofs
-from ..analysis.check.statistics import Interval, median, ratio_interval
+from ..analysis.check.compare import time_interval
+from ..analysis.check.statistics import Interval, median
 from ..analysis.counts import count_case
 from ..analysis.model.fit import case_of
-from ..analysis.reproduce.entries import COPY, DEFAULT, Asked, Document, claims_of
+from ..analysis.reproduce.entries import COPY, Asked, Document, claims_of
 from ..analysis.reproduce.verdicts import ClaimLine, Store, evaluate, judged, memory_bytes
 from ..kernels import baselines
-from ..kernels.baselines.spec import Baseline
 from ..kernels.common.sizes import next_power_of_two
 from ..kernels.common.spec import MODES, Implementation
 from ..results import store
@@ -44,7 +44,7 @@ from .derived import Run
 from .display import SweepProgress
 from .executors import LocalExecutor, alone, hold_gpus
 from .plan import PlannedCase, package_of
-from .run import file_name, measure, separate
+from .run import file_name, measure, separate, target_of
 from .workers import RunLimits, probe_environment
 
 FILE = store.HERE / "bars.toml"
@@ -224,11 +224,7 @@ def _cases(kernel: str, terms: Mapping[str, Any]) -> Iterator[PlannedCase]:
     op, mode, dtype = terms["op"], terms["mode"], terms["dtype"]
     operation = baselines.get_operation(op)
     sizes = {name: terms[name] for name in operation.sizes}
-    target: Implementation | Baseline
-    if impl == DEFAULT:
-        target = Implementation(name=DEFAULT, call=operation.call, chunked=False, requires=("triton",))
-    else:
-        target = baselines.get_implementation(op, impl.partition("+")[0])
+    target = target_of(op, impl)
     options = dict.fromkeys(terms["options"].split(), True) if "options" in terms else {}
     columns: dict[str, Any] = {"impl": impl, "provider": package_of(target)}
     if isinstance(target, Implementation):
@@ -406,12 +402,12 @@ def judge(bar: Bar, entries: Sequence[Entry], copies_ms: Sequence[float] = (), *
             raise ValueError(f"compulsory bytes of {bar.name} must be counted to compare it with a copy")
         samples = [count.compulsory_bytes / COPIED_BYTES * sample for sample in copies_ms]
         copied = {"impl": COPY, "chunk_size": None, "time_samples_ms": samples, "time_ms": median(samples)}
-        theirs = {**ours, **copied, "case_id": COPY}
+        theirs = {**ours, **copied, "case_id": COPY, "pair_id": None}
         rows.append(theirs)
     (line,) = evaluate(bar.asked, Store.of(rows)).lines
     interval = None
     if bar.asked.claim.metric == "time" and not isinstance(ours, str) and not isinstance(theirs, str):
-        interval = ratio_interval(theirs["time_samples_ms"], ours["time_samples_ms"])
+        interval = time_interval(theirs, ours)
     our_words, their_words = (_words(impl, side, bar) for impl, side in zip(bar.impls, (ours, theirs), strict=True))
     return _verdict(bar, bar.label, our_words, their_words, line, interval, missed)
 

@@ -304,10 +304,8 @@ def _enough(timings: Sequence[Timing], rounds: int, seconds: float, sampling: Sa
     """Return whether calls have been in turn often enough, after so many rounds and seconds."""
     if not timings or rounds == sampling.rounds:
         return True
-    if sampling.rounds is not None:
-        return False
     taken = len(timings[0].samples_ms)
-    if taken < (BRIEF_SAMPLES if sampling.brief else MIN_SAMPLES):
+    if sampling.rounds is not None or taken < (BRIEF_SAMPLES if sampling.brief else MIN_SAMPLES):
         return False
     if taken >= MAX_SAMPLES or seconds > sampling.budget_s * len(timings):
         return True

@@ -23,8 +23,10 @@ from types import FrameType, MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from ..analysis.accelerators.roofs import RoofRow, write_roofs
+from ..analysis.reproduce.entries import DEFAULT
 from ..kernels import baselines
 from ..kernels.baselines.spec import Baseline
+from ..kernels.common.spec import Implementation
 from ..results import store
 from ..results.arguments import one_of
 from ..results.lock import temporary_folder
@@ -123,9 +125,8 @@ def measure(
     with contextlib.ExitStack() as stack:
         compiler = None
         if on_gpu and jobs > 1 and progress is not None:
-            told = progress.compiling
-            compiler = Compiler(groups, environment, jobs, executor.devices, limits.timeout_s, told)
-            stack.enter_context(compiler)
+            how = executor.devices, limits.timeout_s, progress.compiling
+            compiler = stack.enter_context(Compiler(groups, environment, jobs, *how))
 
         def start(item: PlannedCase) -> None:
             if compiler is not None:
@@ -140,12 +141,8 @@ def measure(
             # One device may be timing while another begins a case, so nothing is left to compile then.
             seconds[COMPILING] += compiler.compile_all() * executor.devices
         shared = tempfile.TemporaryDirectory(dir=temporary_folder(), prefix="references-")
-        limits = dataclasses.replace(
-            limits,
-            shared=stack.enter_context(shared),
-            device_kind=environment.device_kind,
-            settle=group_by is not None and not on_gpu,
-        )
+        kind, settle = environment.device_kind, group_by is not None and not on_gpu
+        limits = dataclasses.replace(limits, shared=stack.enter_context(shared), device_kind=kind, settle=settle)
         outcomes = stack.enter_context(contextlib.closing(executor.run(Queue(groups), limits, start)))
         for item, reply, pair_id in itertools.chain(
             ((*each, None) for each in refused), _until(begin + time_limit_s, run.run_id[:8], outcomes)
@@ -345,10 +342,17 @@ def problem_beside(ignore: Sequence[str] = ()) -> Callable[[PlannedCase], Hashab
     return lambda item: case_key(dataclasses.asdict(item.case), columns)
 
 
+def target_of(op: str, impl: str) -> Implementation | Baseline:
+    """Return what a case's implementation runs, :data:`DEFAULT` what a call without one does; ValueError for others."""
+    if impl != DEFAULT:
+        return baselines.get_implementation(op, impl.partition("+")[0])
+    return Implementation(name=DEFAULT, call=baselines.get_operation(op).call, chunked=False, requires=("triton",))
+
+
 def planned_again(row: Row) -> PlannedCase:
     """Return the case of a row; ValueError where its implementation is not declared any more."""
     case = Case(**{each.name: row[each.name] for each in dataclasses.fields(Case)})
-    return PlannedCase(case=case, target=baselines.get_implementation(case.op, case.impl))
+    return PlannedCase(case=case, target=target_of(case.op, case.impl))
 
 
 def why_not_again(rows: Sequence[Row], environment: Environment) -> str | None:

@@ -496,12 +496,11 @@ def run_in_turn(
     environment = probe_environment()
     rows = [row for group in groups for row in group]
     if {row["device_accelerator"] for row in rows} != {environment.device_accelerator}:
-        device = rows[0]["device_accelerator"]
-        note(f"not timed in turn: the rows are of {device}, this machine is {environment.device_name}")
+        of = rows[0]["device_accelerator"]
+        note(f"not timed in turn: the rows are of {of}, this machine is {environment.device_name}")
         return None
     check_folder(output)
     number = {row["case_id"]: n for n, group in enumerate(groups) for row in group}
-    jobs = default_jobs(environment.device_kind)
     with hold_folder_and_gpus(output, 1, wait=False):
         note(f"timing {len(rows)} cases in turn, in {len(groups)} groups, on {environment.device_name}")
         outcome = sweep(
@@ -512,7 +511,7 @@ def run_in_turn(
             executor=LocalExecutor(),
             output=output,
             group_by=lambda item: number[item.case.case_id],
-            jobs=jobs,
+            jobs=default_jobs(environment.device_kind),
             time_limit_s=math.inf if time_limit_s is None else time_limit_s,
         )
     note(*conclusion(outcome))

@@ -187,8 +187,7 @@ class Worker:
         prepared = prepare(dataclasses.replace(item, case=checked), inputs, state)
         with _poisoned(item.target, expected, correctness.DTYPES[checked.dtype]):
             results = _call_once(prepared.runnable, expected.grad_out if case.gradients else None)
-        factor = 1.0 if case.provider == "lrbench" else correctness.PEER_FACTOR
-        verdict = correctness.compare(results, expected, case.state_dtype, factor=factor)
+        verdict = correctness.compare(results, expected, case.state_dtype, provider=case.provider)
         if verdict.failure:
             raise CaseFailure("incorrect", verdict.failure)
         return {"checked": correctness.describe_check(case, checked), "rel_error": verdict.rel_error}

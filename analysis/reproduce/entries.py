@@ -189,7 +189,7 @@ class Asked(NamedTuple):
         """Whether all that it measures are kernels of lrbench, so that nothing is said of the document's own."""
         sides = [self.terms(side, point) for side in self.claim.sides for point in self.points()[:1]]
         measured = [terms for terms in sides if terms.get("metric", self.claim.metric) in MEASURED]
-        return bool(measured) and all("." not in str(each.get("impl", "")) and _has_ours(each) for each in measured)
+        return bool(measured) and all(map(_is_ours, measured))
 
     @property
     def along(self) -> str:
@@ -273,11 +273,11 @@ def chosen(claims: Sequence[Asked], ids: Sequence[str]) -> list[Asked]:
     return [each for each in claims if f"{each.id}-".startswith(tuple(f"{name}-" for name in ids))]
 
 
-def _has_ours(terms: Terms) -> bool:
-    """Return whether the implementation that terms select is of lrbench, not of a package or torch."""
+def _is_ours(terms: Terms) -> bool:
+    """Return whether terms select an implementation of lrbench."""
     ours = [each.name for each in get_operation(str(terms["op"])).implementations]
     impl = str(terms.get("impl", "")).partition("+")[0]
-    return impl in ours if impl else terms.get("provider") == "lrbench" or bool(ours)
+    return impl in ours if impl else bool(ours) and terms.get("provider", "lrbench") == "lrbench"
 
 
 def _inherited(sides: Mapping[str, Side], name: str) -> Side:

@@ -47,11 +47,11 @@ def test_nine_of_ten_committed_rows_lie_in_the_intervals_of_fits_without_them() 
         counted = {name: held(group) for name, group in by_name.items() if any(each.rows for each in group)}
         assert all(share >= 0.85 for rows, share in counted.values() if rows >= 20), counted
         assert in_words(found).splitlines()[2].endswith(" come to by chance, 0 fewer, 0 more"), ops
-        # A width says how much a prediction is worth: those of much measured kernels are narrow. Our xl_chunk has rows
-        # of heads from 32 to 512 wide, and at 32 chunks of 128 take 1.8 times as long as chunks of 64, which no model
-        # knows.
+        # Predictions of much measured kernels are narrow. Our xl_chunk has rows of heads from 32 to 512 wide, and at 32
+        # chunks of 128 take 1.8 times as long as chunks of 64, which no model knows.
         known = (x for x in found if x.held_out_on != "h100_sxm" or (x.op, x.impl) not in BARELY_MEASURED)
-        assert all(each.width < {"xl_chunk": 3.0}.get(each.impl, 2.5) for each in known if each.rows > 30), ops
+        wider = {"xl_chunk": 3.0, "mlstm_kernels.limit_chunk": 2.5}
+        assert all(each.width < wider.get(each.impl, 2.4) for each in known if each.rows > 30), ops
     rows, share = held(carried)
     assert rows > 3000 and share > 0.95
     assert " come to by chance, 0 fewer, " in in_words(carried)
