@@ -100,7 +100,7 @@ class Bar(NamedTuple):
 
     @property
     def impls(self) -> list[str]:
-        """Implementations of its sides, ours first, or :data:`DEFAULT`, :data:`COPY` or :data:`BEST`."""
+        """Implementations of its sides, ours first, or default, :data:`COPY` or :data:`BEST`."""
         return [terms.get("impl", BEST).partition("+")[0] for terms in self.sides]
 
     @property

@@ -14,8 +14,9 @@ import pytest
 
 from lrbench.analysis.accelerators.roofs import RoofRow, stored_roofs
 from lrbench.analysis.counts import count_case
+from lrbench.analysis.reproduce.entries import DEFAULT
 from lrbench.bench import bars, calibrate, clock, compile_ahead, run
-from lrbench.bench.bars import COPY, DEFAULT, Bar, Entry, judge, judge_overall
+from lrbench.bench.bars import COPY, Bar, Entry, judge, judge_overall
 from lrbench.bench.complete import unfinished
 from lrbench.bench.environment import current_environment
 from lrbench.bench.executors import LocalExecutor, Queue
@@ -184,10 +185,8 @@ def race(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[object, 
         (planned,) = iter(queued.take, None)
         timed.append((executor, [*planned]))
         columns = {"time_ms": 1.0, "time_samples_ms": [1.0] * 6}
-        yield (
-            planned,
-            [{"status": "ok", "reason": None, "columns": columns, "page_faults": [0, 28_000, 0]} for _ in planned],
-        )
+        reply = {"status": "ok", "reason": None, "columns": columns, "page_faults": [0, 28_000, 0]}
+        yield planned, [reply for _ in planned]
 
     declared = trial(tmp_path)
     monkeypatch.setattr(bars, "load_bars", lambda: declared)
