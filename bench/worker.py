@@ -30,6 +30,7 @@ from ..kernels.common.spec import Implementation, Operation
 from ..results.schema import IMPORT_FAILED, Case
 from . import autotuning, clock, correctness, memory, models
 from .environment import version_of
+from .executors import autotunes
 from .plan import PlannedCase
 from .workers import Reply, RunLimits, decode_request, not_measured
 
@@ -108,6 +109,10 @@ class Worker:
                 one = self.make_ready(item)
                 reply["columns"]["compile_s"] = one.compile_s
                 self._lap(CHECKS)
+                if self.device == "cuda" and autotunes(item) and (settled := autotuning.settle(one, self.clock)):
+                    choice, reply["columns"]["tuning"] = settled
+                    one = choice.before(one)
+                    self._lap("peers' further tunings")
                 if not isinstance(item.target, Baseline) or item.target.torch_memory:
                     use = memory.measure_memory(one.call, prepare=one.prepare, inputs=one.inputs)
                     reply["columns"] |= dataclasses.asdict(use)
