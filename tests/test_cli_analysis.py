@@ -627,8 +627,6 @@ def test_figures_are_written(tmp_path: Path, run: Run) -> None:
         ("predict rglru --impl fused --channels 7", "rglru fused cannot run this: channels must be a multiple of 8"),
         ("results --format yaml", "format must be one of table, json, csv, markdown, got 'yaml'"),
         ("results nowhere", "got nowhere (does not exist)"),
-        ("errors fused_chunk", "kernel must be gated-mlp"),
-        ("errors gated-mlp --size x", "--size must be a positive integer"),
         ("compare impl:a impl:b --seq-len 1k", "--seq-len must be given with --live: without it nothing is measured"),
         ("results --time-limit 9", "--time-limit must be given with --run: without it nothing is measured"),
         ("plot memory nowhere --seq-len 8k", "seq_len must be left out for the figure memory, got 8192"),
@@ -644,7 +642,6 @@ def test_figures_are_written(tmp_path: Path, run: Run) -> None:
         ("plot flops --impl fused_chunk", "impl must be left out for the figure flops, got 'fused_chunk'"),
         ("plot runtime nowhere --gpu b200", "gpu must be left out for the figure runtime, got 'b200'"),
         ("plot flops --dpi 0", "dpi must be from 1 to 1200, got 0"),
-        ("kv-savings --d-model 64", "missing: --d-ff, --layers, --kv-heads, --head-dim"),
     ],
 )
 def test_bad_input_is_one_clear_line_and_exit_2(command: str, message: str, lrbench: Lrbench) -> None:
