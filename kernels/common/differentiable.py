@@ -172,7 +172,9 @@ class Differentiable:
             schema=f"({', '.join([*lists, *values])}) -> Tensor[]",
         ).register_fake(gradient_shapes)  # fmt: skip
         self.backward_operator = backward_operator = getattr(torch.ops.lrbench, f"{name}_backward").default
-        _count(f"{name}_backward", lambda grads, inputs, saved, needs, *values, **_: self._flops("bw", *inputs, *values))
+        _count(
+            f"{name}_backward", lambda grads, inputs, saved, needs, *values, **_: self._flops("bw", *inputs, *values)
+        )
 
         def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
             results = output if isinstance(output, tuple) else (output,)
