@@ -13,7 +13,6 @@ import importlib
 import inspect
 import math
 import os
-import subprocess
 import sys
 import tempfile
 import traceback
@@ -31,6 +30,7 @@ from ..analysis.figures.roofline import roofline_point
 from . import ncu
 from .clock import CI_TARGET, Call, CpuClock, CudaClock, Sampling, measure
 from .environment import worker_settings
+from .profiling import LOG, REPLIES, run_prepared
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -155,19 +155,13 @@ def count_on_device(target: str, seen: Observed, timeout_s: float = 900.0) -> Ob
     program = ncu.find_ncu()
     if seen.device != "cuda" or program is None:
         raise ValueError(f"--counters needs a GPU and ncu (Nsight Compute), got {seen.device} and {program}")
-    with tempfile.TemporaryDirectory(prefix="lrbench-profile-") as folder:
-        log = Path(folder) / "ncu.csv"
-        command = ncu.command(program, ncu.available_metrics(program), log, [sys.executable, "-m", __name__, target])
-        environ = {**os.environ, **worker_settings({"LC_ALL": "C"})}
-        done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=timeout_s)
-        text = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
-    try:
-        found = ncu.add_up(ncu.parse_raw_csv(text))
-    except ValueError as error:
-        told = ncu.error_in(f"{text}\n{done.stdout}") or (done.stderr.strip().splitlines() or [str(error)])[-1]
-        raise RuntimeError(f"ncu failed: {told}") from error
-    flops, moved = found["measured_tensor_flops"] or 0.0, (found["dram_read_bytes"], found["dram_write_bytes"])
-    return dataclasses.replace(seen, flops=flops, bytes=sum(x or 0.0 for x in moved), products=flops > 0)
+    with tempfile.TemporaryDirectory(prefix="lrbench-profile-") as name:
+        folder = Path(name)
+        process = (sys.executable, "-m", __name__, target, os.getcwd(), str(folder / REPLIES))
+        command = ncu.command(program, ncu.available_metrics(program), folder / LOG, process)
+        _, kernels = run_prepared(folder, command, worker_settings({"LC_ALL": "C"}), timeout_s)
+    flops, moved = ncu.total(kernels, *ncu.TENSOR_METRICS) or 0.0, ncu.total(kernels, ncu.DRAM_READ, ncu.DRAM_WRITE)
+    return dataclasses.replace(seen, flops=flops, bytes=moved or 0.0, products=flops > 0)
 
 
 def roofline_of(target: str, roofs_of: Callable[[str], Accelerator], *, counters: bool) -> tuple[Drawing | None, str]:
@@ -225,7 +219,9 @@ def _bytes(tensors: Iterable[Tensor]) -> int:
 if __name__ == "__main__":
     import torch
 
-    profiled = load(sys.argv[1])
+    named, here, replies = sys.argv[1:]
+    os.chdir(here)
+    profiled = load(named)
     for _ in range(2):  # what compiles or tunes itself does so here
         profiled()
     torch.cuda.synchronize()
@@ -233,3 +229,4 @@ if __name__ == "__main__":
     profiled()
     torch.cuda.synchronize()
     torch.cuda.profiler.stop()
+    Path(replies).write_text('{"outcomes": [{"status": "ok"}]}')

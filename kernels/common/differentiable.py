@@ -212,9 +212,20 @@ class _Call:
 
     def forward(self, tensors: Tensors) -> tuple[Tensors, Tensors]:
         """Return the outputs, and what is kept for the backward pass."""
-        what, request = self.what, self.request
-        run = partial(run_pass, self.launches, None, partial(what.forward, request, *tensors))
-        return _inside(what.operator, run, what.split, tensors, what.values(request)) if _counters() else run()
+        run = partial(run_pass, self.launches, None, partial(self.what.forward, self.request, *tensors))
+        return self.counted(self.what.operator, run, self.what.split, tensors) if _counters() else run()
+
+    def counted(self, operator: Any, run: Callable[[], Any], split: Callable[[Any], Any], given: Sequence[Any]) -> Any:
+        """Return what ``run`` returns, having called it inside an operator, which a FlopCounterMode sees.
+
+        Fake tensors have no memory to run on: then it is what ``split`` makes of the operator's results.
+        """
+        _local.run = run
+        try:
+            results = operator(*given, *self.what.values(self.request))
+            return _local.__dict__.pop("found", None) or split(results)
+        finally:
+            _local.__dict__.pop("run", None)
 
     def gradients(self, saved: Tensors, needs: tuple[bool, ...], gradients: Tensors) -> Tensors:
         """Return the gradients of the tensors.
@@ -233,8 +244,7 @@ class _Call:
         if not _counters():
             return run()
         lists = list(gradients), list(saved[:count]), _filled(saved[count:], saved[0]), list(needs)
-        values = self.what.values(self.request)
-        return _inside(self.what.backward_operator, run, partial(_needed, needs=needs), lists, values)
+        return self.counted(self.what.backward_operator, run, partial(_needed, needs=needs), lists)
 
 
 class _Eager(torch.autograd.Function):
@@ -299,27 +309,12 @@ def _count(name: str, flops: Callable[..., int]) -> None:
         counter.flop_registry[operator] = flops
 
 
-def _inside(
-    operator: Any, run: Callable[[], Any], otherwise: Callable[[Any], Any], tensors: Sequence[Any], values: list[Any]
-) -> Any:
-    """Return what an eager call's ``run`` returns, having called it inside an operator.
-
-    Fake tensors have no memory to run on: then it is what ``otherwise`` makes of the operator's results.
-    """
-    _local.run = run
-    try:
-        results = operator(*tensors, *values)
-        return _local.__dict__.pop("found", None) or otherwise(results)
-    finally:
-        _local.__dict__.pop("run", None)
-
-
 def _of_eager_call() -> Any:
-    """Run what :func:`_inside` was given and return its results, or None in an operator's call of its own."""
-    run = _local.__dict__.pop("run", None)
-    if run is not None:
+    """Return the results of what an eager call runs inside this operator; None if the operator is called itself."""
+    if run := _local.__dict__.pop("run", None):
         _local.found = run()
-    return None if run is None else _local.found
+        return _local.found
+    return None
 
 
 def _packed(results: Sequence[Tensor | None], like: Tensor) -> Any:
