@@ -59,7 +59,7 @@ class OwnFunction:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observed:
-    """What a call does; ``products``: whether matrix products are counted; ``dtype``: of most of the bytes."""
+    """What a call does; ``products``: whether matrix products are counted; dtype and device of its largest tensor."""
 
     flops: float
     bytes: float
@@ -131,18 +131,14 @@ def observe(function: OwnFunction) -> Observed:
         results = function()
     gradients = [x.grad for x in before.values() if x.is_leaf]
     written += [x for x in tensors((results, gradients)) if _place(x) not in before]
-    if not read + written:
+    if not (seen := read + written):
         raise ValueError(f"{function.target} must read or return tensors, got none")
-    by_dtype: Counter[str] = Counter()
-    for x in read + written:
-        by_dtype[DTYPES.get(str(x.dtype), "")] += x.nbytes
+    largest = max(seen, key=lambda x: x.nbytes)
     return Observed(
-        flops=counter.get_total_flops(),
-        bytes=_bytes(read) + _bytes(written),
+        flops=counter.get_total_flops(), bytes=_bytes(read) + _bytes(written), device=largest.device.type,
         products=any(not str(op).startswith(VECTOR) for op in counter.get_flop_counts().get("Global", ())),
-        dtype=max(filter(None, by_dtype), key=by_dtype.__getitem__, default="fp32"),
-        device="cuda" if any(x.is_cuda for x in read + written) else "cpu",
-    )
+        dtype=DTYPES.get(str(largest.dtype), "fp32"),
+    )  # fmt: skip
 
 
 def count_on_device(target: str, seen: Observed, timeout_s: float = 900.0) -> Observed:

@@ -223,9 +223,9 @@ class _Call:
         _local.run = run
         try:
             results = operator(*given, *self.what.values(self.request))
-            return _local.__dict__.pop("found", None) or split(results)
+            return _local.__dict__.get("found") or split(results)
         finally:
-            _local.__dict__.pop("run", None)
+            _local.__dict__.clear()
 
     def gradients(self, saved: Tensors, needs: tuple[bool, ...], gradients: Tensors) -> Tensors:
         """Return the gradients of the tensors.
@@ -296,8 +296,9 @@ def _on_aligned(backward: Callable[..., Tensors], request: Any, needs: Any, *giv
 
 def _counters() -> list[FlopCounterMode]:
     """Return the FlopCounterModes that count in this thread."""
-    modes = _get_current_dispatch_mode_stack() if is_in_torch_dispatch_mode() else ()
-    counters = (getattr(mode, "counter", None) for mode in modes)
+    if not is_in_torch_dispatch_mode():
+        return []
+    counters = (getattr(mode, "counter", None) for mode in _get_current_dispatch_mode_stack())
     return [counter for counter in counters if isinstance(counter, FlopCounterMode)]
 
 
