@@ -127,7 +127,8 @@ def observe(function: OwnFunction) -> Observed:
 
     read += tensors(function.arguments)
     before |= {_place(x): x for x in read}
-    with FlopCounterMode(display=False) as counter, Traffic():
+    # Without it torch runs a compiled function uncompiled for good, once it was called in a mode.
+    with torch.compiler.set_stance("force_eager"), FlopCounterMode(display=False) as counter, Traffic():
         results = function()
     gradients = [x.grad for x in before.values() if x.is_leaf]
     written += [x for x in tensors((results, gradients)) if _place(x) not in before]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,13 @@ def part():
 def linear():
     w.grad = None
     torch.nn.functional.linear(a, w).sum().backward()
+
+graphs = []
+
+def backend(module, inputs):
+    return lambda *args: graphs.append(module) or module(*args)
+
+compiled = torch.compile(lambda: a @ b, backend=backend, fullgraph=True)
 
 def sums(x, y=None):
     return x.sum()
@@ -66,6 +74,13 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_flops_and_bytes(target: str, flops: int, floats: float) -> None:
     seen = observe(load(target))
     assert (seen.flops, seen.bytes, seen.dtype, seen.device) == (flops, 4 * floats, "fp32", "cpu")
+
+
+def test_a_compiled_function_is_timed_compiled() -> None:
+    function = load("mine_to_count:compiled")
+    assert observe(function).flops == 2 * 64 * 16 * 32
+    function()
+    assert len(sys.modules["mine_to_count"].graphs) == 1
 
 
 def test_the_example_is_drawn(run: Run, tmp_path: Path) -> None:

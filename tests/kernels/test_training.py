@@ -227,11 +227,15 @@ def test_flops_of_steps_are_counted(case: Case) -> None:
 @pytest.mark.parametrize("how", ["compiled", "fake"])
 @on_each(INTERPRETED[0], INTERPRETED[-1], ON_GPU[0], ON_GPU[-1])
 def test_flops_are_counted_of_calls_that_are(case: Case, how: str) -> None:
-    function = torch.compile(case.function, backend="aot_eager") if how == "compiled" else case.function
+    backend = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+    function = torch.compile(case.function, backend=backend) if how == "compiled" else case.function
     with FakeTensorMode() if how == "fake" else nullcontext() as fake:
         inputs = [x if fake is None else fake.from_tensor(x) for x in case.draw().inputs.values()]
-        with FlopCounterMode(display=False) as counter:
+        with torch.compiler.set_stance("force_eager"), FlopCounterMode(display=False) as counter:
             function(*(x.requires_grad_() for x in inputs)).sum().backward()
+    if how == "compiled":
+        function(*inputs)
+        assert backend.frame_count == 1
     assert all(x.grad is not None and x.grad.shape == x.shape for x in inputs)
     assert flops(counter) == flops_of(case, "fw", "bw")
 
