@@ -79,9 +79,13 @@ class _Group(TyperGroup):
 
 
 app = typer.Typer(
-    name="lrbench", cls=_Group, no_args_is_help=True, context_settings={"help_option_names": ["-h", "--help"]},
-    pretty_exceptions_enable=False, rich_markup_mode=None,
-)  # fmt: skip
+    name="lrbench",
+    cls=_Group,
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
 
 
 def _print_version(wanted: bool) -> None:

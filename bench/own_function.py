@@ -135,11 +135,14 @@ def observe(function: OwnFunction) -> Observed:
     if not (seen := read + written):
         raise ValueError(f"{function.target} must read or return tensors, got none")
     largest = max(seen, key=lambda x: x.nbytes)
+    counted = counter.get_flop_counts().get("Global", ())
     return Observed(
-        flops=counter.get_total_flops(), bytes=_bytes(read) + _bytes(written), device=largest.device.type,
-        products=any(not str(op).startswith(VECTOR) for op in counter.get_flop_counts().get("Global", ())),
+        flops=counter.get_total_flops(),
+        bytes=_bytes(read) + _bytes(written),
+        products=any(not str(op).startswith(VECTOR) for op in counted),
         dtype=DTYPES.get(str(largest.dtype), "fp32"),
-    )  # fmt: skip
+        device=largest.device.type,
+    )
 
 
 def count_on_device(target: str, seen: Observed, timeout_s: float = 900.0) -> Observed:

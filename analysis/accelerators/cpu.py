@@ -63,8 +63,9 @@ def recall() -> Roofs | None:
             return None
         return Roofs(
             matrix_flops=MappingProxyType({str(name): float(rate) for name, rate in data["matrix_flops"].items()}),
-            bandwidth_bytes_s=float(data["bandwidth_bytes_s"]), source=str(data["source"]),
-        )  # fmt: skip
+            bandwidth_bytes_s=float(data["bandwidth_bytes_s"]),
+            source=str(data["source"]),
+        )
     except (OSError, ValueError, LookupError, TypeError, AttributeError):
         # Whatever is wrong with the file, measuring anew mends it.
         return None
@@ -78,12 +79,18 @@ def cache_file() -> Path:
 def _accelerator(roofs: Roofs) -> Accelerator:
     """The vector rate is the fp32 matrix rate: the same units do both."""
     return Accelerator(
-        key="cpu", name=model_name(), part="this machine", matrix_flops=roofs.matrix_flops,
-        vector_flops=roofs.matrix_flops["fp32"], bandwidth_bytes_s=roofs.bandwidth_bytes_s,
+        key="cpu",
+        name=model_name(),
+        part="this machine",
+        matrix_flops=roofs.matrix_flops,
+        vector_flops=roofs.matrix_flops["fp32"],
+        bandwidth_bytes_s=roofs.bandwidth_bytes_s,
         memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
-        l2_bytes=cache_bytes(level=3) or 32 * _MIB, smem_bytes=cache_bytes(level=1) or 32 * _KIB,
-        sms=available_cores(), source=roofs.source,
-    )  # fmt: skip
+        l2_bytes=cache_bytes(level=3) or 32 * _MIB,
+        smem_bytes=cache_bytes(level=1) or 32 * _KIB,
+        sms=available_cores(),
+        source=roofs.source,
+    )
 
 
 def _measure() -> Roofs:

@@ -51,9 +51,8 @@ def flops(name: str, mode: str, request: Any, tensors: Sequence[Any]) -> int:
     else:
         return 0
     if name == of:
-        chosen = getattr(request, "chunk_size", None) or get_operation(op).implementation(impl).chosen_chunk(
-            sizes, dtype
-        )
-        sizes |= {"chunk_size": chosen} if chosen else {}
+        own = get_operation(op).implementation(impl).chosen_chunk(sizes, dtype)
+        if chosen := getattr(request, "chunk_size", None) or own:
+            sizes["chunk_size"] = chosen
     count = count_case(op, impl, mode if name == of else "step", dtype, None, sizes, launches=False)
     return 0 if count is None else round(count.flops)

@@ -192,16 +192,22 @@ def _count(problem: Problem, mode: str, *, launches: bool, forward_state: str | 
         tally += one.prefixed(f"{name}: ") if len(PASSES[mode]) > 1 else one
         compulsory += least
     return Count(
-        op=problem.op, formulation=problem.formulation, mode=mode,
-        counting="published" if problem.published else "detailed", flops=float(tally.flops),
-        tensor_flops=float(tally.matrix_flops), bytes=float(tally.bytes), compulsory_bytes=float(compulsory),
+        op=problem.op,
+        formulation=problem.formulation,
+        mode=mode,
+        counting="published" if problem.published else "detailed",
+        flops=float(tally.flops),
+        tensor_flops=float(tally.matrix_flops),
+        bytes=float(tally.bytes),
+        compulsory_bytes=float(compulsory),
         recomputed_flops=float(sum(w.flops for w in tally.recomputed_work.values())),
         recomputed_tensor_flops=float(sum(w.matrix for w in tally.recomputed_work.values())),
-        recomputed_bytes=float(sum(tally.recomputed_traffic.values())), causal_factor=problem.causal,
+        recomputed_bytes=float(sum(tally.recomputed_traffic.values())),
+        causal_factor=problem.causal,
         parts=MappingProxyType({name: float(work.flops) for name, work in tally.work.items()}),
         byte_parts=MappingProxyType({name: float(value) for name, value in tally.traffic.items()}),
         **(_executed(problem, PASSES[mode]) if launches else {}),
-    )  # fmt: skip
+    )
 
 
 def _checked_sizes(op: str, formulation: str, sizes: Mapping[str, int | None]) -> dict[str, int]:

@@ -64,9 +64,10 @@ def recurrent_backward(problem: Problem) -> Tally:
     traffic = problem.moved({"load": 6 * cells + 2 * channels, "store": 2 * cells + 2 * channels})
     statistics = 2 * cells * problem.widths.state
     return Tally(
-        work=work, traffic=traffic | {"statistics load": statistics, "statistics store": statistics},
+        work=work,
+        traffic=traffic | {"statistics load": statistics, "statistics store": statistics},
         recomputed_work=recurrent_forward(problem).work,
-    )  # fmt: skip
+    )
 
 
 def scan_forward(problem: Problem) -> Tally:
@@ -101,9 +102,11 @@ def scan_backward(problem: Problem) -> Tally:
     stored = 3 * cells * problem.widths.state
     traffic = problem.moved({"load": 4 * cells + 2 * problem.channels, "store": 2 * cells + 2 * problem.channels})
     return Tally(
-        work=work, traffic=traffic | {"states load": stored}, recomputed_work=scan_forward(problem).work,
+        work=work,
+        traffic=traffic | {"states load": stored},
+        recomputed_work=scan_forward(problem).work,
         recomputed_traffic=problem.moved({"load": 2 * cells + 2 * problem.channels}) | {"states store": stored},
-    )  # fmt: skip
+    )
 
 
 def compulsory(problem: Problem, *, backward: bool) -> Scalar:

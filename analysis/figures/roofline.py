@@ -90,9 +90,10 @@ def roofline(
         grid=[[*roofs, *shares]] if one_row else [roofs, shares],
         title=f"Roofline: {main.name}" + "".join(f", {each.name.removeprefix('NVIDIA ')}" for each in accelerators[1:]),
         finding=share_of_roof(at_best, first, {mode: MODE_NAMES[mode] for mode in modes_of(at_best)}),
-        setting=describe(chosen, "counted FLOPs and bytes"), note=" ".join(filter(None, notes)),
+        setting=describe(chosen, "counted FLOPs and bytes"),
+        note=" ".join(filter(None, notes)),
         heights=None if one_row else (1.3, 0.85),
-    )  # fmt: skip
+    )
 
 
 def roofline_point(name: str, accelerator: Accelerator, dtype: str, intensity: float, tflops: float) -> Drawing:
@@ -100,9 +101,11 @@ def roofline_point(name: str, accelerator: Accelerator, dtype: str, intensity: f
     unit, axes = _roof_axes([accelerator], dtype, [intensity], [tflops])
     point = Line(x=[intensity], y=[tflops * 1e12 / unit], style=dataclasses.replace(series_style("", ""), label=name))
     return Drawing(
-        grid=[[Panel(title="", lines=[point], **axes)]], title=f"Roofline: {accelerator.name}",
-        setting=f"{name}, {dtype}", note=" ".join(_roof_notes(accelerator, dtype)),
-    )  # fmt: skip
+        grid=[[Panel(title="", lines=[point], **axes)]],
+        title=f"Roofline: {accelerator.name}",
+        setting=f"{name}, {dtype}",
+        note=" ".join(_roof_notes(accelerator, dtype)),
+    )
 
 
 def _roof_axes(

@@ -175,10 +175,11 @@ def flops_over_chunk_size(theory: Theory) -> Drawing:
         title = f"head dim {theory.dims(dim)['head_dim_qk']} (qk), {dim} (v)"
         panels.append(Panel(title=title, lines=lines, x_label=CHUNK, y_label="GFLOP per head", sizes=chunks))
     return Drawing(
-        grid=[same_limits(panels, 0.7, 1.4)], title="FLOPs between the recurrent and the parallel form",
+        grid=[same_limits(panels, 0.7, 1.4)],
+        title="FLOPs between the recurrent and the parallel form",
         finding=f"Least FLOPs at chunk sizes of {sizes_in_words(_least(panel.lines[0]) for panel in panels)}",
         setting=theory.setting("length", "factor"),
-    )  # fmt: skip
+    )
 
 
 def _least(line: Line) -> float:
@@ -242,11 +243,13 @@ def runtime_optimal_over_intensity(theory: Theory) -> Drawing:
     )  # fmt: skip
     named = ", ".join(f"{name} {intensity:.0f}" for group in _neighbours(known) for name, intensity in group)
     return Drawing(
-        grid=[[panel]], title="Runtime-optimal chunk size over accelerator intensity",
+        grid=[[panel]],
+        title="Runtime-optimal chunk size over accelerator intensity",
         finding=f"Best chunk size {_growth([panel])} with intensity and head dim",
         setting=theory.setting("share", f"{theory.state_dtype} states", "factor", "closed form"),
-        note=f"Dotted, in FLOP per byte: {named}.", usual_width=6.6,
-    )  # fmt: skip
+        note=f"Dotted, in FLOP per byte: {named}.",
+        usual_width=6.6,
+    )
 
 
 def intensity_over_chunk_size(theory: Theory) -> Drawing:
@@ -261,11 +264,12 @@ def intensity_over_chunk_size(theory: Theory) -> Drawing:
         axes["decorate"] = lambda axes: _mark_along(axes, known)
         panels.append(Panel(title=f"{states} states", lines=lines, **axes))
     return Drawing(
-        grid=[same_limits(panels)], title="Arithmetic intensity over chunk size",
+        grid=[same_limits(panels)],
+        title="Arithmetic intensity over chunk size",
         finding=f"Arithmetic intensity {_growth(panels)} FLOP per byte with chunk size and head dim",
         setting=theory.setting("length", "share", "factor"),
         note="Grey: the intensity at which each accelerator's matrix rate and bandwidth balance.",
-    )  # fmt: skip
+    )
 
 
 def gain_over_input_gate(theory: Theory) -> Drawing:
@@ -413,10 +417,13 @@ def runtime_over_chunk_size(theory: Theory, frame: pd.DataFrame | None) -> Drawi
     dims = f"head dim {sizes['head_dim_qk']} (qk), {theory.head_dim} (v)"
     parts = (f"batch {sizes['batch']}", f"{sizes['num_heads']} heads", dims)
     return Drawing(
-        grid=[[Panel(title="", lines=lines, x_label=CHUNK, y_label="time per call (ms)", sizes=chunks)]], title=title,
-        setting=theory.setting("length", *parts, f"{theory.dtype}, {theory.state_dtype} states"), finding=finding,
-        note=" ".join(filter(None, [note, *busy])), usual_width=6.8,
-    )  # fmt: skip
+        grid=[[Panel(title="", lines=lines, x_label=CHUNK, y_label="time per call (ms)", sizes=chunks)]],
+        title=title,
+        setting=theory.setting("length", *parts, f"{theory.dtype}, {theory.state_dtype} states"),
+        finding=finding,
+        note=" ".join(filter(None, [note, *busy])),
+        usual_width=6.8,
+    )
 
 
 def _walk_times(

@@ -19,8 +19,10 @@ CHUNK_SIZE = 64
 GATED_BACKWARD = KnownBad(
     reason="fla refuses the gated backward on Hopper with these Triton versions, which compile it to wrong gradients",
     source="fla-org/flash-linear-attention issue 640; the check is in fla/ops/common/chunk_o.py, chunk_bwd_dqkwg",
-    versions={"triton": ">=3.4,<3.7.1"}, architectures=("9.0",), modes=("fwbw", "bw"),
-)  # fmt: skip
+    versions={"triton": ">=3.4,<3.7.1"},
+    architectures=("9.0",),
+    modes=("fwbw", "bw"),
+)
 
 CHUNK_RACE = KnownBad(
     reason="chunk_hgrn has a race: its results change from call to call",
@@ -32,14 +34,24 @@ CHUNK_RACE = KnownBad(
 )
 
 _fla = partial(
-    Baseline, provider="fla", distribution="fla-core", tested="0.6.0", kernels=("tfla",),
-    build="kernels.baselines.flash_linear_attention:build", dtypes=("bf16", "fp16"), chunk_sizes=(CHUNK_SIZE,),
-    formulation="chunkwise", states_as_inputs=True, licence="MIT",
-)  # fmt: skip
+    Baseline,
+    provider="fla",
+    distribution="fla-core",
+    tested="0.6.0",
+    kernels=("tfla",),
+    build="kernels.baselines.flash_linear_attention:build",
+    dtypes=("bf16", "fp16"),
+    chunk_sizes=(CHUNK_SIZE,),
+    formulation="chunkwise",
+    states_as_inputs=True,
+    licence="MIT",
+)
 
 BASELINES = (
     _fla(
-        name="fla.chunk_simple_gla", op="simple_gla", known_bad=(GATED_BACKWARD,),
+        name="fla.chunk_simple_gla",
+        op="simple_gla",
+        known_bad=(GATED_BACKWARD,),
         settings="chunk_simple_gla, log decay [B, T, H] in float32, chunk 64 (its default)",
     ),
     _fla(
@@ -51,7 +63,8 @@ BASELINES = (
         ),
     ),
     _fla(
-        name="fla.chunk_gla", op="gla",
+        name="fla.chunk_gla",
+        op="gla",
         settings="chunk_gla, log decay [B, T, H, K] in the activations' dtype as in its layer; chunk 64 (fixed)",
     ),
     _fla(
@@ -65,7 +78,8 @@ BASELINES = (
         known_bad=(
             KnownBad(
                 reason="fused_chunk_gla is a stub that raises NotImplementedError and points to chunk_gla",
-                source="fla-core 0.4.1, fla/ops/gla/fused_chunk.py", versions={"fla-core": ">=0.4.1"},
+                source="fla-core 0.4.1, fla/ops/gla/fused_chunk.py",
+                versions={"fla-core": ">=0.4.1"},
             ),
             KnownBad(
                 reason="fused_chunk_gla runs kernels written for [B, H, T, D] on [B, T, H, D] tensors: wrong results",
@@ -87,10 +101,14 @@ BASELINES = (
     ),
     *(
         _fla(
-            name="fla.fused_recurrent", op=op, kernels=kernels,
+            name="fla.fused_recurrent",
+            op=op,
+            kernels=kernels,
             build="kernels.baselines.flash_linear_attention:build_step",
-            plan="kernels.baselines.plans:head_sizes" if op == "lightning" else None, modes=("step",),
-            dtypes=("bf16", "fp16", "fp32"), chunk_sizes=(),
+            plan="kernels.baselines.plans:head_sizes" if op == "lightning" else None,
+            modes=("step",),
+            dtypes=("bf16", "fp16", "fp32"),
+            chunk_sizes=(),
             settings=f"{of}, from the state in float32, the new state returned",
         )
         for op, kernels, of in (
@@ -139,7 +157,7 @@ BASELINES = (
             "and max of every step stored in the activations' dtype, as it does"
         ),
     ),
-)  # fmt: skip
+)
 
 
 def build(case: Case, inputs: Mapping[str, Tensor]) -> Runnable:

@@ -13,27 +13,40 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _liger = partial(
-    Baseline, provider="liger_kernel", distribution="liger-kernel", tested="0.8.5", op="gated_mlp",
-    kernels=("gated-mlp",), plan="kernels.baselines.plans:mlp_sizes", dtypes=("bf16", "fp16", "fp32"),
+    Baseline,
+    provider="liger_kernel",
+    distribution="liger-kernel",
+    tested="0.8.5",
+    op="gated_mlp",
+    kernels=("gated-mlp",),
+    plan="kernels.baselines.plans:mlp_sizes",
+    dtypes=("bf16", "fp16", "fp32"),
     licence="BSD-2-Clause",
-)  # fmt: skip
+)
 
 BASELINES = (
     _liger(
-        name="liger_kernel.silu_mul", formulation="gemms_activation", build="kernels.baselines.liger:build_silu_mul",
+        name="liger_kernel.silu_mul",
+        formulation="gemms_activation",
+        build="kernels.baselines.liger:build_silu_mul",
         settings="LigerSiLUMulFunction on two cuBLAS products, as its SwiGLU MLP layer computes",
     ),
     _liger(
-        name="liger_kernel.silu_mul_joint", formulation="cublas_activation",
-        build="kernels.baselines.liger:build_joint", modes=("fw",),
+        name="liger_kernel.silu_mul_joint",
+        formulation="cublas_activation",
+        build="kernels.baselines.liger:build_joint",
+        modes=("fw",),
         settings="LigerFusedGateUpSiLUMulFunction on one cuBLAS product with gate and up side by side, without copies",
     ),
     _liger(
-        name="liger_kernel.fused", formulation="fused", build="kernels.baselines.liger:build_fused", modes=("fw",),
+        name="liger_kernel.fused",
+        formulation="fused",
+        build="kernels.baselines.liger:build_fused",
+        modes=("fw",),
         dtypes=("bf16", "fp16"),
         settings="gemm_swiglu, the forward half of its fused MLP, autotuned, weights [F, D] as in nn.Linear",
     ),
-)  # fmt: skip
+)
 
 
 def build_silu_mul(case: Case, inputs: Mapping[str, Tensor]) -> Runnable:

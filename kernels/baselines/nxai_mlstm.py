@@ -24,9 +24,10 @@ BLOCK_POINTERS = KnownBad(
 
 XL_EXP_COMPILER_ABORT = KnownBad(
     reason="Triton's compiler aborts the process while compiling xl_chunk's exponential-gate kernels",
-    source="measured on an H200: aborts with triton 3.6.0, runs with 3.7.1", versions={"triton": "==3.6.*"},
+    source="measured on an H200: aborts with triton 3.6.0, runs with 3.7.1",
+    versions={"triton": "==3.6.*"},
     architectures=("9.0",),
-)  # fmt: skip
+)
 
 NATIVE_CHUNK_SIZE = 64
 
@@ -41,30 +42,49 @@ _KERNELS = {
 """Variant -> module and function, for kernels with two levels (xl) or one of sequence parallelism and torch forms."""
 
 _mlstm = partial(
-    Baseline, provider="mlstm_kernels", distribution="mlstm-kernels", tested="2.0.6", kernels=("tfla",),
-    formulation="chunkwise", build="kernels.baselines.nxai_mlstm:build", licence="NXAI Community License",
-)  # fmt: skip
+    Baseline,
+    provider="mlstm_kernels",
+    distribution="mlstm-kernels",
+    tested="2.0.6",
+    kernels=("tfla",),
+    formulation="chunkwise",
+    build="kernels.baselines.nxai_mlstm:build",
+    licence="NXAI Community License",
+)
 _chunkwise = partial(_mlstm, module="mlstm_kernels.torch.chunkwise", autotunes=False)
 _triton = partial(_chunkwise, dtypes=("bf16", "fp16"))
 _native = partial(
-    _chunkwise, op="mlstm_exp", why_not="kernels.baselines.nxai_mlstm:why_not_chunk", dtypes=("fp32", "fp64"),
-    devices=("cpu", "cuda"), chunk_sizes=(NATIVE_CHUNK_SIZE, 32, 128, 256, 512, 1024),
-)  # fmt: skip
+    _chunkwise,
+    op="mlstm_exp",
+    why_not="kernels.baselines.nxai_mlstm:why_not_chunk",
+    dtypes=("fp32", "fp64"),
+    devices=("cpu", "cuda"),
+    chunk_sizes=(NATIVE_CHUNK_SIZE, 32, 128, 256, 512, 1024),
+)
 
 BASELINES = (
     _triton(
-        name="mlstm_kernels.xl_chunk_siging", op="mlstm_sig", why_not="kernels.baselines.nxai_mlstm:why_not_xl_chunk",
-        chunk_sizes=(128, 64, 256, 512, 1024), known_bad=(BLOCK_POINTERS,),
+        name="mlstm_kernels.xl_chunk_siging",
+        op="mlstm_sig",
+        why_not="kernels.baselines.nxai_mlstm:why_not_xl_chunk",
+        chunk_sizes=(128, 64, 256, 512, 1024),
+        known_bad=(BLOCK_POINTERS,),
         settings="normalize=False, eps=0 (the operation's own mathematics), states recomputed; default chunk 128",
     ),
     _triton(
-        name="mlstm_kernels.xl_chunk", op="mlstm_exp", why_not="kernels.baselines.nxai_mlstm:why_not_xl_chunk",
-        chunk_sizes=(128, 64, 256, 512, 1024), known_bad=(XL_EXP_COMPILER_ABORT, BLOCK_POINTERS),
+        name="mlstm_kernels.xl_chunk",
+        op="mlstm_exp",
+        why_not="kernels.baselines.nxai_mlstm:why_not_xl_chunk",
+        chunk_sizes=(128, 64, 256, 512, 1024),
+        known_bad=(XL_EXP_COMPILER_ABORT, BLOCK_POINTERS),
         settings="eps=0 (the operation's own mathematics), states recomputed backward; default chunk 128",
     ),
     _triton(
-        name="mlstm_kernels.limit_chunk", op="mlstm_exp", why_not="kernels.baselines.nxai_mlstm:why_not_chunk",
-        chunk_sizes=(64, 32, 128), known_bad=(BLOCK_POINTERS,),
+        name="mlstm_kernels.limit_chunk",
+        op="mlstm_exp",
+        why_not="kernels.baselines.nxai_mlstm:why_not_chunk",
+        chunk_sizes=(64, 32, 128),
+        known_bad=(BLOCK_POINTERS,),
         settings="eps=0 (the operation's own mathematics), states recomputed backward; default chunk 64",
     ),
     _native(
@@ -78,18 +98,27 @@ BASELINES = (
         settings="torch under autograd; eps=0; default chunk 64; forward only: its gradients pass the denominator",
     ),
     _mlstm(
-        name="mlstm_kernels.parallel_siging", op="mlstm_sig", formulation="parallel",
-        module="mlstm_kernels.torch.parallel", why_not="kernels.baselines.nxai_mlstm:why_not_parallel",
-        dtypes=("fp32", "fp64"), devices=("cpu", "cuda"),
+        name="mlstm_kernels.parallel_siging",
+        op="mlstm_sig",
+        formulation="parallel",
+        module="mlstm_kernels.torch.parallel",
+        why_not="kernels.baselines.nxai_mlstm:why_not_parallel",
+        dtypes=("fp32", "fp64"),
+        devices=("cpu", "cuda"),
         settings="torch under autograd, quadratic; normalize=False; the stable sum of forget gates (its default)",
     ),
     _mlstm(
-        name="mlstm_kernels.step", op="mlstm_exp", build="kernels.baselines.nxai_mlstm:build_step",
-        module="mlstm_kernels.torch.recurrent", modes=("step",), dtypes=("bf16", "fp16"), autotunes=False,
+        name="mlstm_kernels.step",
+        op="mlstm_exp",
+        build="kernels.baselines.nxai_mlstm:build_step",
+        module="mlstm_kernels.torch.recurrent",
+        modes=("step",),
+        dtypes=("bf16", "fp16"),
+        autotunes=False,
         known_bad=(BLOCK_POINTERS,),
         settings="mlstm_recurrent_step__triton, eps=0 (the operation's own mathematics), state in float32",
     ),
-)  # fmt: skip
+)
 
 
 def why_not_chunk(sizes: Mapping[str, int], dtype: str, state_dtype: str | None) -> str | None:

@@ -10,27 +10,41 @@ from ..common.spec import LANGUAGE_MODELS, Operation
 from .plans import MAMBA_STATE
 
 ATTENTION = Operation(
-    name="attention", kernel="attention", label="attention",
-    summary="causal softmax attention: h_t = sum_{s <= t} softmax_s(K^-1/2 q_t.k_s) v_s", arguments=("q", "k", "v"),
-    differentiable=("q", "k", "v"), inputs="kernels.baselines.references:make_attention_inputs",
-    recurrent="kernels.baselines.references:attention_recurrent", parallel="kernels.baselines.references:attention",
-    cache="kernels.baselines.references:make_attention_cache", models=LANGUAGE_MODELS,
-)  # fmt: skip
+    name="attention",
+    kernel="attention",
+    label="attention",
+    summary="causal softmax attention: h_t = sum_{s <= t} softmax_s(K^-1/2 q_t.k_s) v_s",
+    arguments=("q", "k", "v"),
+    differentiable=("q", "k", "v"),
+    inputs="kernels.baselines.references:make_attention_inputs",
+    recurrent="kernels.baselines.references:attention_recurrent",
+    parallel="kernels.baselines.references:attention",
+    cache="kernels.baselines.references:make_attention_cache",
+    models=LANGUAGE_MODELS,
+)
 
 GLA = Operation(
-    name="gla", kernel="gla", label="GLA",
+    name="gla",
+    kernel="gla",
+    label="GLA",
     summary="gated linear attention: S_t = diag(exp(g_t)) S_{t-1} + k_t v_t^T, h_t = K^-1/2 S_t^T q_t",
-    arguments=("q", "k", "v", "g"), differentiable=("q", "k", "v", "g"),
-    inputs="kernels.baselines.references:make_gla_inputs", recurrent="kernels.baselines.references:gla_recurrent",
-)  # fmt: skip
+    arguments=("q", "k", "v", "g"),
+    differentiable=("q", "k", "v", "g"),
+    inputs="kernels.baselines.references:make_gla_inputs",
+    recurrent="kernels.baselines.references:gla_recurrent",
+)
 
 SELECTIVE_SCAN = Operation(
-    name="selective_scan", kernel="selective_scan", label="Mamba",
+    name="selective_scan",
+    kernel="selective_scan",
+    label="Mamba",
     summary="Mamba: x_t = exp(delta_t A) x_{t-1} + delta_t B_t u_t, y_t = C_t.x_t per channel",
-    arguments=("u", "delta", "A", "B", "C"), differentiable=("u", "delta", "A", "B", "C"),
+    arguments=("u", "delta", "A", "B", "C"),
+    differentiable=("u", "delta", "A", "B", "C"),
     inputs="kernels.baselines.references:make_selective_scan_inputs",
     recurrent="kernels.baselines.references:selective_scan_recurrent",
-    sizes=("batch", "seq_len", "head_dim_qk", "channels"), state_dim=MAMBA_STATE,
-)  # fmt: skip
+    sizes=("batch", "seq_len", "head_dim_qk", "channels"),
+    state_dim=MAMBA_STATE,
+)
 
 OPERATIONS: dict[str, Operation] = {op.name: op for op in (ATTENTION, GLA, SELECTIVE_SCAN)}

@@ -27,10 +27,15 @@ LINE_BY_LINE: Mapping[str, str] = {"rglru": "lines", "rglru_layer": "unfused", "
 
 _torch = partial(Baseline, provider="torch", distribution="torch", tested="2.11.0", licence="BSD-3-Clause")
 _attention = partial(
-    _torch, build="kernels.baselines.pytorch:build_attention", op="attention", formulation="flash",
-    kernels=("tfla", "lightning", "rglru"), plan="kernels.baselines.plans:head_sizes",
-    modes=("fw", "fwbw", "bw", "step"), autotunes=False,
-)  # fmt: skip
+    _torch,
+    build="kernels.baselines.pytorch:build_attention",
+    op="attention",
+    formulation="flash",
+    kernels=("tfla", "lightning", "rglru"),
+    plan="kernels.baselines.plans:head_sizes",
+    modes=("fw", "fwbw", "bw", "step"),
+    autotunes=False,
+)
 _LAYOUT = (
     "is_causal, heads of 128; [B, H, T, D] views of [B, T, H, D] memory, the layout a model's projections leave behind"
     "; a step copies its key and value into a cache of that layout, then attends to all of it"
@@ -44,16 +49,24 @@ _mlp = partial(
 
 BASELINES = (
     _attention(
-        name="torch.sdpa_flash", why_not="kernels.baselines.pytorch:why_not_flash", dtypes=("bf16", "fp16"),
+        name="torch.sdpa_flash",
+        why_not="kernels.baselines.pytorch:why_not_flash",
+        dtypes=("bf16", "fp16"),
         settings=f"SDPBackend.FLASH_ATTENTION (FlashAttention-2), {_LAYOUT}",
     ),
     _attention(
-        name="torch.sdpa_cudnn", why_not="kernels.baselines.pytorch:why_not_cudnn", nvidia=True,
-        dtypes=("bf16", "fp16"), settings=f"SDPBackend.CUDNN_ATTENTION, {_LAYOUT}",
+        name="torch.sdpa_cudnn",
+        why_not="kernels.baselines.pytorch:why_not_cudnn",
+        nvidia=True,
+        dtypes=("bf16", "fp16"),
+        settings=f"SDPBackend.CUDNN_ATTENTION, {_LAYOUT}",
     ),
     _attention(
-        name="torch.sdpa_cpu", why_not="kernels.baselines.pytorch:why_not_cpu", dtypes=("fp32", "bf16"),
-        devices=("cpu",), settings=f"SDPBackend.FLASH_ATTENTION (torch's blocked CPU kernel), {_LAYOUT}",
+        name="torch.sdpa_cpu",
+        why_not="kernels.baselines.pytorch:why_not_cpu",
+        dtypes=("fp32", "bf16"),
+        devices=("cpu",),
+        settings=f"SDPBackend.FLASH_ATTENTION (torch's blocked CPU kernel), {_LAYOUT}",
     ),
     *(
         _channels(
@@ -70,17 +83,24 @@ BASELINES = (
     ),
     *(
         _channels(
-            name="torch.compile", op=op, build="kernels.baselines.pytorch:build_channels",
+            name="torch.compile",
+            op=op,
+            build="kernels.baselines.pytorch:build_channels",
             settings="torch.compile, static shapes, one graph, of the gates and the associative scan in log2(T) passes",
         )
         for op in LEAVES
     ),
     _mlp(
-        name="torch.eager", op="gated_mlp", formulation="eager", build="kernels.baselines.pytorch:build_mlp",
+        name="torch.eager",
+        op="gated_mlp",
+        formulation="eager",
+        build="kernels.baselines.pytorch:build_mlp",
         settings="silu(x @ w_gate) * (x @ w_up): cuBLAS, and a kernel each for the activation and the product",
     ),
     _mlp(
-        name="torch.compile", op="gated_mlp", formulation="gemms_activation",
+        name="torch.compile",
+        op="gated_mlp",
+        formulation="gemms_activation",
         build="kernels.baselines.pytorch:build_mlp",
         settings="torch.compile (static shapes) of the eager form: cuBLAS twice and one kernel for the gating",
     ),
@@ -94,11 +114,14 @@ BASELINES = (
         "cuBLAS + Unsloth form of the page on fused gated MLPs",
     ),
     _mlp(
-        name="torch.gemms", op="projections", formulation="gemms", build="kernels.baselines.pytorch:build_products",
+        name="torch.gemms",
+        op="projections",
+        formulation="gemms",
+        build="kernels.baselines.pytorch:build_products",
         modes=("fw",),
         settings="cuBLAS alone: the two products without activation and gating, which is not the same result",
     ),
-)  # fmt: skip
+)
 
 
 def why_not_cpu(sizes: Mapping[str, int], dtype: str, state_dtype: str | None) -> str | None:

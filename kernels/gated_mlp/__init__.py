@@ -17,14 +17,21 @@ if TYPE_CHECKING:
     from .config import GatedMlpConfig
 
 _kernel = partial(
-    triton_form, prepare="kernels.gated_mlp.reference:k_major_inputs",
-    why_not="kernels.gated_mlp.config:why_not_kernels", state_dtypes=(), chunked=False,
-)  # fmt: skip
+    triton_form,
+    prepare="kernels.gated_mlp.reference:k_major_inputs",
+    why_not="kernels.gated_mlp.config:why_not_kernels",
+    state_dtypes=(),
+    chunked=False,
+)
 
 _operation = partial(
-    Operation, kernel="gated-mlp", arguments=("x", "w_up", "w_gate"), differentiable=("x", "w_up", "w_gate"),
-    inputs="kernels.gated_mlp.reference:make_inputs", sizes=("batch", "seq_len", "d_model", "d_ff"),
-)  # fmt: skip
+    Operation,
+    kernel="gated-mlp",
+    arguments=("x", "w_up", "w_gate"),
+    differentiable=("x", "w_up", "w_gate"),
+    inputs="kernels.gated_mlp.reference:make_inputs",
+    sizes=("batch", "seq_len", "d_model", "d_ff"),
+)
 
 GATED_MLP = _operation(
     name="gated_mlp",
@@ -35,20 +42,27 @@ GATED_MLP = _operation(
     call="kernels.gated_mlp:gated_mlp",
     implementations=(
         _kernel(
-            name="fused", formulation="fused", default_config="kernels.gated_mlp.config:case_config:fused",
+            name="fused",
+            formulation="fused",
+            default_config="kernels.gated_mlp.config:case_config:fused",
             summary="one kernel; the backward pass projects again",
         ),
         _kernel(
-            name="fused_save", formulation="fused_save", formulation_in={"fw": "fused"},
+            name="fused_save",
+            formulation="fused_save",
+            formulation_in={"fw": "fused"},
             default_config="kernels.gated_mlp.config:case_config:fused_save",
             summary="as fused, but training keeps the pre-activations",
         ),
         portable_form(
-            name="torch", formulation="eager", state_dtypes=(),
-            summary="two matrix products, gated in place where nothing is differentiated", chunked=False,
+            name="torch",
+            formulation="eager",
+            state_dtypes=(),
+            summary="two matrix products, gated in place where nothing is differentiated",
+            chunked=False,
         ),
     ),
-)  # fmt: skip
+)
 
 PROJECTIONS = _operation(
     name="projections",
@@ -58,11 +72,13 @@ PROJECTIONS = _operation(
     call="kernels.gated_mlp.fused:products",
     implementations=(
         _kernel(
-            name="gemms", modes=("fw",), default_config="kernels.gated_mlp.config:case_config:fused",
+            name="gemms",
+            modes=("fw",),
+            default_config="kernels.gated_mlp.config:case_config:fused",
             summary="the kernel of the gated MLP, which writes the projections alone",
         ),
     ),
-)  # fmt: skip
+)
 
 OPERATIONS = {operation.name: operation for operation in (GATED_MLP, PROJECTIONS)}
 

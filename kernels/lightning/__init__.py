@@ -37,13 +37,17 @@ OPERATION = scalar_decay_operation(
     implementations=(
         *(
             triton_form(
-                name=name, formulation=name, why_not="kernels.lightning.config:why_not", summary=summary,
-                chunked=False, default_config=f"kernels.lightning.config:select_config:{name}",
+                name=name,
+                formulation=name,
+                why_not="kernels.lightning.config:why_not",
+                summary=summary,
+                chunked=False,
+                default_config=f"kernels.lightning.config:select_config:{name}",
             )
             for name, summary in KERNELS.items()
         ),
     ),
-)  # fmt: skip
+)
 
 
 @remember_calls

@@ -43,20 +43,24 @@ def _recurrence(op: str, one_pass: str, **declared: Any) -> Operation:
             kernel_form(
                 name=one_pass,
                 summary="one pass over memory: time split over programs that look back for the state before theirs",
-                modes=("fw", "fwbw", "bw", "step"), default_config=f"{CONFIG}:{one_pass}",
+                modes=("fw", "fwbw", "bw", "step"),
+                default_config=f"{CONFIG}:{one_pass}",
             ),
             triton_form(
-                name="chunked", formulation="chunked", own_chunk=MIN_CHUNK,
+                name="chunked",
+                formulation="chunked",
+                own_chunk=MIN_CHUNK,
                 why_not="kernels.rglru.config:why_not_chunked",
                 summary="reduce, then scan: chunks in parallel, their states merged, inputs read twice",
-                default_config=f"{CONFIG}:chunked", preferred_chunk="kernels.rglru.config:preferred_chunk",
+                default_config=f"{CONFIG}:chunked",
+                preferred_chunk="kernels.rglru.config:preferred_chunk",
             ),
             naive_form(default_config=f"{CONFIG}:naive"),
             torch_form(),
             associative_form(),
         ),
         **declared,
-    )  # fmt: skip
+    )
 
 
 RGLRU = _recurrence(
@@ -70,9 +74,12 @@ RGLRU = _recurrence(
 )
 
 LINEAR_SCAN = _recurrence(
-    "linear_scan", "scan", label="linear scan",
-    summary="diagonal linear recurrence; a is the decay itself, not its logarithm", arguments=("x", "a"),
-)  # fmt: skip
+    "linear_scan",
+    "scan",
+    label="linear scan",
+    summary="diagonal linear recurrence; a is the decay itself, not its logarithm",
+    arguments=("x", "a"),
+)
 
 RGLRU_LAYER = _operation(
     name="rglru_layer",
@@ -85,11 +92,12 @@ RGLRU_LAYER = _operation(
     call="kernels.rglru.operations:rglru_layer",
     implementations=(
         kernel_form(
-            name="fused", summary="torch's matrix products and the single-pass kernel",
+            name="fused",
+            summary="torch's matrix products and the single-pass kernel",
             default_config=f"{CONFIG}:fused",
         ),
         torch_form(summary="torch's matrix products and the portable chunkwise form"),
     ),
-)  # fmt: skip
+)
 
 OPERATIONS = {operation.name: operation for operation in (RGLRU, LINEAR_SCAN, RGLRU_LAYER)}

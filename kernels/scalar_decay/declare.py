@@ -38,11 +38,15 @@ LIMIT_CHUNK_SIZES = (16, 32, 64, 128)
 _kernel = partial(triton_form, why_not="kernels.scalar_decay.declare:why_not_engine", state_dtypes=("fp32", "bf16"))
 
 WHOLE_STATE_FORM = _kernel(
-    name=WHOLE_STATE, formulation="whole_state", dtypes=("fp16", "bf16"),
+    name=WHOLE_STATE,
+    formulation="whole_state",
+    dtypes=("fp16", "bf16"),
     why_not="kernels.scalar_decay.declare:why_not_whole_state_sizes",
-    summary="fused_chunk for Hopper: a program holds the whole state of a head, in Gluon", architectures=(HOPPER,),
-    triton_versions=GLUON_TRITON, fallback=FUSED_CHUNK,
-)  # fmt: skip
+    summary="fused_chunk for Hopper: a program holds the whole state of a head, in Gluon",
+    architectures=(HOPPER,),
+    triton_versions=GLUON_TRITON,
+    fallback=FUSED_CHUNK,
+)
 """The declaration of whole_state but for the chunk length that it prefers, which differs between operations."""
 
 
@@ -65,39 +69,56 @@ def scalar_decay_operation(
     """
     function = f"kernels.{name}:{name}"
     return Operation(
-        name=name, kernel=kernel, call=function, inputs=f"kernels.{name}:make_inputs",
-        recurrent=f"{function}:recurrent", parallel=f"{function}:parallel",
-        implementations=(*implementations, *_implementations(normalised)), **declared,
-    )  # fmt: skip
+        name=name,
+        kernel=kernel,
+        call=function,
+        inputs=f"kernels.{name}:make_inputs",
+        recurrent=f"{function}:recurrent",
+        parallel=f"{function}:parallel",
+        implementations=(*implementations, *_implementations(normalised)),
+        **declared,
+    )
 
 
 def _implementations(normalised: bool) -> tuple[Implementation, ...]:
     preferred = "kernels.scalar_decay.choice:preferred_chunk" + (":normalised" if normalised else "")
     return (
         _kernel(
-            name=FUSED_CHUNK, formulation="walk", formulation_in={"fp32": "sweep"},
+            name=FUSED_CHUNK,
+            formulation="walk",
+            formulation_in={"fp32": "sweep"},
             summary="chunks in parallel, the tiles of each in order with its state in registers",
-            modes=("fw", "fwbw", "bw", "step"), preferred_chunk=preferred,
+            modes=("fw", "fwbw", "bw", "step"),
+            preferred_chunk=preferred,
         ),
         replace(WHOLE_STATE_FORM, preferred_chunk=preferred),
         _kernel(
-            name="xl_chunk", formulation="sweep",
+            name="xl_chunk",
+            formulation="sweep",
             summary="TFLA as published: chunks in parallel, and the tiles inside a chunk in parallel",
         ),
         _kernel(
-            name="limit_chunk", formulation="sweep", why_not="kernels.scalar_decay.declare:why_not_limit_chunk",
+            name="limit_chunk",
+            formulation="sweep",
+            why_not="kernels.scalar_decay.declare:why_not_limit_chunk",
             summary="one-level sequence parallelism: a chunk is a tile",
         ),
         portable_form(
-            name="torch", modes=("fw", "fwbw", "bw", "step"), formulation="chunkwise", full_square=True,
+            name="torch",
+            modes=("fw", "fwbw", "bw", "step"),
+            formulation="chunkwise",
+            full_square=True,
             summary="portable chunkwise form, any chunk length",
         ),
         portable_form(
-            name="parallel", formulation="parallel", full_square=True, chunked=False,
+            name="parallel",
+            formulation="parallel",
+            full_square=True,
+            chunked=False,
             why_not="kernels.scalar_decay.declare:why_not_parallel",
             summary="fully parallel form, quadratic in the sequence length",
         ),
-    )  # fmt: skip
+    )
 
 
 def why_not_engine(sizes: Mapping[str, int], dtype: str, state_dtype: str | None) -> str | None:

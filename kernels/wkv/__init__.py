@@ -36,17 +36,21 @@ OPERATION = Operation(
     models={768: (12, 50277)},
     implementations=(
         kernel_form(
-            name="scan", formulation="scan",
+            name="scan",
+            formulation="scan",
             summary="one pass over memory: time split over programs that add up earlier sums, or pass states on",
-            modes=("fw", "fwbw", "bw", "step"), default_config=f"{CONFIG}:scan",
+            modes=("fw", "fwbw", "bw", "step"),
+            default_config=f"{CONFIG}:scan",
         ),
         naive_form(formulation="recurrent", default_config=f"{CONFIG}:naive"),
         torch_form(formulation="recurrent"),
         associative_form(formulation="scan"),
         portable_form(
-            name="torch_associative_scan", formulation="scan", chunked=False,
+            name="torch_associative_scan",
+            formulation="scan",
+            chunked=False,
             why_not="kernels.wkv.config:why_not_torch_associative_scan",
             summary="torch's own associative_scan, a prototype higher-order operator",
         ),
     ),
-)  # fmt: skip
+)
