@@ -251,7 +251,8 @@ TableFormat = Annotated[str, _format("markdown")]
 Every = Annotated[bool, option("Show everything; --format json and csv always do.", "--all")]
 Preset = Annotated[str | None, option("quick, default, full, ...: `lrbench presets` [default on a GPU, else quick].")]
 Gpu = Annotated[str | None, option("Accelerator; see `lrbench gpus` [the GPU that is here, else h100].")]
-RoofChoice = Annotated[str, option("spec; measured: the newest stored calibration; or a calibration's file or folder.")]
+ROOFS = "spec; measured: the newest stored calibration; or a calibration's file or folder"
+RoofChoice = Annotated[str, option(f"{ROOFS}.")]
 CausalFactor = Annotated[float | None, option("Share of the causal square computed, 0.5 to 1 [whole tiles].")]
 Timeout = Annotated[float, option("Seconds until a case is ended.", min=0.001)]
 Folder = Annotated[Path, option("Folder of the parquet file.")]
@@ -927,21 +928,41 @@ def plot(
 
 @command(DRAW, "roofline results/h200_sxm --op mlstm_sig --tokens 64k --head-dim 256 --seq-len 8k -o roofline.svg")
 def roofline(
+    context: typer.Context,
     shown: Shown,
-    results: Annotated[list[Path], typer.Argument(help="Result files or folders.")],
+    results: Annotated[list[Path] | None, typer.Argument(help="Result files or folders.")] = None,
+    of: Annotated[str | None, option("Measure a function of yours, my_module:function, in place of RESULTS.")] = None,
+    counters: Annotated[bool, field("FLOPs and bytes of --of from Nsight Compute's counters.")] = False,
     gpu: Annotated[
         str | None, option("Accelerators, comma-separated; see `lrbench gpus` [the one that was measured].")
     ] = None,
     output: Figure = Path("roofline.png"),
     width: Width = None,
     dpi: Dpi = 130,
-    roofs: RoofChoice = "spec",
+    roofs: Annotated[str | None, option(f"{ROOFS} [spec; of --of measured].")] = None,
 ) -> None:
-    """Draw the rooflines of accelerators with the points measured on them, and the share of the roof reached."""
+    """Draw the rooflines of accelerators with the points measured on them, and the share of the roof reached.
+
+    --of calls a function of yours, which takes no arguments or those that get_inputs() of its module returns, and says
+    its FLOPs, bytes, intensity, time and share of the bound.
+    """
     from .analysis.figures.roofline import roofline as drawing
     from .analysis.figures.style import check_format, save_figure
 
     check_format(output)
+    if of is not None:
+        from .bench.own_function import roofline_of
+
+        taken = {"of", "counters", "output", "width", "dpi", "roofs"}
+        _refuse_given(context, *context.params.keys() - taken, why="cannot be given with --of")
+        figure, line = roofline_of(of, lambda key: _accelerator(key, roofs or "measured"), counters=counters)
+        print(line)
+        if figure is not None:
+            print(save_figure(figure.at(width), output, dpi=dpi))
+        return
+    if not results or counters:
+        raise ValueError("roofline needs result files or folders, or --of my_module:function; only this has --counters")
+    roofs = roofs or "spec"
     # One calibration cannot stand for several parts: a further accelerator is drawn as specified.
     named = _names(gpu, "gpu") or ()
     accelerators = [_accelerator(name, "spec" if n else roofs) for n, name in enumerate(named)]

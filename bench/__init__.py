@@ -25,6 +25,7 @@
 | *commands that measure something else* | |
 | `calibrate`, `vector_rate` | the rates that the device reaches |
 | `bars` | the project's speed bars, claims that are measured |
+| `own_function` | a function of a user's on the roofline |
 | `profiling`, `ncu` | hardware counters by Nsight Compute |
 | `mlp_errors` | the command errors: numerical errors of the gated MLP |
 | `complete` | `reproduce --run`, `results --run`: measures what claims of documents or a complete set of results lack |
