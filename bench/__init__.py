@@ -27,7 +27,7 @@
 | `bars` | the project's speed bars, claims that are measured |
 | `own_function` | a function of a user's on the roofline |
 | `profiling`, `ncu` | hardware counters by Nsight Compute |
-| `mlp_errors` | the command errors: numerical errors of the gated MLP |
+| `mlp_errors` | numerical errors of the gated MLP, for `reproduce --run` |
 | `complete` | `reproduce --run`, `results --run`: measures what claims of documents or a complete set of results lack |
 | *answers and output* | |
 | `choice` | the commands best, chunk-size and predict |
