@@ -24,7 +24,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..results.schema import Record
-from ..results.select import MODE_NAMES, describe_axes, grouped, short_size
+from ..results.select import MODE_NAMES, describe_axes, describe_sizes, grouped, short_size
 from .plan import Identity, PlannedCase
 
 FAILED = ("oom", "timeout", "crash", "error", "incorrect")
@@ -274,7 +274,9 @@ def best_tables(records: Sequence[Record]) -> list[tuple[str, list[Row]]]:
         several = len({(r.seq_len, r.batch) for r in here}) > len({r.seq_len for r in here})
         best: dict[tuple[Any, ...], Record] = {}
         for r in sorted(here, key=lambda r: r.time_ms or 0.0):
-            best.setdefault((r.op, r.impl, several and r.batch, _size(r), r.state_dtype, _column_of(r)), r)
+            # Without a context the column of a step is 0.
+            column = (r.context if mode == "step" else r.seq_len) or 0
+            best.setdefault((r.op, r.impl, several and r.batch, _size(r), r.state_dtype, column), r)
         columns = dict.fromkeys(map(_column_title, sorted({key[-1] for key in best})))
         for key in sorted(best, key=_place):
             record = best[key]
@@ -300,26 +302,14 @@ def _place(key: tuple[Any, ...]) -> tuple[Any, ...]:
     return op not in {"mlstm_sig", "mlstm_exp"}, op, sizes, impl.startswith(MODEL_OF), impl, column
 
 
-def _column_of(record: Record) -> int:
-    """Return the column of a row: its context in mode step (0 without one), else its sequence length."""
-    return (record.context if record.mode == "step" else record.seq_len) or 0
-
-
 def _column_title(column: int) -> str:
     return short_size(column) if column else "any"
 
 
-def _size(sizes: Record, *, batch: bool = False) -> str:
-    """Return the sizes other than sequence length: heads x head dims, channels or matrices, layers, and the batch."""
-    if batch:
-        return f"B={sizes.batch}, {_size(sizes)}"
-    layers = f", {sizes.layers} layers" if sizes.layers else ""
-    if sizes.num_heads is not None:
-        dims = (dim for dim in (sizes.head_dim_qk, sizes.head_dim_v) if dim is not None)
-        return f"{sizes.num_heads} x {'/'.join(map(str, dims))}{layers}"
-    if sizes.d_model is not None:
-        return f"{sizes.d_model} -> {sizes.d_ff}"
-    return f"{sizes.channels} channels{layers}" if sizes.channels else ""
+def _size(record: Record, *, batch: bool = False) -> str:
+    """Return the sizes other than the sequence length and what has a place of its own: widths, layers, the batch."""
+    elsewhere = ("seq_len", "context", "chunk_size", "dtype", "state_dtype", *(() if batch else ("batch",)))
+    return describe_sizes({**vars(record), **dict.fromkeys(elsewhere)})
 
 
 def print_summary(records: Sequence[Record]) -> None:

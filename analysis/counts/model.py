@@ -114,7 +114,11 @@ class Tally:
 
     def __add__(self, other: Tally) -> Tally:
         """Add part by part; parts of the same name are merged."""
-        return Tally(*map(_merged, self._each(), other._each()))
+
+        def merged(a: Mapping[str, Any], b: Mapping[str, Any]) -> Mapping[str, Any]:
+            return {**a, **{name: a[name] + part if name in a else part for name, part in b.items()}} if b else a
+
+        return Tally(*map(merged, self._each(), other._each()))
 
     def prefixed(self, prefix: str) -> Tally:
         """Return the same tally with ``prefix`` before every part's name."""
@@ -122,10 +126,6 @@ class Tally:
 
     def _each(self) -> tuple[Mapping[str, Any], ...]:
         return self.work, self.traffic, self.recomputed_work, self.recomputed_traffic
-
-
-def _merged(a: Mapping[str, Any], b: Mapping[str, Any]) -> Mapping[str, Any]:
-    return {**a, **{name: a[name] + part if name in a else part for name, part in b.items()}} if b else a
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
