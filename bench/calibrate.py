@@ -142,7 +142,7 @@ def remember_cpu(rows: list[RoofRow]) -> None:
 
     The best ones: a CPU is shared, and load only lengthens a time.
     """
-    best = [dataclasses.replace(row, rate=row.best_rate) for row in rows]
+    best = [{**dataclasses.asdict(row), "rate": row.best_rate} for row in rows]
     cpu.remember(as_roofs(best, where="by lrbench calibrate, best of all samples"))
     cpu.local_cpu.cache_clear()
 

@@ -101,8 +101,9 @@ def _print_table(rows: Sequence[Row], title: str | None) -> None:
                 return
             for line in zip(*columns.values(), strict=True):
                 pairs = (f"{name}: {text}" for name, text in zip(columns, line, strict=True) if text)
-                whole = {"break_long_words": False, "break_on_hyphens": False}
-                print(textwrap.fill((" " * GAP).join(pairs), screen, subsequent_indent="    ", **whole))
+                text = (" " * GAP).join(pairs)
+                at_blanks = textwrap.wrap(text, screen - 4, break_long_words=False, break_on_hyphens=False)
+                print("\n    ".join(at_blanks))
             return
         for _ in range(sum(widths) - available):
             widest = max(range(len(widths)), key=lambda n: (widths[n] > measured[n].minimum, widths[n]))

@@ -346,21 +346,17 @@ def known_bad_rows(environment: Environment) -> list[Row]:
             )
             alone = dataclasses.replace(baseline, known_bad=(known,))
             applies = baselines.known_bad_here(alone, case, versions, environment.capability) is not None
+            lists = {"compute capability": known.architectures, "mode": known.modes, "dtype": known.dtypes}
+            parts = [f"{name} {spec}" for name, spec in known.versions.items()]
+            parts += [f"{what} {' or '.join(values)}" for what, values in lists.items() if values]
             rows.append(
                 {
                     "impl": baseline.name,
                     "op": baseline.op,
                     "applies_here": "yes" if applies else "no",
-                    "when": _condition(known),
+                    "when": ", ".join(parts) or "always",
                     "reason": known.reason,
                     "source": known.source,
                 }
             )
     return rows
-
-
-def _condition(known: baselines.KnownBad) -> str:
-    parts = [f"{name} {spec}" for name, spec in known.versions.items()]
-    lists = {"compute capability": known.architectures, "mode": known.modes, "dtype": known.dtypes}
-    parts += [f"{what} {' or '.join(values)}" for what, values in lists.items() if values]
-    return ", ".join(parts) or "always"

@@ -42,17 +42,12 @@ def local_cpu() -> Accelerator:
     return _accelerator(roofs)
 
 
-def remember(roofs: Roofs) -> Path | None:
-    """Write rates measured on this CPU into the cache folder; None where it cannot be written."""
-    path = cache_file()
+def remember(roofs: Roofs) -> None:
+    """Write rates measured on this CPU into the cache folder, if it can be written."""
     data: dict[str, Any] = {"machine": _machine(), "matrix_flops": dict(roofs.matrix_flops)}
     data |= {"bandwidth_bytes_s": roofs.bandwidth_bytes_s, "source": roofs.source}
-    try:
-        with replacing(path) as file:
-            file.write(json.dumps(data, indent=2).encode())
-    except OSError:
-        return None
-    return path
+    with contextlib.suppress(OSError), replacing(cache_file()) as file:
+        file.write(json.dumps(data, indent=2).encode())
 
 
 def recall() -> Roofs | None:

@@ -9,7 +9,7 @@ from ...kernels.baselines.spec import Baseline
 from ...kernels.common.spec import Counted, Implementation
 from ...results.arguments import one_of
 from . import mlstm, rglru, scalar_decay
-from .executed_mlp import GATED_MLP
+from .executed import GATED_MLP
 
 MODES = ("fw", "bw", "fwbw", "step")
 

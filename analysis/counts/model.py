@@ -284,7 +284,7 @@ class Count:
         byte_parts: name -> bytes; adds up to ``bytes``.
         executed_tensor_flops, executed_bytes, reread_bytes, executed_parts, executed_byte_parts: what our Triton
             kernels of the formulations walk, whole_state, sweep, lightning1 and lightning2, and of a gated MLP, run and
-            move in 16-bit dtypes, recomputation and padding included (see :mod:`.executed` and :mod:`.executed_mlp`);
+            move in 16-bit dtypes, recomputation and padding included (see :mod:`.executed`);
             None and empty elsewhere. ``reread_bytes`` are loads of what other programs of the same launch load as well.
         library_tensor_flops: the share of ``executed_tensor_flops`` in products of a library, whose padding and rereads
             are not known.

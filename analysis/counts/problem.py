@@ -11,8 +11,7 @@ from typing import Any
 from ...results.arguments import one_of
 from ...results.schema import SIZE_COLUMNS
 from . import baselines, gated_mlp, lightning, mlstm, rglru, scalar_decay, wkv
-from .executed import engine_pass, executed, sweep_tile
-from .executed_mlp import executed_mlp
+from .executed import engine_pass, executed, executed_mlp, sweep_tile
 from .formulations import (
     ATTENTION_TILE,
     FORMULATIONS,

@@ -31,23 +31,7 @@ from . import (
     xformers,
 )
 from .operations import OPERATIONS
-from .spec import Baseline, KnownBad, Runnable
-
-__all__ = [
-    "BASELINES",
-    "Baseline",
-    "KnownBad",
-    "Runnable",
-    "availability",
-    "baselines_for",
-    "get_baseline",
-    "get_implementation",
-    "get_operation",
-    "installed_versions",
-    "known_bad_here",
-    "plan_sizes",
-    "why_unsupported",
-]
+from .spec import Baseline
 
 BASELINES: tuple[Baseline, ...] = (
     *nxai_mlstm.BASELINES,

@@ -15,7 +15,6 @@ from lrbench.results import store
 from lrbench.results.schema import RECORD_COLUMNS
 from lrbench.results.select import (
     best_rows,
-    failed_rows,
     latest_rows,
     load_results,
     load_rows,
@@ -85,7 +84,6 @@ def test_failed_rows_never_count_as_measured() -> None:
     )
     assert best_rows(frame)["chunk_size"].tolist() == [64]
     assert ok_rows(frame)["chunk_size"].tolist() == [64]
-    assert failed_rows(frame)["chunk_size"].tolist() == [128]
 
 
 def test_latest_rows_keep_the_newest_of_a_case_per_device() -> None:
