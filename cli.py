@@ -115,6 +115,11 @@ def option(help: str, *flags: str, **more: Any) -> Any:
     return typer.Option(*flags, help=help, **more)
 
 
+def files(which: str = "") -> Any:
+    """Return an argument of result files or folders."""
+    return typer.Argument(metavar="RESULTS", help=f"Result files or folders{which}.")
+
+
 def field(
     help: str,
     parse: Callable[[Any, str], Any] | None = None,
@@ -889,9 +894,7 @@ def plot(
             "both. From definitions: transfer, kv-savings."
         ),
     ],
-    results: Annotated[
-        list[Path] | None, typer.Argument(help="Result files or folders, for the kinds that show some.")
-    ] = None,
+    results: Annotated[list[Path] | None, files(", for the kinds that show some")] = None,
     output: Figure = Path("figure.png"),
     width: Width = None,
     dpi: Dpi = 130,
@@ -930,7 +933,7 @@ def plot(
 def roofline(
     context: typer.Context,
     shown: Shown,
-    results: Annotated[list[Path] | None, typer.Argument(help="Result files or folders.")] = None,
+    results: Annotated[list[Path] | None, files()] = None,
     of: Annotated[str | None, option("Measure a function of yours, my_module:function, in place of RESULTS.")] = None,
     counters: Annotated[bool, field("FLOPs and bytes of --of from Nsight Compute's counters.")] = False,
     gpu: Annotated[
@@ -973,10 +976,7 @@ def roofline(
 
 @command(DRAW, "report results/h200_sxm -o report.html")
 def report(
-    results: Annotated[
-        list[Path] | None,
-        typer.Argument(help="Result files or folders [those committed of --gpu and results/local, else all]."),
-    ] = None,
+    results: Annotated[list[Path] | None, files(" [those committed of --gpu and results/local, else all]")] = None,
     gpu: Gpu = None,
     output: Annotated[Path, option("The page: .html.", "--output", "-o")] = Path("report.html"),
     pdf: Annotated[
@@ -1258,9 +1258,7 @@ def kernels(kernel: Kernel = None, every: Every = False, format: Format = "table
 @command(LIST, "results results/h200_sxm")
 def results(
     context: typer.Context,
-    paths: Annotated[
-        list[Path] | None, typer.Argument(metavar="RESULTS", help="Result files or folders [the committed ones].")
-    ] = None,
+    paths: Annotated[list[Path] | None, files(" [the committed ones]")] = None,
     run: Annotated[
         bool,
         field("Measure what the folder [results/ACCELERATOR] lacks of a complete set for this code, then merge."),
@@ -1335,10 +1333,7 @@ def results(
 
 @command(LIST, "runs --limit 5")
 def runs(
-    paths: Annotated[
-        list[Path] | None,
-        typer.Argument(metavar="RESULTS", help="Result files or folders [results/local and the committed ones]."),
-    ] = None,
+    paths: Annotated[list[Path] | None, files(" [results/local and the committed ones]")] = None,
     limit: Annotated[int | None, option("Runs to show at most [20; JSON and CSV: all].", min=1)] = None,
     format: Format = "table",
 ) -> None:

@@ -112,9 +112,10 @@ def calibrate(*, short: bool, gpu_only: bool = False, session: ReplaceableWorker
 
 def summary_rows(rows: Sequence[RoofRow]) -> list[dict[str, Any]]:
     """Return what people see of a calibration: rates in TFLOP/s and TB/s, and their share of the specification."""
+    names = {"copy": "copy of {1:.3g} GiB, read + written", "matmul": "{0.size}^3 {0.dtype} matrix product"}
     return [
         {
-            "what": _describe(row),
+            "what": names.get(row.quantity, "{0.dtype} multiply-adds").format(row, row.size / 2**30),
             "unit": "TB/s" if row.quantity == "copy" else "TFLOP/s",
             "measured": row.rate / 1e12,
             "best": row.best_rate / 1e12,
@@ -129,12 +130,6 @@ def summary_rows(rows: Sequence[RoofRow]) -> list[dict[str, Any]]:
         }
         for row in rows
     ]
-
-
-def _describe(row: RoofRow) -> str:
-    if row.quantity == "copy":
-        return f"copy of {row.size / 2**30:.3g} GiB, read + written"
-    return f"{row.size}^3 {row.dtype} matrix product" if row.quantity == "matmul" else f"{row.dtype} multiply-adds"
 
 
 def remember_cpu(rows: list[RoofRow]) -> None:
@@ -156,7 +151,7 @@ def measure_roofs(environment: Environment, form: Form, *, short: bool) -> list[
     run_id, rows = uuid.uuid4().hex, []
     the_clock: clock.Clock = clock.CudaClock() if device == "cuda" else clock.CpuClock()
     sampling = clock.Sampling(budget_s=form.budget_s, ci_target=form.ci_target)
-    for call, what in _workloads(device, form):
+    for call, what in _workloads(the_clock, device, form):
         (timing,) = clock.measure(the_clock, [clock.Call(call=call)], sampling)
         if timing.failure is not None:
             raise timing.failure
@@ -196,7 +191,7 @@ Workload = tuple[Callable[[Any], Any], dict[str, Any]]
 """What is timed, and of its row quantity, dtype and size, with the ``work``, FLOPs or bytes per call."""
 
 
-def _workloads(device: str, form: Form) -> Iterator[Workload]:
+def _workloads(the_clock: clock.Clock, device: str, form: Form) -> Iterator[Workload]:
     """Make one workload after the other; the tensors of one are gone when the next is made."""
     import torch
 
@@ -205,7 +200,7 @@ def _workloads(device: str, form: Form) -> Iterator[Workload]:
     old = device == "cuda" and torch.cuda.get_device_capability()[0] < 8
     for dtype in form.dtypes:
         if not (old and dtype in ("bf16", "tf32")):
-            yield from _matmul(device, dtype, form.max_sample_s)
+            yield from _matmul(the_clock, device, dtype, form.max_sample_s)
     if form.fma:
         yield _fma()
 
@@ -225,7 +220,7 @@ def _copy(device: str) -> Workload:
     return lambda _: target.copy_(source, non_blocking=True), what
 
 
-def _matmul(device: str, dtype: str, max_sample_s: float) -> Iterator[Workload]:
+def _matmul(the_clock: clock.Clock, device: str, dtype: str, max_sample_s: float) -> Iterator[Workload]:
     import torch
 
     kinds = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp64": torch.float64}
@@ -240,26 +235,12 @@ def _matmul(device: str, dtype: str, max_sample_s: float) -> Iterator[Workload]:
 
     try:
         pilot = PILOT_SIDES[device]
-        pilot_s = _seconds(product(pilot), device)
+        pilot_s = min(the_clock.sample(clock.Call(call=product(pilot)), 3)[0]) / 1e3
         fitting = [side for side in SIDES if pilot_s * (side / pilot) ** 3 <= max_sample_s]
         side = fitting[0] if fitting else SIDES[-1]
         yield product(side), {"quantity": "matmul", "dtype": dtype, "size": side, "work": 2 * side**3}
     finally:
         torch.set_float32_matmul_precision(before)
-
-
-def _seconds(call: Callable[[Any], Any], device: str) -> float:
-    """Return the wall time of a call after a first one, several in a row so that launching them hardly counts."""
-    import torch
-
-    synchronize = torch.cuda.synchronize if device == "cuda" else lambda: None
-    call(None)
-    synchronize()
-    start = time.perf_counter()
-    for _ in range(3):
-        call(None)
-    synchronize()
-    return (time.perf_counter() - start) / 3
 
 
 def _fma() -> Workload:

@@ -78,7 +78,9 @@ class Watch:
     def noise(self, samples_ms: Sequence[float], state: DeviceState) -> str | None:
         """Return what was noticed, each as "kind: numbers", joined by "; "; None where nothing was."""
         device = self._others_on_gpu() if self.gpu else self._slowness()
-        return "; ".join(filter(None, (self._load(), device, _lowered(state), _drifted(samples_ms)))) or None
+        lowered = ", ".join(each for each in (state.throttled or "").split(", ") if each not in ("", POWER_CAP))
+        clocks = lowered and f"lowered clocks: {lowered}"
+        return "; ".join(filter(None, (self._load(), device, clocks, _drifted(samples_ms)))) or None
 
     def _load(self) -> str | None:
         load, cores = os.getloadavg()[0], os.cpu_count() or 1
@@ -135,11 +137,6 @@ def _waited_s() -> float | None:
         with contextlib.suppress(OSError):
             waits.append(int(path.read_text().split()[1]))
     return sum(waits) / 1e9 if waits else None
-
-
-def _lowered(state: DeviceState) -> str | None:
-    reasons = [reason for reason in (state.throttled or "").split(", ") if reason not in ("", POWER_CAP)]
-    return f"lowered clocks: {', '.join(reasons)}" if reasons else None
 
 
 def _drifted(samples_ms: Sequence[float]) -> str | None:

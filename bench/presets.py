@@ -1,4 +1,4 @@
-"""Presets: named sets of axes of results/presets.toml, those that every family of kernels has and those of single ones."""
+"""Presets: named sets of axes of results/presets.toml, those that every family of kernels has and those of one."""
 
 from __future__ import annotations
 
