@@ -871,10 +871,10 @@ def _without(needed: str) -> str:
 
 def _accelerator(gpu: str | None, roofs: str) -> Accelerator:
     """Return the accelerator of ``--gpu`` with the roofs of ``--roofs``; say on stderr what a short name stands for."""
-    from .analysis.accelerators.known import canonical_key, default_key, get_accelerator
+    from .analysis.accelerators.known import USUAL, canonical_key, get_accelerator, key_here
     from .analysis.accelerators.roofs import with_roofs
 
-    gpu = gpu or default_key()
+    gpu = gpu or key_here() or USUAL
     accelerator = with_roofs(get_accelerator(gpu), roofs)
     if canonical_key(gpu) != gpu.strip().lower().replace("-", "_"):
         note(f"--gpu {gpu} means {accelerator.key}: {accelerator.part}")
@@ -984,7 +984,7 @@ def report(
     ] = None,
 ) -> None:
     """Write a report: one HTML file with figures, tables, a summary and the rows; it opens without a network."""
-    from .analysis.accelerators.known import default_key
+    from .analysis.accelerators.known import USUAL, key_here
     from .analysis.report import export
     from .analysis.report.subject import load_subjects
     from .results.arguments import check_file
@@ -996,7 +996,7 @@ def report(
     browser = None if pdf is False else export.find_browser()
     if pdf and browser is None:
         raise ValueError(f"pdf needs one of {', '.join(export.BROWSERS)}: install one, or leave --pdf out")
-    gpu = gpu or (_measured_on(results) if results else None) or default_key()
+    gpu = gpu or (_measured_on(results) if results else None) or key_here() or USUAL
     paths = results or _reported(gpu)
     # Refuse bad input in a line here, rather than by a traceback of the notebook.
     load_subjects(paths, gpu)

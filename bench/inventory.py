@@ -18,7 +18,7 @@ from ..kernels.baselines.operations import OPERATIONS
 from ..kernels.baselines.spec import Baseline
 from ..kernels.common.spec import Implementation
 from ..results.arguments import one_of
-from ..results.schema import ENVIRONMENT_COLUMNS, Case
+from ..results.schema import ENVIRONMENT_COLUMNS
 from ..results.select import grouped, short_size
 from .environment import Environment, version_of
 from .plan import named_family, package_of
@@ -336,16 +336,6 @@ def known_bad_rows(environment: Environment) -> list[Row]:
     rows = []
     for baseline in baselines.BASELINES:
         for known in baseline.known_bad:
-            case = Case(
-                kernel=baseline.kernels[0],
-                op=baseline.op,
-                impl=baseline.name,
-                provider=baseline.provider,
-                mode=known.modes[0] if known.modes else baseline.modes[0],
-                dtype=known.dtypes[0] if known.dtypes else baseline.dtypes[0],
-            )
-            alone = dataclasses.replace(baseline, known_bad=(known,))
-            applies = baselines.known_bad_here(alone, case, versions, environment.capability) is not None
             lists = {"compute capability": known.architectures, "mode": known.modes, "dtype": known.dtypes}
             parts = [f"{name} {spec}" for name, spec in known.versions.items()]
             parts += [f"{what} {' or '.join(values)}" for what, values in lists.items() if values]
@@ -353,7 +343,7 @@ def known_bad_rows(environment: Environment) -> list[Row]:
                 {
                     "impl": baseline.name,
                     "op": baseline.op,
-                    "applies_here": "yes" if applies else "no",
+                    "applies_here": "yes" if known.is_of(versions, environment.capability) else "no",
                     "when": ", ".join(parts) or "always",
                     "reason": known.reason,
                     "source": known.source,

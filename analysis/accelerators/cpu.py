@@ -39,7 +39,20 @@ def local_cpu() -> Accelerator:
         roofs = recall() or measured
         if roofs is measured:
             remember(roofs)
-    return _accelerator(roofs)
+    return Accelerator(
+        key="cpu",
+        name=model_name(),
+        part="this machine",
+        matrix_flops=roofs.matrix_flops,
+        # The same units do both.
+        vector_flops=roofs.matrix_flops["fp32"],
+        bandwidth_bytes_s=roofs.bandwidth_bytes_s,
+        memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        l2_bytes=cache_bytes(level=3) or 32 * _MIB,
+        smem_bytes=cache_bytes(level=1) or 32 * _KIB,
+        sms=available_cores(),
+        source=roofs.source,
+    )
 
 
 def remember(roofs: Roofs) -> None:
@@ -69,23 +82,6 @@ def recall() -> Roofs | None:
 def cache_file() -> Path:
     """Return the path of the file that remembers this CPU: one for each machine, home folders being shared."""
     return cache_folder() / f"cpu-{hashlib.sha256(json.dumps(_machine()).encode()).hexdigest()[:12]}.json"
-
-
-def _accelerator(roofs: Roofs) -> Accelerator:
-    """The vector rate is the fp32 matrix rate: the same units do both."""
-    return Accelerator(
-        key="cpu",
-        name=model_name(),
-        part="this machine",
-        matrix_flops=roofs.matrix_flops,
-        vector_flops=roofs.matrix_flops["fp32"],
-        bandwidth_bytes_s=roofs.bandwidth_bytes_s,
-        memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
-        l2_bytes=cache_bytes(level=3) or 32 * _MIB,
-        smem_bytes=cache_bytes(level=1) or 32 * _KIB,
-        sms=available_cores(),
-        source=roofs.source,
-    )
 
 
 def _measure() -> Roofs:

@@ -71,17 +71,14 @@ def excess(times: Sequence[Published]) -> dict[tuple[str, str], float]:
     return {impl: math.exp(fmean(found)) for impl, found in logs.items()}
 
 
-def software_factor(excesses: Sequence[float]) -> float:
-    """Return what the next implementation's :func:`excess` is at most, with 95 % chance."""
-    return likely_ratios(excesses, len(excesses))[1]
-
-
 def held_left_out(times: Sequence[Published]) -> int:
     """Return how many lie in their intervals by the factor that all implementations but their own come to."""
-    found = excess(times)
-    return sum(
-        each.is_held(software_factor([other for impl, other in found.items() if impl != each.impl])) for each in times
-    )
+    found, held = excess(times), 0
+    for each in times:
+        others = [other for impl, other in found.items() if impl != each.impl]
+        # The next implementation's excess is at most this, with 95 % chance.
+        held += each.is_held(likely_ratios(others, len(others))[1])
+    return held
 
 
 def in_words(found: Sequence[Found]) -> str:

@@ -56,7 +56,7 @@ ROW_SETS = (Record, ErrorsRow, TrainingRow)
 
 OTHER_SOFTWARE = 1.5
 """In other versions, compiled by another Triton, a kernel takes at most so many times as long as the slowest rate
-explains, with 95 % chance; estimated from what was published of an H100, see :func:`.published.software_factor`."""
+explains, with 95 % chance; estimated from what was published of an H100, see :func:`.published.excess`."""
 
 UNITS = {"time": " ms", "model_ms": " ms", "tflops": " TFLOP/s"}
 Point = Mapping[str, int | float | str]

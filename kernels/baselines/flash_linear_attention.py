@@ -172,11 +172,11 @@ def build(case: Case, inputs: Mapping[str, Tensor], state: Tensor | None = None)
         from fla.ops.gla import fused_recurrent_gla
 
         return on_leaves(lambda g, **leaves: fused_recurrent_gla(gk=g, **leaves, **after), inputs)
-    from fla.ops.simple_gla import chunk_simple_gla, fused_recurrent_simple_gla
-
-    call = partial(chunk_simple_gla, chunk_size=case.chunk_size or CHUNK_SIZE)
-    if state is not None:
-        call = partial(fused_recurrent_simple_gla, **after)
+    simple_gla = importlib.import_module("fla.ops.simple_gla")
+    if state is None:
+        call = partial(simple_gla.chunk_simple_gla, chunk_size=case.chunk_size or CHUNK_SIZE)
+    else:
+        call = partial(simple_gla.fused_recurrent_simple_gla, **after)
     if case.op == "simple_gla":
         return on_leaves(call, inputs)
     scale = 1.0 if case.op == "lightning" else None
