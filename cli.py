@@ -495,10 +495,10 @@ def sweep(
     else:
         one = axes.request(kernel, _names(impl, "--impl"), preset=preset, baselines=_names(baselines, "--baselines"))
         requests = (dataclasses.replace(one, shard=parse_shard(shard)),)
+    about: dict[str, Any] = {"gpu": gpu, "output": output, "jobs": jobs, "devices": devices}
+    about |= {"resume": resume, "tritons": tritons}
     if dry_run:
-        rows = session.planned_rows(
-            *requests, gpu=gpu, output=output, jobs=jobs, devices=devices, resume=resume, tritons=tritons
-        )
+        rows = session.planned_rows(*requests, **about)
         if format == "table" and not every:
             display.show_planned(rows)
         else:
@@ -506,17 +506,12 @@ def sweep(
         return
     outcome = session.run_sweep(
         *requests,
-        tritons=tritons,
+        **about,
         pairs=pairs,
-        gpu=gpu,
-        output=output,
         timeout_s=timeout,
         budget_s=budget,
         time_limit_s=time_limit,
-        resume=resume,
-        jobs=jobs,
         executor=executor,
-        devices=devices,
         wait=wait,
         calibrate=calibrate,
         profile_harness=profile_harness,

@@ -128,7 +128,7 @@ def run_missing(
             note("out of time: the same command measures the rest")
             return True
         device = "cuda" if torch.cuda.is_available() else "cpu"
-        mlp_errors.write_rows([mlp_errors.error_row(size, "fused", device)], output)
+        mlp_errors.write_row(mlp_errors.error_row(size, "fused", device), output)
     if groups := verdicts.apart(*evaluated()):
         left_s = None if time_limit_s is None else max(0.0, began + time_limit_s - time.monotonic())
         in_turn = session.run_in_turn(groups, output=output, timeout_s=sweep["timeout_s"], time_limit_s=left_s)

@@ -15,7 +15,7 @@ from __future__ import annotations
 import dataclasses
 import statistics
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -81,17 +81,15 @@ def difference(result: Tensor, expected: Tensor) -> Figures:
     return float(gap.max()), float(gap.mean()), float(gap.norm() / scale) if scale > 0 else float(gap.norm())
 
 
-def write_rows(rows: Sequence[Mapping[str, Any]], folder: Path) -> Path:
-    """Write the rows as errors-<UTC date and time>-<run id>.errors.parquet and return the path."""
-    run_id, stored = uuid.uuid4().hex, []
-    shared = {**current_environment().columns(), "run_id": run_id, "kernel": "gated-mlp", "op": "gated_mlp"}
-    measured_at = datetime.now(timezone.utc).isoformat(timespec="seconds")
-    shared |= {"provider": "lrbench", "mode": "fw", "measured_at": measured_at}
-    for row in rows:
-        measured = {name: value for name, value in row.items() if name != "size"}
-        sizes = {"batch": 1, **dict.fromkeys(("seq_len", "d_model", "d_ff"), row["size"])}
-        columns: dict[str, Any] = {**dict.fromkeys(CASE_COLUMNS), **shared, **measured, **sizes}
-        stored.append(ErrorsRow(**columns, case_id=case_id(columns)))
+def write_row(row: Mapping[str, Any], folder: Path) -> Path:
+    """Write the row of a size as errors-<UTC date and time>-<run id>.errors.parquet and return the path."""
+    measured = {name: value for name, value in row.items() if name != "size"}
+    sizes = {"batch": 1, **dict.fromkeys(("seq_len", "d_model", "d_ff"), row["size"])}
+    code = {"kernel": "gated-mlp", "op": "gated_mlp", "provider": "lrbench", "mode": "fw"}
+    columns: dict[str, Any] = {**dict.fromkeys(CASE_COLUMNS), **current_environment().columns(), **code}
+    columns |= {**measured, **sizes, "run_id": (run_id := uuid.uuid4().hex)}
+    columns["measured_at"] = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    stored = ErrorsRow(**columns, case_id=case_id(columns))
     path = folder / f"{file_name('errors', run_id)}.errors.parquet"
-    store.write_parquet(map(dataclasses.asdict, stored), path, ErrorsRow)
+    store.write_parquet([dataclasses.asdict(stored)], path, ErrorsRow)
     return path

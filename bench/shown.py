@@ -112,8 +112,9 @@ def show_profile(rows: Sequence[ProfileRow], output_format: str) -> None:
     if output_format == "table":
         print()
         show(profiling.kernel_rows(rows), "table", title="kernels")
-        for line in profiling.remarks(rows):
-            print(line)
+        for n, row in enumerate(rows):
+            for said in filter(None, (row.reason and f"{row.status}: {row.reason}", row.explanation)):
+                print(f"case {n}: {said}")
 
 
 def count_in_words(result: Count, columns: Mapping[str, Any]) -> str:

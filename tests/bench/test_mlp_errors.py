@@ -67,7 +67,7 @@ def test_what_does_not_run_here_is_said() -> None:
 
 def test_rows_are_kept(tmp_path: Path) -> None:
     found = error_row(32, "torch", "cpu")
-    (kept,) = store.read_file(mlp_errors.write_rows([found], tmp_path), ErrorsRow).to_pylist()
+    (kept,) = store.read_file(mlp_errors.write_row(found, tmp_path), ErrorsRow).to_pylist()
     assert (kept["d_ff"], kept["against"], kept["relative_mean"]) == (32, "eager", found["relative_mean"])
 
 
