@@ -15,7 +15,7 @@ import json
 import os
 import platform
 import re
-import time
+import timeit
 from collections.abc import Callable
 from datetime import datetime, timezone
 from pathlib import Path
@@ -109,17 +109,8 @@ def _measure() -> Roofs:
 
 
 def _rate(work: int, call: Callable[[], object]) -> float:
-    """Return the work over the shortest time of a call, to three digits; load only lengthens a call.
-
-    It is called for a quarter of a second, three times at least.
-    """
-    times: list[float] = []
-    end = time.perf_counter() + 0.25
-    while len(times) < 3 or time.perf_counter() < end:
-        start = time.perf_counter()
-        call()
-        times.append(time.perf_counter() - start)
-    return float(f"{work / min(times):.3g}")
+    """Return the work over the shortest time of ten calls, to three digits; load only lengthens a call."""
+    return float(f"{work / min(timeit.repeat(call, number=1, repeat=10)):.3g}")
 
 
 def _machine() -> dict[str, Any]:

@@ -264,11 +264,11 @@ def worth_measuring_again(found: CheckResult) -> list[Row]:
     A real slowdown shows again; a shift of the whole run is not likely to.
     """
     times, verdicts = {quantity.column for quantity in QUANTITIES if quantity.is_time}, ("unclear", NOISY, "regression")
-
-    def is_open(case: CaseResult) -> bool:
-        return any(metric.name in times and metric.verdict in verdicts for metric in case.metrics)
-
-    return [case.row for case in found.cases if is_open(case)]
+    return [
+        case.row
+        for case in found.cases
+        if any(metric.name in times and metric.verdict in verdicts for metric in case.metrics)
+    ]
 
 
 def summary(found: CheckResult) -> str:
