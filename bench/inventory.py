@@ -250,11 +250,9 @@ def _tera(rate: float | None) -> float | None:
 def doctor_sections(environment: Environment) -> dict[str, list[Row]]:
     """Return by title what is here: device and versions, outside packages, ours that do not run, known failures."""
     names = (*ENVIRONMENT_COLUMNS[:3], "capability", "device_count", "memory_bytes", *ENVIRONMENT_COLUMNS[3:])
-    values = {name: getattr(environment, name) for name in names}
+    values = ((name, getattr(environment, name)) for name in names)
     return {
-        "environment": [
-            {"what": name, "value": None if value is None else str(value)} for name, value in values.items()
-        ],
+        "environment": [{"what": name, "value": None if value is None else str(value)} for name, value in values],
         "packages": package_rows(),
         "ours that do not run here": unable_rows(environment),
         "known failures": known_bad_rows(environment),
