@@ -100,10 +100,11 @@ def _print_table(rows: Sequence[Row], title: str | None) -> None:
                 _print_table([{name: row.get(name) for name in columns if name not in shared} for row in rows], said)
                 return
             for line in zip(*columns.values(), strict=True):
-                pairs = (f"{name}: {text}" for name, text in zip(columns, line, strict=True) if text)
-                text = (" " * GAP).join(pairs)
-                at_blanks = textwrap.wrap(text, screen - 4, break_long_words=False, break_on_hyphens=False)
-                print("\n    ".join(at_blanks))
+                pairs = [f"{name}: {text}" for name, text in zip(columns, line, strict=True) if text]
+                # A pair that fits on a line is not broken.
+                text = (GAP * " ").join(x.replace(" ", "\0") if len(x) <= screen - 4 else x for x in pairs)
+                broken = textwrap.wrap(text, screen - 4, break_long_words=False, break_on_hyphens=False)
+                print("\n    ".join(broken).replace("\0", " "))
             return
         for _ in range(sum(widths) - available):
             widest = max(range(len(widths)), key=lambda n: (widths[n] > measured[n].minimum, widths[n]))
