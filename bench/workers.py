@@ -289,7 +289,8 @@ class ReplaceableWorker(contextlib.AbstractContextManager["ReplaceableWorker"]):
     def start(self, folder: str | None = None) -> None:
         """Start the worker of a folder's Triton, unless there is one, and do not wait for it."""
         if folder not in self._workers:
-            self._workers[folder] = self._spares.pop(folder, None) or WorkerProcess(self._environ, folder)
+            spare = self._spares.pop(folder, None)
+            self._workers[folder] = spare or WorkerProcess(self._environ, folder)
 
     def start_spare(self, folder: str | None = None) -> None:
         """Start the worker, unless there is one, and the one that will replace it."""

@@ -70,8 +70,9 @@ def _convert(form: Any, value: Any, where: str, expected: str | None = None) -> 
     origin, arguments = typing.get_origin(form), typing.get_args(form)
     expected = expected or _expected(form)
     if isinstance(form, dict) or dataclasses.is_dataclass(form):
-        forms: Mapping[str, Any] = form if isinstance(form, dict) else _hints(form, include_extras=True)
-        fields = () if isinstance(form, dict) else dataclasses.fields(form)
+        made: Any = None if isinstance(form, dict) else form
+        forms: Mapping[str, Any] = form if made is None else _hints(made, include_extras=True)
+        fields = () if made is None else dataclasses.fields(made)
         required = [each.name for each in fields if each.default is each.default_factory is dataclasses.MISSING]
         if not isinstance(value, Mapping):
             raise Refused(where, expected, value)
@@ -82,7 +83,7 @@ def _convert(form: Any, value: Any, where: str, expected: str | None = None) -> 
             if key not in value:
                 raise Refused(_below(where, key), _expected(forms[key]), None)
         table = {key: _convert(forms[key], each, _below(where, key)) for key, each in value.items()}
-        return form(**table) if fields else table
+        return table if made is None else made(**table)
     if origin is Annotated:
         converted = _convert(arguments[0], value, where, expected)
         if arguments[1].holds(converted):
