@@ -71,7 +71,7 @@ def _convert(form: Any, value: Any, where: str, expected: str | None = None) -> 
     expected = expected or _expected(form)
     if isinstance(form, dict) or dataclasses.is_dataclass(form):
         made: Any = None if isinstance(form, dict) else form
-        forms: Mapping[str, Any] = form if made is None else _hints(made, include_extras=True)
+        forms: Any = form if made is None else _hints(made, include_extras=True)
         fields = () if made is None else dataclasses.fields(made)
         required = [each.name for each in fields if each.default is each.default_factory is dataclasses.MISSING]
         if not isinstance(value, Mapping):
