@@ -94,13 +94,8 @@ def installed_versions() -> dict[str, str]:
     """
     names = {"torch", "triton", *(baseline.distribution for baseline in BASELINES)}
     names.update(name for baseline in BASELINES for known in baseline.known_bad for name in known.versions)
-    versions = {}
-    for name in sorted(names):
-        try:
-            versions[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return versions
+    found = {name: next(iter(importlib.metadata.distributions(name=name)), None) for name in sorted(names)}
+    return {name: each.version for name, each in found.items() if each is not None}
 
 
 def known_bad_here(
