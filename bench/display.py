@@ -41,6 +41,9 @@ MODEL_OF = "(model of "
 GAP = 2
 """Blanks between the columns of a table."""
 
+LONG_WORD = 20
+"""Characters of a word beyond which a column may be too narrow for it."""
+
 UNLIMITED = 10**6
 """A width in which no table is wrapped."""
 
@@ -77,7 +80,7 @@ def reader_may_leave() -> Iterator[None]:
 def _print_table(rows: Sequence[Row], title: str | None) -> None:
     """Print a table, on a terminal wrapped to its width; elsewhere lines are as long as the table needs.
 
-    Where the terminal is too narrow for the words, columns with one value are printed above the table instead, and
+    Where the terminal is too narrow for all but long words, columns with one value are printed above the table instead, and
     where that is not enough, each row as "name: value" pairs. A single column is never wrapped: its lines may be
     commands to copy.
     """
@@ -90,10 +93,10 @@ def _print_table(rows: Sequence[Row], title: str | None) -> None:
     columns = {name: texts for name, texts in columns.items() if any(texts)}
     words = ([Text(text) for text in (name, *texts)] for name, texts in columns.items())
     measured = [measure_renderables(console, console.options, each) for each in words]
-    widths = [each.maximum for each in measured]
+    widths, least = [each.maximum for each in measured], [min(each.minimum, LONG_WORD) for each in measured]
     if console.is_terminal and len(columns) > 1:
         available = screen - GAP * (len(columns) - 1)
-        if sum(each.minimum for each in measured) > available:
+        if sum(least) > available:
             shared = {name: texts[0] for name, texts in columns.items() if len(rows) > 1 and len(set(texts)) == 1}
             if 0 < len(shared) < len(columns):
                 said = ", ".join(f"{name} {text}" for name, text in shared.items())
@@ -107,12 +110,16 @@ def _print_table(rows: Sequence[Row], title: str | None) -> None:
                 print("\n    ".join(broken).replace("\0", " "))
             return
         for _ in range(sum(widths) - available):
-            widest = max(range(len(widths)), key=lambda n: (widths[n] > measured[n].minimum, widths[n]))
+            widest = max(
+                range(len(widths)), key=lambda n: (widths[n] > measured[n].minimum, widths[n] > least[n], widths[n])
+            )
             widths[widest] -= 1
     table = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0), header_style="none")
     for name, width in zip(columns, widths, strict=True):
         right = any(isinstance(row.get(name), (int, float)) for row in rows)
-        table.add_column(Text.assemble((name, "bold")), justify="right" if right else "left", width=width)
+        table.add_column(
+            Text.assemble((name, "bold")), justify="right" if right else "left", width=width, overflow="fold"
+        )
     for line in zip(*columns.values(), strict=True):
         table.add_row(*line)
     if columns:
