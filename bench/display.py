@@ -80,8 +80,8 @@ def reader_may_leave() -> Iterator[None]:
 def _print_table(rows: Sequence[Row], title: str | None) -> None:
     """Print a table, on a terminal wrapped to its width; elsewhere lines are as long as the table needs.
 
-    Where the terminal is too narrow for all but long words, columns with one value are printed above the table instead, and
-    where that is not enough, each row as "name: value" pairs. A single column is never wrapped: its lines may be
+    Where the terminal is too narrow for all but long words, columns with one value are printed above the table instead,
+    and where that is not enough, each row as "name: value" pairs. A single column is never wrapped: its lines may be
     commands to copy.
     """
     console = Console(highlight=False, markup=False, emoji=False)
@@ -109,17 +109,17 @@ def _print_table(rows: Sequence[Row], title: str | None) -> None:
                 broken = textwrap.wrap(text, screen - 4, break_long_words=False, break_on_hyphens=False)
                 print("\n    ".join(broken).replace("\0", " "))
             return
+
+        def spare(n: int) -> tuple[bool, bool, int]:
+            return widths[n] > measured[n].minimum, widths[n] > least[n], widths[n]
+
         for _ in range(sum(widths) - available):
-            widest = max(
-                range(len(widths)), key=lambda n: (widths[n] > measured[n].minimum, widths[n] > least[n], widths[n])
-            )
-            widths[widest] -= 1
+            widths[max(range(len(widths)), key=spare)] -= 1
     table = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0), header_style="none")
     for name, width in zip(columns, widths, strict=True):
         right = any(isinstance(row.get(name), (int, float)) for row in rows)
-        table.add_column(
-            Text.assemble((name, "bold")), justify="right" if right else "left", width=width, overflow="fold"
-        )
+        how: dict[str, Any] = {"justify": "right" if right else "left", "overflow": "fold"}
+        table.add_column(Text.assemble((name, "bold")), width=width, **how)
     for line in zip(*columns.values(), strict=True):
         table.add_row(*line)
     if columns:
