@@ -109,12 +109,9 @@ def _print_table(rows: Sequence[Row], title: str | None) -> None:
                 broken = textwrap.wrap(text, screen - 4, break_long_words=False, break_on_hyphens=False)
                 print("\n    ".join(broken).replace("\0", " "))
             return
-
-        def spare(n: int) -> tuple[bool, bool, int]:
-            return widths[n] > measured[n].minimum, widths[n] > least[n], widths[n]
-
         for _ in range(sum(widths) - available):
-            widths[max(range(len(widths)), key=spare)] -= 1
+            spare = [(w > of.minimum, w > low, w) for w, of, low in zip(widths, measured, least, strict=True)]
+            widths[spare.index(max(spare))] -= 1
     table = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0), header_style="none")
     for name, width in zip(columns, widths, strict=True):
         right = any(isinstance(row.get(name), (int, float)) for row in rows)

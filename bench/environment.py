@@ -156,8 +156,7 @@ class Rewrite:
 def rewrites() -> tuple[Rewrite, ...]:
     """Return the rewrites that results/same_code.toml lists, oldest first."""
     path, form = HERE / "same_code.toml", {"rewrites": tuple[Rewrite, ...]}
-    found: tuple[Rewrite, ...] = read_toml(path, form, "rewrites")["rewrites"]
-    return found
+    return read_toml(path, form, "rewrites")["rewrites"]
 
 
 @functools.cache
