@@ -126,6 +126,9 @@ def run_sweep(
     runs_cases = get_executor(executor, devices=devices)
     check_folder(output)
     with hold_folder_and_gpus(output, devices if executor == "local" else 0, wait=wait), runs_cases:
+        local = any(request.sustained for request in requests) and isinstance(runs_cases, LocalExecutor)
+        if local and (lacking := runs_cases.call("bench.sustained:why_not_here")["reason"]):
+            raise ValueError(f"--sustained needs {lacking}")
         if calibrate or (calibrate is None and executor == "local"):
             asked = runs_cases.worker_to_ask() if isinstance(runs_cases, LocalExecutor) else None
             measured = calibration.calibrate(short=True, gpu_only=calibrate is None, session=asked)
@@ -249,6 +252,9 @@ def _begin(
         # The rows of a run that died are still in its journal.
         note(*store.recovered_notes(output))
         finished = finished_cases(output, environment, failed=not retry, tritons=bool(tritons))
+        for item in planned:
+            if item.sustained and (row := finished.get(item.identity)) and row.sustained_ms is None:
+                del finished[item.identity]
         if not retry and (files := store.files_in(output)):
             stored = {row["case_id"] for row in load_rows(files, ["case_id"])}
             untried = stored - {case_id for case_id, _ in finished}

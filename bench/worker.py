@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from unittest import mock
 
 import torch
@@ -28,7 +28,7 @@ from ..kernels import baselines, resolve
 from ..kernels.baselines.spec import Baseline, Runnable
 from ..kernels.common.spec import Implementation, Operation
 from ..results.schema import IMPORT_FAILED, Case
-from . import autotuning, clock, correctness, memory, models
+from . import autotuning, clock, correctness, memory, models, sustained
 from .environment import version_of
 from .plan import PlannedCase
 from .workers import Reply, RunLimits, decode_request, not_measured
@@ -150,6 +150,16 @@ class Worker:
         finally:
             # Other processes compile on this device too, and need its memory.
             self.release(everything=True)
+
+    def sustain(self, item: PlannedCase) -> dict[str, Any]:
+        """Return the columns of :class:`Sustained` of a case that was timed.
+
+        Of a backward pass alone none on energy: the forward passes between take some too.
+        """
+        if lacking := sustained.why_not_here(self)["reason"]:
+            raise RuntimeError(f"it needs {lacking}")
+        found = dataclasses.asdict(sustained.sustain(cast(clock.CudaClock, self.clock), self.make_ready(item)))
+        return found | (dict.fromkeys(("energy_j", "net_energy_j")) if item.case.mode == "bw" else {})
 
     def profile(self, item: PlannedCase) -> dict[str, Any]:
         """Call a case once between cudaProfilerStart and cudaProfilerStop, compiled, warm and unchecked.
@@ -456,7 +466,7 @@ def _answer(worker: Worker, request: Mapping[str, Any]) -> list[Reply]:
         worker.references.folder = Path(limits.shared) if limits.shared else None
         if limits.action == "run":
             return worker.run(items, limits)
-        act = {"compile": worker.compile, "profile": worker.profile, "verify": worker.verify}[limits.action]
+        act = getattr(worker, limits.action)
         return [{"status": "ok", "reason": None, "columns": act(item)} for item in items]
     except Exception as error:  # noqa: BLE001, whatever an implementation raises becomes a row
         return [failed(error) for _ in request.get("items", [None])]

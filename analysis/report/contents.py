@@ -258,7 +258,7 @@ def _runs(rows: pd.DataFrame) -> Html:
                 **{title: _values(group, f"{name}_version") for title, name in versions.items()},
                 "commit": f"{commit[:7]}{dirty}" if isinstance(commit, str) else ABSENT,
                 "clock (MHz)": _span(measured["sm_clock_mhz"]),
-                "power (W)": _span(measured["power_w"]),
+                "sustained power (W)": _span(measured["sustained_power_w"]),
                 "temperature (°C)": _span(measured["temperature_c"]),
                 "lowered clocks": size(measured["throttled"].notna().sum()),
             }
