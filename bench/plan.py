@@ -287,7 +287,7 @@ def _select(request: Request, preset: Preset, device_kind: str) -> tuple[list[Op
     compared = {b.op for b in baselines.baselines_for(request.kernel)}
     for name in request.ops or ():
         one_of("op", name, (*family, *sorted(compared - set(family))), f" for kernel {request.kernel}")
-    chosen = [name for name in family if name in request.ops] if request.ops else family[: preset.operations]
+    chosen = [name for name in family if name in request.ops] if request.ops else family[: preset.operations or None]
     ops = [kernels.get_operation(name) for name in chosen]
     family_baselines = _family_baselines(request, ops)
     if request.baselines:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 import threading
 import time
 from collections import deque
@@ -48,29 +49,6 @@ class Reading(NamedTuple):
     state: DeviceState
 
 
-class Window(NamedTuple):
-    """What readings say from the first to the last at which the energy counter had moved."""
-
-    begin_s: float
-    end_s: float
-    energy_j: float
-    clock_mhz: float | None
-    throttled: str | None
-
-    @property
-    def power_w(self) -> float:
-        """Mean power."""
-        return self.energy_j / (self.end_s - self.begin_s)
-
-
-class Done(NamedTuple):
-    """When a sample, and all calls enqueued before it, were done, and what the sample took."""
-
-    at_s: float
-    calls: int
-    time_ms: float
-
-
 def why_not_here(worker: Any) -> dict[str, str | None]:
     """Return as "reason" what this worker's device lacks to be measured so, or None."""
     import pynvml
@@ -84,36 +62,31 @@ def why_not_here(worker: Any) -> dict[str, str | None]:
     return {"reason": None}
 
 
-def observe(readings: Sequence[Reading]) -> Window:
-    """Return the window of readings; RuntimeError where the energy counter moved less than twice."""
-    moved = [n for n, (old, new) in enumerate(itertools.pairwise(readings), 1) if new.energy_j != old.energy_j]
+def window(readings: Sequence[Reading], seconds: float = math.inf) -> list[Reading]:
+    """Return the readings of the last seconds between two moves of the energy counter, the first and the last.
+
+    Raises:
+        RuntimeError: it moved less than twice.
+    """
+    recent = [each for each in readings if each.at_s >= readings[-1].at_s - seconds]
+    moved = [n for n, (old, new) in enumerate(itertools.pairwise(recent), 1) if new.energy_j != old.energy_j]
     if len(moved) < 2:
-        raise RuntimeError(f"NVML's energy counter must move twice in {len(readings)} readings, got {len(moved)}")
-    first, last = readings[moved[0]], readings[moved[-1]]
-    states = [each.state for each in readings[moved[0] : moved[-1]]]
-    clocks = [state.sm_clock_mhz for state in states if state.sm_clock_mhz is not None]
-    reasons = dict.fromkeys(reason for state in states if state.throttled for reason in state.throttled.split(", "))
-    return Window(
-        begin_s=first.at_s,
-        end_s=last.at_s,
-        energy_j=last.energy_j - first.energy_j,
-        clock_mhz=sum(clocks) / len(clocks) if clocks else None,
-        throttled=", ".join(reasons) or None,
-    )
+        raise RuntimeError(f"NVML's energy counter must move twice in {len(recent)} readings, got {len(moved)}")
+    return recent[moved[0] : moved[-1] + 1]
 
 
-def since(readings: Sequence[Reading], seconds: float) -> list[Reading]:
-    """Return the readings of the last seconds."""
-    return [each for each in readings if each.at_s >= readings[-1].at_s - seconds]
+def power_and_clock(seen: Sequence[Reading]) -> tuple[float, float]:
+    """Return the mean power in W and SM clock in MHz of a window."""
+    clocks = [each.state.sm_clock_mhz or math.nan for each in seen]
+    return (seen[-1].energy_j - seen[0].energy_j) / (seen[-1].at_s - seen[0].at_s), sum(clocks) / len(clocks)
 
 
 def has_settled(readings: Sequence[Reading]) -> bool:
     """Return whether power and clock of the last second are those of the second before, see the module."""
-    recent = since(readings, WINDOW_S)
-    middle_s = readings[-1].at_s - WINDOW_S / 2
-    early, late = (observe([r for r in recent if (r.at_s >= middle_s) is after]) for after in (False, True))
-    pairs = (late.power_w, early.power_w), (late.clock_mhz or 1.0, early.clock_mhz or 1.0)
-    return all(abs(new / old - 1) <= TOLERANCE for new, old in pairs)
+    half_s = WINDOW_S / 2
+    before = [each for each in readings if each.at_s < readings[-1].at_s - half_s]
+    pairs = zip(*(power_and_clock(window(each, half_s)) for each in (before, readings)), strict=True)
+    return all(abs(new / old - 1) <= TOLERANCE for old, new in pairs)
 
 
 @contextmanager
@@ -138,23 +111,25 @@ def read_meanwhile() -> Iterator[list[Reading]]:
 
 @functools.cache
 def idle_power_w() -> float:
-    """Return the power of this process's GPU while it does nothing, measured once; errors as of :func:`observe`."""
-    settle_s, seconds = IDLE_S
-    time.sleep(settle_s)
+    """Return the power of this process's GPU while it does nothing, measured once; errors as of :func:`window`."""
+    time.sleep(IDLE_S[0])
     with read_meanwhile() as readings:
-        time.sleep(seconds)
-    return observe(readings).power_w
+        time.sleep(IDLE_S[1])
+    return power_and_clock(window(readings))[0]
 
 
-def load(clock: CudaClock, call: Call, ended: Callable[[], bool]) -> list[Done]:
-    """Call until ``ended``, the queue never empty unless the host is slower; return the samples among the calls."""
-    flushes = clock.flushes(call)
-    begin = time.perf_counter()
+def load(clock: CudaClock, call: Call, ended: Callable[[], bool]) -> tuple[int, list[tuple[float, float]]]:
+    """Call until ``ended``, the GPU's queue never empty unless the host is slower.
+
+    Returns:
+        after how many calls each a sample follows, and the samples: when it was done, and its time in ms.
+    """
+    flushes, begin = clock.flushes(call), time.perf_counter()
     call.call(call.prepare())
     clock.synchronize()
-    # Of calls that take longer than that, each is a sample.
+    # Calls that take longer than that are all samples.
     calls = round(max(CHUNK_MS, PER_FLUSH * flushes * clock.flush_ms) / 1e3 / (time.perf_counter() - begin))
-    done: list[Done] = []
+    done: list[tuple[float, float]] = []
     pending: deque[tuple[Any, Any]] = deque()
     ending = False
     while pending or not ending:
@@ -165,51 +140,41 @@ def load(clock: CudaClock, call: Call, ended: Callable[[], bool]) -> list[Done]:
         if len(pending) > 1 or (ending and pending):
             start, end = pending.popleft()
             end.synchronize()
-            done.append(Done(time.perf_counter(), (len(done) + 1) * (calls + 1), start.elapsed_time(end)))
-    return done
+            done.append((time.perf_counter(), start.elapsed_time(end)))
+    return calls, done
 
 
 def sustain(clock: CudaClock, call: Call) -> Sustained:
-    """Load the GPU with a call until it has settled, and return what came of it.
+    """Load the GPU with a call until it has settled, and return what the last :data:`WINDOW_S` say.
 
     Raises:
-        RuntimeError: as of :func:`observe`. Besides what the call raises.
+        RuntimeError: as of :func:`window`. Besides what the call and NVML raise.
     """
-    idle_w = idle_power_w()
-    settled_s = None
+    import numpy as np
+
+    idle_w, settled_s, begin_s = idle_power_w(), None, time.perf_counter()
     with read_meanwhile() as readings:
-        begin_s = time.perf_counter()
 
         def ended() -> bool:
             nonlocal settled_s
             took = time.perf_counter() - begin_s
-            if settled_s is None and took >= LEAST_S and has_settled(readings):
-                settled_s = took
+            settled_s = took if took >= LEAST_S and readings and has_settled(readings) else None
             return settled_s is not None or took >= MOST_S
 
-        done = load(clock, call, ended)
-    return evaluate(readings, [Done(begin_s, 0, 0.0), *done], idle_w, settled_s)
-
-
-def evaluate(readings: Sequence[Reading], done: Sequence[Done], idle_w: float, settled_s: float | None) -> Sustained:
-    """Return what readings and samples say of the last :data:`WINDOW_S`.
-
-    Args:
-        done: first the moment at which the load began.
-    """
-    import numpy as np
-
-    window = observe(since([each for each in readings if each.at_s <= done[-1].at_s], WINDOW_S))
-    first, last = np.interp([window.begin_s, window.end_s], [d.at_s for d in done], [d.calls for d in done])
-    samples = [each.time_ms for each in done[1:] if each.at_s >= window.begin_s]
-    energy_j = window.energy_j / float(last - first)
+        calls, done = load(clock, call, ended)
+    times = [at_s for at_s, _ in done]
+    seen = window([each for each in readings if each.at_s <= times[-1]], WINDOW_S)
+    counts = np.interp([seen[0].at_s, seen[-1].at_s], [begin_s, *times], (calls + 1) * np.arange(len(done) + 1))
+    power_w, clock_mhz = power_and_clock(seen)
+    energy_j = (seen[-1].energy_j - seen[0].energy_j) / float(counts[1] - counts[0])
+    reasons = (reason for each in seen for reason in (each.state.throttled or "").split(", "))
     return Sustained(
-        sustained_ms=median(samples),
+        sustained_ms=median([time_ms for at_s, time_ms in done if at_s >= seen[0].at_s]),
         settled_s=settled_s,
-        sustained_clock_mhz=window.clock_mhz,
-        sustained_throttled=window.throttled,
-        sustained_power_w=window.power_w,
+        sustained_clock_mhz=clock_mhz,
+        sustained_throttled=", ".join(filter(None, dict.fromkeys(reasons))) or None,
+        sustained_power_w=power_w,
         idle_power_w=idle_w,
         energy_j=energy_j,
-        net_energy_j=energy_j * (1 - idle_w / window.power_w),
+        net_energy_j=energy_j * (1 - idle_w / power_w),
     )

@@ -226,9 +226,9 @@ def sustained_over_length(frame: pd.DataFrame, selection: Selection) -> Drawing:
 
 def energy_over_length(frame: pd.DataFrame, selection: Selection) -> Drawing:
     """Energy for a token, as the GPU draws it and without what it draws idle."""
-    unit = "energy per token (\N{MICRO SIGN}J)"
-    every = Measure(lambda rows: 1e6 * rows["energy_j"] / rows["tokens"], unit, "energy")
-    net = Measure(lambda rows: 1e6 * rows["net_energy_j"] / rows["tokens"], f"{unit}, without idle", "net energy")
+    micro = "(\N{MICRO SIGN}J)"
+    every = Measure(lambda rows: 1e6 * rows["energy_j"] / rows["tokens"], f"energy per token {micro}", "energy")
+    net = Measure(lambda rows: 1e6 * rows["net_energy_j"] / rows["tokens"], f"without idle power {micro}", "net energy")
     return _loaded(frame, selection, "Energy", "energy_j", every, net)
 
 

@@ -119,13 +119,12 @@ def readings(*moves: tuple[float, float], mhz: Callable[[float], float] = lambda
 
 def test_energy_is_between_two_moves_of_the_counter() -> None:
     """Readings before its first move and after its last say nothing."""
-    window = sustained.observe(
-        readings((0.0, 5.0), (0.04, 5.0), (0.1, 75.0), (0.15, 75.0), (0.3, 215.0), (0.39, 215.0))
-    )
-    assert (window.begin_s, window.end_s, window.energy_j) == (0.1, 0.3, 140.0)
-    assert window.power_w == pytest.approx(700.0)
+    moves = (0.0, 5.0), (0.04, 5.0), (0.1, 75.0), (0.15, 75.0), (0.3, 215.0), (0.39, 215.0)
+    seen = sustained.window(readings(*moves))
+    assert [each.at_s for each in seen] == [0.1, 0.15, 0.3]
+    assert sustained.power_and_clock(seen) == (pytest.approx(700.0), 1500.0)
     with pytest.raises(RuntimeError, match="energy counter must move twice in 3 readings, got 1"):
-        sustained.observe(readings((0.0, 5.0), (0.1, 75.0), (0.2, 75.0)))
+        sustained.window(readings((0.0, 5.0), (0.1, 75.0), (0.2, 75.0)))
 
 
 @pytest.mark.parametrize(

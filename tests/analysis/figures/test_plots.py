@@ -216,9 +216,8 @@ def test_sustained_times_are_drawn_with_their_ratio_to_burst_times() -> None:
 
 def test_energy_is_drawn_per_token() -> None:
     figure = plot("energy", loaded(), Selection(head_dim=256, modes=("fw",), impls=("fused_chunk", "flash_attn.v4")))
-    assert [axes.get_ylabel() for axes in figure.axes] == [
-        "energy per token (\N{MICRO SIGN}J)", "energy per token (\N{MICRO SIGN}J), without idle",
-    ]  # fmt: skip
+    labels = [axes.get_ylabel() for axes in figure.axes]
+    assert labels == ["energy per token (\N{MICRO SIGN}J)", "without idle power (\N{MICRO SIGN}J)"]
     every, net = (lines(figure, n)[series_label("mlstm_sig", "fused_chunk")] for n in (0, 1))
     row = loaded().query("op == 'mlstm_sig' and impl == 'fused_chunk' and mode == 'fw' and seq_len == 8192")
     least = row[row["head_dim_v"] == 256]["energy_j"].min()
@@ -235,7 +234,7 @@ def test_figures_of_load_take_rows_of_it_alone(kind: str) -> None:
     both = drawing(kind, pd.concat([loaded(), newer], ignore_index=True), at)
     assert both.rows["sustained_ms"].notna().all()
     assert "crash (the compiler aborted the process)" in words(both)
-    with pytest.raises(ValueError, match="results must hold rows of lrbench sweep --sustained.* got none"):
+    with pytest.raises(ValueError, match=r"must hold rows of lrbench sweep --sustained.* got none"):
         drawing(kind, sweep(), at)
 
 
