@@ -126,11 +126,13 @@ def run_sweep(
     runs_cases = get_executor(executor, devices=devices)
     check_folder(output)
     with hold_folder_and_gpus(output, devices if executor == "local" else 0, wait=wait), runs_cases:
-        if isinstance(runs_cases, LocalExecutor) and any(request.sustained for request in requests):
-            # On a cluster each row says what its node lacks.
-            _check_sustained(runs_cases)
+        local = runs_cases if isinstance(runs_cases, LocalExecutor) else None
+        # On a cluster each row says what its node lacks.
+        checked = local if any(request.sustained for request in requests) else None
+        if checked and (lacking := checked.call("bench.sustained:why_not_here")["reason"]):
+            raise ValueError(f"--sustained needs {lacking}")
         if calibrate or (calibrate is None and executor == "local"):
-            asked = runs_cases.worker_to_ask() if isinstance(runs_cases, LocalExecutor) else None
+            asked = local and local.worker_to_ask()
             measured = calibration.calibrate(short=True, gpu_only=calibrate is None, session=asked)
         else:
             measured = calibration.Calibration(environment=runs_cases.environment(), rows=[], failure=None)
@@ -163,11 +165,6 @@ def run_sweep(
     if profile_harness:
         note(*where_time_went(outcome, began, environment_s, devices))
     return outcome
-
-
-def _check_sustained(executor: LocalExecutor) -> None:
-    if lacking := executor.call("bench.sustained:why_not_here")["reason"]:
-        raise ValueError(f"--sustained needs {lacking}")
 
 
 def where_time_went(outcome: Outcome, began: float, environment_s: float, devices: int) -> list[str]:

@@ -90,9 +90,7 @@ def run_rows(paths: Sequence[Path]) -> list[dict[str, Any]]:
             "run": run_id[:8],
             "measured": min(row["measured_at"] for row in rows)[:16].replace("T", " "),
             "device": _values(map(device_of, rows)),
-            "commit": _values(
-                f"{(row['git_commit'] or 'unknown')[:7]}{'+' if row['git_dirty'] else ''}" for row in rows
-            ),
+            "commit": _values(f"{(row['git_commit'] or 'unknown')[:7]}{'+' * bool(row['git_dirty'])}" for row in rows),
             "kernel": _values(row["kernel"] for row in rows),
             "cases": len({row["case_id"] for row in rows}),
             "ok": len({row["case_id"] for row in rows if row["status"] == "ok"}),
@@ -162,8 +160,7 @@ def _summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "older_rows": len(rows) - len(latest),
         "measured": _span(latest),
         "commits": _values((row["git_commit"] or "unknown")[:7] for row in latest),
-        "torch": _values(row["torch_version"] for row in latest),
-        "triton": _values(row["triton_version"] for row in latest),
+        **{name: _values(row[f"{name}_version"] for row in latest) for name in ("torch", "triton")},
     }
 
 
@@ -190,8 +187,6 @@ def markdown_table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return the lines of a table of Markdown."""
     if not rows:
         return ["None.", ""]
-    lines = ["| " + " | ".join(rows[0]) + " |", "|" + "---|" * len(rows[0])]
-    lines += [
-        "| " + " | ".join("" if v is None else str(v).replace("|", "\\|") for v in row.values()) + " |" for row in rows
-    ]
-    return [*lines, ""]
+    cells = ([("" if v is None else str(v)).replace("|", "\\|") for v in row.values()] for row in rows)
+    lines = (f"| {' | '.join(each)} |" for each in ([*rows[0]], *cells))
+    return [next(lines), "|" + "---|" * len(rows[0]), *lines, ""]

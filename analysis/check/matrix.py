@@ -24,13 +24,9 @@ UNSAID = ("batch", "seq_len", "chunk_size", "dtype")
 GUESSED_WITH, SURPRISE = "3.8.0", 0.1
 """Guesses are times over the time with this version; they are wrong if they are off by more than this factor."""
 
-HEAD, GUESSES = (
-    Path(__file__)
-    .with_name("triton.txt")
-    .read_text(encoding="utf-8")
-    .format(processes=f"{100 * PROCESSES:.0f}", surprise=f"{100 * SURPRISE:.0f}", guessed_with=GUESSED_WITH)
-    .split("\n---\n")
-)
+_TEXT = Path(__file__).with_name("triton.txt").read_text(encoding="utf-8")
+_VALUES = {"processes": round(100 * PROCESSES), "surprise": round(100 * SURPRISE), "guessed_with": GUESSED_WITH}
+HEAD, GUESSES = _TEXT.format(**_VALUES).split("\n---\n")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

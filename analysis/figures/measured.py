@@ -44,11 +44,6 @@ EVERY = {
 
 INCLUDED = "memory includes inputs"
 LOADED = "after 5 to 7 s of calls without a pause"
-LACKING = {
-    "peak_memory_bytes": "rows with measured memory", "flops": "counted rows",
-    "sustained_ms": "rows of lrbench sweep --sustained", "energy_j": "rows of lrbench sweep --sustained with energy",
-}  # fmt: skip
-"""Column that a figure needs -> what results lack without it."""
 
 
 class Measure(NamedTuple):
@@ -110,8 +105,9 @@ def _drawing(
     twice = rows[gradient_twice(rows)] if needs == "peak_memory_bytes" else rows[:0]
     if needs:
         rows = rows[rows[needs].notna() & ~rows.index.isin(twice.index)]
-    if needs and rows.empty:
-        raise ValueError(f"results must hold {LACKING[needs]} for this figure, got none")
+    if rows.empty:
+        lacking = "rows with measured memory" if needs == "peak_memory_bytes" else "counted rows"
+        raise ValueError(f"results must hold {lacking} for this figure, got none")
     over = "number of tokens" if x == "seq_len" and chosen.without_order else EVERY.get(x, "")
     chosen, rows, first, hidden = main_lines(chosen, rows, x)
     # Over the context only attention's cache grows, so a state is compared with attention alone.
@@ -211,7 +207,7 @@ def decoding_over_context(frame: pd.DataFrame, selection: Selection) -> Drawing:
 def _loaded(frame: pd.DataFrame, selection: Selection, title: str, needs: str, *shown: Measure) -> Drawing:
     """Return a figure over sequence length of what only rows of a sustained sweep have; failed cases are named."""
     if frame[needs].isna().all():
-        raise ValueError(f"results must hold {LACKING[needs]} for this figure, got none")
+        raise ValueError(f"results must hold rows of lrbench sweep --sustained with {needs} for this figure, got none")
     chosen = choose(frame[frame[needs].notna() | ~is_ok(frame)], selection)
     setting = at_best_chunk(chosen, "fastest"), LOADED
     return _drawing(chosen, lambda _: shown, f"{title} over {chosen.axis}", *setting, needs=needs)
