@@ -449,10 +449,7 @@ def sweep(
     pairs: Annotated[
         bool, field("Time what computes the same problem in turn, in one process: ratios are then of pairs.")
     ] = False,
-    sustained: Annotated[
-        bool,
-        field("Also call each case for 5 to 7 s, until clocks and power settle: its time then, power and energy."),
-    ] = False,
+    sustained: Annotated[bool, field("Also load the GPU with each case for 5 to 7 s: time then, energy.")] = False,
     budget: Annotated[float | None, option("Seconds of timing per case.", min=0.0)] = None,
     timeout: Timeout = 120.0,
     time_limit: Annotated[

@@ -288,7 +288,7 @@ def package_rows() -> list[Row]:
         version = None if missing else version_of(baseline.distribution)
         said = {"tested": baseline.tested, "licence": baseline.licence, "missing": missing}
         rows.setdefault(baseline.distribution, {"package": baseline.distribution, "version": version, **said})
-    return list(rows.values())
+    return [*rows.values()]
 
 
 def unable_rows(environment: Environment) -> list[Row]:

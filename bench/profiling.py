@@ -167,10 +167,8 @@ def summary_rows(rows: Sequence[ProfileRow]) -> list[dict[str, Any]]:
             **{name: getattr(row, name) for name in ("op", "impl", "mode", "seq_len")},
             "dims": f"{row.head_dim_qk}/{row.head_dim_v}" if row.head_dim_v else None,
             **{"chunk": row.chunk_size, "status": row.status, "kernels": row.launches},
-            **giga(row, "gflop", flops),
-            "flops_ratio": row.tensor_flops_ratio,
-            **giga(row, "gb", {**moved, "counted": "bytes"}),
-            "bytes_ratio": row.bytes_ratio,
+            **{**giga(row, "gflop", flops), "flops_ratio": row.tensor_flops_ratio},
+            **{**giga(row, "gb", {**moved, "counted": "bytes"}), "bytes_ratio": row.bytes_ratio},
         }
         for n, row in enumerate(rows)
     ]

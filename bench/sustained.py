@@ -6,8 +6,8 @@ is not overwritten between these calls, since the energy would be that of overwr
 and then, taken as those of the usual time are (:meth:`.clock.CudaClock.enqueue`: a cold L2, a hidden launch), so that
 both times are of the same thing; overwriting takes about a hundredth of the load at most.
 
-Meanwhile a thread reads NVML. Its energy counter moves every tenth of a second on an H200, so energy is that between
-two of its moves, and the calls are those done between them.
+A thread reads NVML. Its energy counter moves every tenth of a second on an H200, so energy is of the calls between two
+of its moves.
 """
 
 from __future__ import annotations

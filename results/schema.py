@@ -359,9 +359,8 @@ def _names(row: type) -> tuple[str, ...]:
     return tuple(field.name for field in dataclasses.fields(row))
 
 
-RECORD_COLUMNS = _names(Record)
-RETIRED_COLUMNS = {"power_w"}
-"""Of rows of earlier versions, left out when these are read."""
+RECORD_COLUMNS, RETIRED_COLUMNS = _names(Record), {"power_w"}
+"""The second are of earlier versions, and left out when rows are read."""
 
 SIZE_COLUMNS = _names(_Problem)[3:]
 PROBLEM_SIZES = tuple(name for name in SIZE_COLUMNS if name != "chunk_size")

@@ -6,8 +6,7 @@ turns it into parquet. The writer holds a lock on its journal, so nobody recover
 
 Calibrations, profiles, tables of errors and trainings are row sets of their own, with a schema and a version of
 their own; sweeps over several Tritons are one whose rows are those of a sweep. They lie beside the results and are told
-from them by their names: ``roofs.parquet``, ``<run>.roofs.parquet``, ``<run>.copies.parquet``,
-``<run>.profile.parquet``, ``<run>.errors.parquet``, ``<run>.training.parquet``, ``<run>.triton.parquet``.
+from them by their names, such as ``roofs.parquet`` and ``<run>.roofs.parquet`` (:data:`OTHER_ROW_SETS`).
 """
 
 from __future__ import annotations
