@@ -378,7 +378,7 @@ def measure_again(
     """
     run = Run.start(environment)
     limits = RunLimits(timeout_s=timeout_s, budget_s=budget_s, device_kind=environment.device_kind)
-    planned = [dataclasses.replace(planned_again(row), sustained=row["sustained_ms"] is not None) for row in rows]
+    planned = [dataclasses.replace(planned_again(row), sustained=row.get("sustained_ms") is not None) for row in rows]
     with LocalExecutor() as executor:
         measured = measure(planned, run, limits, executor=executor)
         return {record.case_id: dataclasses.asdict(record) for _, record, _ in measured}

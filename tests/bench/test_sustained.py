@@ -9,19 +9,21 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from lrbench.analysis.check.regression import check
-from lrbench.bench import clock, display, environment, sustained, worker
-from lrbench.bench.executors import NOT_SUSTAINED, run_group
-from lrbench.bench.plan import in_run_order
+from lrbench.bench import clock, display, environment, session, sustained, worker
+from lrbench.bench.executors import NOT_SUSTAINED, SUSTAINED_S, run_group
+from lrbench.bench.plan import Request, in_run_order
 from lrbench.bench.workers import ReplaceableWorker, RunLimits
 from lrbench.results.schema import DeviceState, Record
 from lrbench.tests.analysis.measured import THRESHOLDS, measured
 from lrbench.tests.bench import faults
+from lrbench.tests.bench.runs import H200
 from lrbench.tests.command_line import Lrbench
 
 CALL_MS, IDLE_W, LOAD_W = 0.5, 100.0, 700.0
@@ -184,7 +186,7 @@ def test_what_a_device_lacks_is_said(
             worker.Worker.sustain(here, faults.planned("right"))
 
 
-def test_without_a_gpu_nothing_is_measured(lrbench: Lrbench, tmp_path: Any) -> None:
+def test_without_a_gpu_nothing_is_measured(lrbench: Lrbench, tmp_path: Path) -> None:
     code, out, err = lrbench("sweep mlstm_sig --preset quick --sustained --output", tmp_path)
     assert (code, out) == (2, "")
     assert "--sustained needs an NVIDIA GPU" in err
@@ -220,8 +222,8 @@ def test_a_case_that_dies_under_load_keeps_its_time(
             return [{"seconds": {"a": 5.0, "b": 1.0}, "columns": {}, "reason": None, **loaded}]
         return [{"status": "ok", "reason": None, "columns": {"time_ms": 1.0}, "seconds": {"timed": 2.0}} for _ in items]
 
-    session: Any = SimpleNamespace(run=run)
-    first, second = run_group(session, (ASKED, faults.planned("right")), RunLimits(timeout_s=120.0))
+    times: Any = SimpleNamespace(run=run)
+    first, second = run_group(times, (ASKED, faults.planned("right")), RunLimits(timeout_s=120.0))
     assert (first["status"], first["columns"], first["reason"]) == ("ok", columns, reason)
     assert first["seconds"] == {"timed": 2.0, "sustained load": 6.0}
     assert second["columns"] == {"time_ms": 1.0}
@@ -229,9 +231,9 @@ def test_a_case_that_dies_under_load_keeps_its_time(
 
 
 def test_a_worker_refuses_the_load_and_goes_on() -> None:
-    with ReplaceableWorker() as session:
+    with ReplaceableWorker() as here:
         for _ in range(2):
-            (reply,) = run_group(session, (ASKED,), RunLimits(timeout_s=60.0, device_kind="cpu"))
+            (reply,) = run_group(here, (ASKED,), RunLimits(timeout_s=60.0, device_kind="cpu"))
             assert (reply["status"], reply["columns"]["time_ms"] > 0) == ("ok", True)
             assert reply["reason"] == f"{NOT_SUSTAINED}, error: RuntimeError: it needs an NVIDIA GPU, and none is here"
 
@@ -239,6 +241,21 @@ def test_a_worker_refuses_the_load_and_goes_on() -> None:
 def test_a_case_of_two_requests_is_sustained_if_one_asks_for_it() -> None:
     plain = faults.planned("right")
     assert in_run_order([plain, ASKED]) == in_run_order([ASKED, plain]) == [ASKED]
+
+
+@pytest.mark.parametrize("sustained_ms", [None, 1.0])
+def test_resuming_runs_again_what_was_only_timed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, sustained_ms: float | None
+) -> None:
+    """And a dry run counts the seconds of the load."""
+    sizes: dict[str, Any] = {"seq_lens": (8192,), "head_dims": (256,), "chunk_sizes": (8192,)}
+    request = Request(ops=("mlstm_sig",), impls=("whole_state",), modes=("fw",), sustained=True, **sizes)
+    (item,) = session._planned([request], H200)
+    row = Record(**measured(sustained_ms=sustained_ms))
+    monkeypatch.setattr(session, "finished_cases", lambda *_, **__: {item.identity: row})
+    _, _, seconds, done = session._begin([request], H200, None, tmp_path, 0, 1, resume=True)
+    assert (len(seconds), len(done)) == ((1, 0) if sustained_ms is None else (0, 1))
+    assert all(each > SUSTAINED_S for each in seconds.values())
 
 
 def loaded(time_ms: float = 2.0, energy_j: float = 1.4, **columns: Any) -> dict[str, Any]:
