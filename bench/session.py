@@ -132,7 +132,7 @@ def run_sweep(
         if checked and (lacking := checked.call("bench.sustained:why_not_here")["reason"]):
             raise ValueError(f"--sustained needs {lacking}")
         if calibrate or (calibrate is None and executor == "local"):
-            asked = local and local.worker_to_ask()
+            asked = local.worker_to_ask() if local else None
             measured = calibration.calibrate(short=True, gpu_only=calibrate is None, session=asked)
         else:
             measured = calibration.Calibration(environment=runs_cases.environment(), rows=[], failure=None)
