@@ -324,10 +324,7 @@ def known_bad_rows(environment: Environment) -> list[Row]:
     for baseline in baselines.BASELINES:
         for known in baseline.known_bad:
             named: dict[str, Any] = {"op": baseline.op, "impl": baseline.name}
-            how: dict[str, Any] = {
-                "mode": (known.modes or baseline.modes)[0],
-                "dtype": (known.dtypes or baseline.dtypes)[0],
-            }
+            how: Any = {"mode": (known.modes or baseline.modes)[0], "dtype": (known.dtypes or baseline.dtypes)[0]}
             case = Case(kernel=baseline.kernels[0], provider=baseline.provider, **named, **how)
             alone = dataclasses.replace(baseline, known_bad=(known,))
             applies = baselines.known_bad_here(alone, case, versions, environment.capability) is not None
