@@ -447,8 +447,9 @@ def sweep(
         option("Measure each case with several Tritons in turn: here or VERSION=FOLDER; give it once for each."),
     ] = None,
     pairs: Annotated[
-        bool, field("Time what computes the same problem in turn, in one process: ratios are then of pairs.")
-    ] = False,
+        bool | None,
+        option("Afterwards time the fastest of each package at each problem in turn: ratios are of pairs [on a GPU]."),
+    ] = None,
     sustained: Annotated[bool, field("Also load the GPU with each case for 5 to 7 s: time then, energy.")] = False,
     budget: Annotated[float | None, option("Seconds of timing per case.", min=0.0)] = None,
     timeout: Timeout = 120.0,

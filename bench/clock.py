@@ -219,9 +219,8 @@ class CudaClock:
             self._buffer.zero_()
         start.record()
         # Kept until the end is recorded: freeing it takes the host time.
-        result = call.call(prepared)
+        _ = call.call(prepared)
         end.record()
-        del result
         return start, end
 
     def synchronize(self) -> None:

@@ -346,8 +346,7 @@ def sustained_rows(records: Sequence[Record]) -> list[Row]:
     return [
         {
             "case": describe(asdict(r)),
-            "burst_ms": r.time_ms,
-            "sustained_ms": r.sustained_ms,
+            **{"burst_ms": r.time_ms, "sustained_ms": r.sustained_ms},
             "clock_mhz": r.sm_clock_mhz and f"{r.sm_clock_mhz:.0f} -> {r.sustained_clock_mhz or 0:.0f}",
             "power_w": r.sustained_power_w,
             **{name: getattr(r, name) for name in ("energy_j", "net_energy_j")},

@@ -181,8 +181,7 @@ def run_group(session: ReplaceableWorker, group: Group, limits: RunLimits) -> li
 
 def _sustain(session: ReplaceableWorker, item: PlannedCase, reply: Reply, limits: RunLimits) -> None:
     """Add the columns of a case under load to its outcome, or why there are none."""
-    limits = replace(limits, action="sustain", timeout_s=limits.timeout_s + SUSTAINED_S)
-    (found,) = session.run([item], limits)
+    (found,) = session.run([item], replace(limits, action="sustain", timeout_s=limits.timeout_s + SUSTAINED_S))
     reply["columns"] |= found["columns"]
     if found["status"] != "ok":
         reply["reason"] = f"{NOT_SUSTAINED}, {found['status']}: {found['reason']}"

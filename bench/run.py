@@ -46,6 +46,9 @@ if TYPE_CHECKING:
     Executor: TypeAlias = LocalExecutor | RayExecutor
 
 installed_versions = functools.cache(baselines.installed_versions)
+RIVALS = ("provider", "op", "state_dtype", "head_dim_qk", "head_dim_v")
+"""Of a problem's cases that agree in these columns, one stands for the package: the fastest."""
+
 COMPILING, WRITING = "waiting for compilation", "writing"
 
 
@@ -334,6 +337,23 @@ def problem(item: PlannedCase) -> Hashable:
     case = item.case
     width = case.channels or case.d_model or (case.num_heads or 0) * (case.head_dim_v or 0)
     return case.mode, case.dtype, case.batch, case.seq_len, case.context, case.layers, width, case.d_ff
+
+
+def fastest_of_each(planned: Sequence[PlannedCase], records: Sequence[Record]) -> list[PlannedCase]:
+    """Return the cases by which packages are compared, of each problem that several packages computed.
+
+    They are the fastest of each package and operation, at the same head dims and dtype of the states. A problem whose
+    cases were timed in turn already is left out.
+    """
+    timed = {record.case_id: record for record in records if record.status == "ok" and record.suspect is None}
+    found = []
+    for group in grouped((item for item in planned if item.case.case_id in timed), problem).values():
+        by = grouped(group, lambda item: tuple(getattr(item.case, name) for name in RIVALS)).values()
+        rivals = [min(each, key=lambda item: timed[item.case.case_id].time_ms or math.inf) for each in by]
+        together = {timed[item.case.case_id].pair_id for item in rivals}
+        if len({item.case.provider for item in rivals}) > 1 and (len(together) > 1 or None in together):
+            found += rivals
+    return found
 
 
 def problem_beside(ignore: Sequence[str] = ()) -> Callable[[PlannedCase], Hashable]:

@@ -31,8 +31,7 @@ if TYPE_CHECKING:
     from .clock import Call, CudaClock
 
 LEAST_S, MOST_S = 5.0, 7.0
-WINDOW_S = 2.0
-TOLERANCE = 0.02
+WINDOW_S, TOLERANCE = 2.0, 0.02
 IDLE_S = 0.3, 0.6
 """How long the GPU is left idle, and then its power is measured: with its clocks still up, as between two calls."""
 

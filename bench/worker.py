@@ -30,6 +30,7 @@ from ..kernels.common.spec import Implementation, Operation
 from ..results.schema import IMPORT_FAILED, Case
 from . import autotuning, clock, correctness, memory, models, sustained
 from .environment import version_of
+from .executors import autotunes
 from .plan import PlannedCase
 from .workers import Reply, RunLimits, decode_request, not_measured
 
@@ -69,6 +70,7 @@ class Worker:
         self.references = correctness.References()
         self._clock: clock.Clock | None = None
         self._seconds: dict[str, float] = {}
+        self._tunings: dict[str, autotuning.Tuning] = {}
         self._lapped = 0.0
         if device == "cuda":
             autotuning.compile_in_parallel()
@@ -108,6 +110,10 @@ class Worker:
                 one = self.make_ready(item)
                 reply["columns"]["compile_s"] = one.compile_s
                 self._lap(CHECKS)
+                if self.device == "cuda" and autotunes(item) and (settled := autotuning.settle(one, self.clock)):
+                    self._tunings[item.case.case_id], reply["columns"]["tuning"] = settled
+                    one = self._tunings[item.case.case_id].before(one)
+                    self._lap("peers' further tunings")
                 if not isinstance(item.target, Baseline) or item.target.torch_memory:
                     use = memory.measure_memory(one.call, prepare=one.prepare, inputs=one.inputs)
                     reply["columns"] |= dataclasses.asdict(use)
@@ -158,7 +164,10 @@ class Worker:
         """
         if lacking := sustained.why_not_here(self)["reason"]:
             raise RuntimeError(f"it needs {lacking}")
-        found = dataclasses.asdict(sustained.sustain(cast(clock.CudaClock, self.clock), self.make_ready(item)))
+        ready = self.make_ready(item)
+        if choice := self._tunings.get(item.case.case_id):
+            ready = choice.before(ready)
+        found = dataclasses.asdict(sustained.sustain(cast(clock.CudaClock, self.clock), ready))
         return found | (dict.fromkeys(("energy_j", "net_energy_j")) if item.case.mode == "bw" else {})
 
     def profile(self, item: PlannedCase) -> dict[str, Any]:

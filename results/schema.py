@@ -208,6 +208,7 @@ class _Measured:
     time_ci_high_ms: float | None = None
     time_samples_ms: list[float] | None = None
     pair_id: str | None = None
+    tuning: str | None = None
     host_ms: float | None = None
     noise: str | None = None
     yardstick_ms: float | None = None

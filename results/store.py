@@ -41,7 +41,7 @@ JOURNAL_SUFFIX = ".jsonl"
 COMPLETE, PLANNED = "lrbench.complete", "lrbench.planned"
 """Keys of a file's metadata: yes or no, and how many rows its run planned."""
 
-SWEEP_PREFIX, BARS_PREFIX, LIVE_PREFIX = "sweep-", "bars-", "live-"
+PREFIXES = SWEEP_PREFIX, PAIRS_PREFIX, BARS_PREFIX, LIVE_PREFIX = "sweep-", "pairs-", "bars-", "live-"
 """What the names of runs begin with."""
 
 TRITON_SUFFIX = ".triton"
@@ -320,7 +320,7 @@ def recover(folder: Path) -> list[Path]:
         ``<name>.jsonl.bad`` and is among them.
     """
     made = []
-    journals = (folder.glob(f"{prefix}*{JOURNAL_SUFFIX}") for prefix in (SWEEP_PREFIX, BARS_PREFIX, LIVE_PREFIX))
+    journals = (folder.glob(f"{prefix}*{JOURNAL_SUFFIX}") for prefix in PREFIXES)
     for journal in sorted(itertools.chain.from_iterable(journals)):
         with contextlib.suppress(BlockingIOError, FileNotFoundError, IsADirectoryError, PermissionError):
             made += _recover(journal)

@@ -106,6 +106,22 @@ def test_completion_as_a_module_is_of_the_command() -> None:
     assert "complete -o default -F _lrbench_completion lrbench" in shown and "python" not in shown
 
 
+def test_a_sweep_ends_with_the_fastest_of_each_package_in_turn(tmp_path: Path, run: Run) -> None:
+    """Once: --resume finds the pair there."""
+    asked = "sweep --kernel tfla --op simple_gla,attention --impl torch,torch.sdpa_cpu --seq-len 64"
+    asked += " --head-dim 32 --num-heads 1 --chunk-size 16,32 --batch 1 --mode fw --budget 0 --no-calibrate --pairs"
+    shown = run.json(asked, "--output", tmp_path)
+    assert "timing the fastest of each package at each problem in turn: 2 cases" in run.err
+    pairs, swept = sorted(tmp_path.glob("*.parquet"))
+    assert pairs.name.startswith("pairs-tfla-") and len(store.read_results(swept)) == 3
+    in_turn = store.read_results(pairs).to_pylist()
+    assert {row["op"] for row in in_turn} == {"simple_gla", "attention"}
+    assert len({row["pair_id"] for row in in_turn} - {None}) == 1
+    assert [row["time_ms"] for row in shown if row["pair_id"]] == [row["time_ms"] for row in in_turn]
+    run(f"{asked} --resume", "--output", tmp_path)
+    assert len(list(tmp_path.glob("*.parquet"))) == 2
+
+
 def test_resume_has_nothing_left(tiny_sweep: Swept, run: Run) -> None:
     folder = tiny_sweep[1]
     before = set(folder.iterdir())

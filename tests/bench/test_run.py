@@ -385,6 +385,26 @@ def test_a_pair_has_an_id_and_what_dies_in_turn_runs_again_alone(tmp_path: Path)
         assert len({record.pair_id for record in records} - {None}) == any(pairs)
 
 
+def test_the_fastest_of_each_package_are_the_rivals_until_they_were_timed_in_turn(tmp_path: Path) -> None:
+    """One a package, also where it has several implementations; a problem of one package has no rivals."""
+    named = ("lrbench", "slow", 3.0), ("lrbench", "right", 2.0), ("fla", "theirs", 5.0), ("fla", "noisy", None)
+
+    def timed(seq_len: int, provider: str, name: str, time_ms: float | None) -> tuple[PlannedCase, Record]:
+        item = faults.planned("right", impl=name, seq_len=seq_len)
+        item = dataclasses.replace(item, case=dataclasses.replace(item.case, provider=provider))
+        row = {**dataclasses.asdict(item.case), "run_id": "a", "case_id": item.case.case_id, "measured_at": "now"}
+        return item, Record(**row, status="ok" if time_ms else "oom", time_ms=time_ms)
+
+    planned, records = zip(
+        *(timed(32, *each) for each in named), *(timed(64, *each) for each in named[:2]), strict=True
+    )
+    rivals = runner.fastest_of_each(planned, records)
+    assert [(item.case.seq_len, item.case.impl) for item in rivals] == [(32, "right"), (32, "theirs")]
+    for ids, left in ((("p", "p"), 0), (("p", "q"), 2), (("p", None), 2)):
+        again = [dataclasses.replace(row, pair_id=ids[n - 1]) if n in (1, 2) else row for n, row in enumerate(records)]
+        assert len(runner.fastest_of_each(planned, again)) == left
+
+
 def test_groups_differ_in_the_implementation_alone() -> None:
     other = renamed(PLANNED[0], "twin")
     without = PlannedCase(case=dataclasses.replace(other.case, state_dtype=None, chunk_size=32), target=other.target)
