@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from lrbench.analysis.check.regression import check
-from lrbench.bench import clock, display, environment, session, sustained, worker
+from lrbench.bench import autotuning, clock, display, environment, session, sustained, worker
 from lrbench.bench.executors import NOT_SUSTAINED, SUSTAINED_S, run_group
 from lrbench.bench.plan import Request, in_run_order
 from lrbench.bench.workers import ReplaceableWorker, RunLimits
@@ -195,11 +195,14 @@ def test_without_a_gpu_nothing_is_measured(lrbench: Lrbench, tmp_path: Path) -> 
 
 @pytest.mark.parametrize("mode", ["fw", "bw"])
 def test_a_backward_pass_alone_has_no_energy(monkeypatch: pytest.MonkeyPatch, mode: str) -> None:
-    here = worker.Worker("cpu")
+    """And what tunes itself is loaded as it was timed, whatever its autotuner chose for others since."""
+    here, item, tuner = worker.Worker("cpu"), faults.planned("right", mode=mode), SimpleNamespace(cache={"other": 1})
+    here._tunings[item.case.case_id] = autotuning.Tuning([tuner], [{"best": 2}])
     seen = sustained.Sustained(sustained_ms=1.0, sustained_power_w=500.0, energy_j=2.0, net_energy_j=1.5)
     monkeypatch.setattr(sustained, "why_not_here", lambda _: {"reason": None})
-    monkeypatch.setattr(sustained, "sustain", lambda *_: seen)
-    found = here.sustain(faults.planned("right", mode=mode))
+    monkeypatch.setattr(sustained, "sustain", lambda _, call: (call.call(call.prepare()), seen)[1])
+    found = here.sustain(item)
+    assert tuner.cache == {"best": 2}
     assert (found["sustained_ms"], found["sustained_power_w"]) == (1.0, 500.0)
     assert (found["energy_j"], found["net_energy_j"]) == ((2.0, 1.5) if mode == "fw" else (None, None))
 
