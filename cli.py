@@ -8,7 +8,6 @@ import functools
 import gc
 import inspect
 import io
-import itertools
 import os
 import shlex
 import signal
@@ -588,46 +587,6 @@ def profile(
     raise typer.Exit(int(any(row.status != "ok" for row in rows)))
 
 
-@command(MEASURE, "errors gated-mlp --size 1k --draws 10")
-def errors(
-    kernel: Annotated[str, typer.Argument(help="Kernel family: gated-mlp.")],
-    size: Annotated[str | None, option("N of the square matrices [1k to 16k on a GPU; 256,512,1k on a CPU].")] = None,
-    draws: Annotated[int, option("Draws of all matrices.", min=1)] = 100,
-    impl: Annotated[
-        str | None, option("Ours, or definition: float32 inside, rounded once [fused; a CPU: both it and torch].")
-    ] = None,
-    against: Annotated[str, option("eager: torch in the same dtype; exact: float64, for N up to 16k.")] = "eager,exact",
-    dtype: Annotated[str, option("bf16, fp16 or fp32.")] = "bf16",
-    output: Annotated[
-        Path | None, option("Folder to keep the rows in, for lrbench reproduce gated-mlp-errors.")
-    ] = None,
-    format: Format = "table",
-) -> None:
-    """Measure the errors of a fused kernel's results over random draws: largest, mean and relative."""
-    import torch
-
-    from .bench import display, mlp_errors
-    from .bench.session import check_folder
-
-    if kernel.replace("_", "-") != "gated-mlp":
-        raise ValueError(f"kernel must be gated-mlp, the family whose source has such a table, got {kernel!r}")
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    usual = ("fused",) if device == "cuda" else ("torch", mlp_errors.DEFINITION)
-    sizes = size or ("1k,2k,4k,8k,16k" if device == "cuda" else "256,512,1k")
-    found = mlp_errors.error_rows(
-        sizes=parse_sizes(sizes, "--size"), draws=draws, impls=_names(impl, "--impl") or usual,
-        against=parse_names(against, "--against"), dtype=dtype, device=device,
-    )  # fmt: skip
-    name = torch.cuda.get_device_name() if device == "cuda" else "the CPU: the Triton kernels need a GPU"
-    if output is not None:
-        check_folder(output)
-    note(f"computing on {name}")
-    rows = list(found)
-    display.show(rows, format)
-    if output is not None:
-        note(f"errors: {mlp_errors.write_rows(rows, output)}")
-
-
 @command(MEASURE, "bars tfla --list")
 def bars(
     name: Annotated[
@@ -904,34 +863,6 @@ def _refuse_given(context: typer.Context, *names: str, why: str) -> None:
 
 def _without(needed: str) -> str:
     return f"must be given with {needed}: without it nothing is measured"
-
-
-@command(EXPLAIN, "kv-savings --tokens 512,4k --kv-dtype fp8")
-def kv_savings(
-    tokens: Annotated[str, option("Tokens of a chunk or of a prompt, comma-separated.")] = "512",
-    dtype: Annotated[str, option("Dtype of activations: fp32, fp16, bf16 or fp8.")] = "bf16",
-    kv_dtype: Annotated[str | None, option("Dtype of the cache [the activations'].")] = None,
-    d_model: Annotated[int | None, size("A model of your own: model dim.")] = None,
-    d_ff: Annotated[int | None, size("Its MLP dim.")] = None,
-    layers: Annotated[int | None, size("Its layers.")] = None,
-    kv_heads: Annotated[int | None, size("Its key-value heads.")] = None,
-    head_dim: Annotated[int | None, size("Its head dim.")] = None,
-    format: Format = "table",
-) -> None:
-    """Show the activation memory that the fused MLP saves per layer, and how much key-value cache fits in it."""
-    from .analysis.counts import kv_savings
-    from .bench import display
-
-    own = {"d_model": d_model, "d_ff": d_ff, "layers": layers, "kv_heads": kv_heads, "head_dim": head_dim}
-    given = {name: value for name, value in own.items() if value is not None}
-    if given and len(given) < len(own):
-        missing = ", ".join("--" + name.replace("_", "-") for name in own if name not in given)
-        raise ValueError(f"a model of your own needs all of its sizes; missing: {missing}")
-    models = (kv_savings.CacheModel(name="own", **given),) if given else kv_savings.MODELS
-    rows: list[dict[str, Any]] = []
-    for number, model in itertools.product(parse_sizes(tokens, "--tokens"), models):
-        rows += map(dataclasses.asdict, kv_savings.savings(model, number, dtype=dtype, kv_dtype=kv_dtype))
-    display.show(rows, format)
 
 
 def _accelerator(gpu: str | None, roofs: str) -> Accelerator:

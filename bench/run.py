@@ -386,19 +386,3 @@ def why_not_again(rows: Sequence[Row], environment: Environment) -> str | None:
     if current is not None and not all(current.startswith(each) or each.startswith(current) for each in commits):
         return f"the run is of commit {', '.join(sorted(commits))}, this checkout is {current}"
     return None
-
-
-def measure_again(
-    rows: Sequence[Row], environment: Environment, *, timeout_s: float, budget_s: float
-) -> Mapping[str, dict[str, Any]]:
-    """Measure the cases of rows again and return the new rows by case id.
-
-    Raises:
-        ValueError: an implementation is not declared any more.
-    """
-    run = Run.start(environment)
-    limits = RunLimits(timeout_s=timeout_s, budget_s=budget_s, device_kind=environment.device_kind)
-    planned = [dataclasses.replace(planned_again(row), sustained=row.get("sustained_ms") is not None) for row in rows]
-    with LocalExecutor() as executor:
-        measured = measure(planned, run, limits, executor=executor)
-        return {record.case_id: dataclasses.asdict(record) for _, record, _ in measured}

@@ -558,10 +558,13 @@ def measure_again(rows: Sequence[Mapping[str, Any]], *, timeout_s: float, budget
     if reason := run.why_not_again(rows, environment):
         note(f"not measured again: {reason}")
         return {}
+    planned = [dataclasses.replace(run.planned_again(r), sustained=r.get("sustained_ms") is not None) for r in rows]
+    limits = RunLimits(timeout_s=timeout_s, budget_s=budget_s)
     try:
-        with hold_gpus():
+        with hold_gpus(), LocalExecutor() as executor:
             note(f"measuring {len(rows)} cases again on {environment.device_name}")
-            return run.measure_again(rows, environment, timeout_s=timeout_s, budget_s=budget_s)
+            measured = run.measure(planned, Run.start(environment), limits, executor=executor)
+            return {record.case_id: dataclasses.asdict(record) for _, record, _ in measured}
     except HeldError as error:
         note(f"not measured again: {error}")
         return {}

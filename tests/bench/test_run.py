@@ -21,10 +21,10 @@ import pytest
 from lrbench.analysis.accelerators.roofs import RoofRow
 from lrbench.analysis.check.compare import compare
 from lrbench.bench import run as runner
+from lrbench.bench import session
 from lrbench.bench.executors import LocalExecutor, alone, as_taken, autotunes
 from lrbench.bench.plan import PlannedCase, Request, plan
 from lrbench.bench.run import Outcome
-from lrbench.bench.session import where_time_went
 from lrbench.kernels import get_operation
 from lrbench.kernels.common.spec import Implementation
 from lrbench.results import store
@@ -126,7 +126,7 @@ def test_where_the_time_went(faulty_run: Faulty) -> None:
     assert outcome.seconds["failed cases, messages"] > 10.0
     assert outcome.seconds["warm-up, timed kernels"] > 10 * 0.05
     compiled = dataclasses.replace(outcome, asked=5, kernels={"a": "x", "b": "x", "c": "y"})
-    lines = where_time_went(compiled, began, 1.5, 2)
+    lines = session.where_time_went(compiled, began, 1.5, 2)
     assert lines[-1] == "16 cases asked for 5 Triton kernels: 3 different ones, 2 different cubins"
     shown = sum(float(line.split()[2].rstrip("%")) for line in lines[1:-2])
     assert shown == pytest.approx(100, abs=1)
@@ -426,9 +426,11 @@ def test_measures_again_only_where_it_is_the_same_device_and_code() -> None:
     )
 
 
-def test_measures_again_in_workers() -> None:
+def test_measures_again_in_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     row = {field.name: getattr(PLANNED[0].case, field.name) for field in dataclasses.fields(PLANNED[0].case)}
-    again = runner.measure_again([row], PROCESSOR, timeout_s=120, budget_s=0.0)
+    monkeypatch.setattr(session, "probe_environment", lambda: PROCESSOR)
+    monkeypatch.setattr(runner, "why_not_again", lambda rows, environment: None)
+    again = session.measure_again([row], timeout_s=120, budget_s=0.0)
     assert list(again) == [PLANNED[0].case.case_id]
     measured = again[PLANNED[0].case.case_id]
     assert (measured["status"], measured["mode"]) == ("ok", PLANNED[0].case.mode)
