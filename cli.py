@@ -450,6 +450,7 @@ def sweep(
         bool | None,
         option("Afterwards time the fastest of each package at each problem in turn: ratios are of pairs [on a GPU]."),
     ] = None,
+    sustained: Annotated[bool, field("Also load the GPU with each case for 5 to 7 s: time then, energy.")] = False,
     budget: Annotated[float | None, option("Seconds of timing per case.", min=0.0)] = None,
     timeout: Timeout = 120.0,
     time_limit: Annotated[
@@ -490,6 +491,7 @@ def sweep(
     else:
         one = axes.request(kernel, _names(impl, "--impl"), preset=preset, baselines=_names(baselines, "--baselines"))
         requests = (dataclasses.replace(one, shard=parse_shard(shard)),)
+    requests = tuple(dataclasses.replace(each, sustained=sustained or each.sustained) for each in requests)
     if dry_run:
         rows = session.planned_rows(
             *requests, gpu=gpu, output=output, jobs=jobs, devices=devices, resume=resume, tritons=tritons
@@ -885,8 +887,8 @@ def plot(
         str,
         typer.Argument(
             help="From results: runtime, memory, runtime-memory, throughput, chunk-size, trade-off, head-dim, rate, "
-            "context. From the counts: flops, flop-optimal, runtime-optimal, intensity-optimal, intensity; model takes "
-            "both. From definitions: transfer, kv-savings."
+            "context, sustained, energy. From the counts: flops, flop-optimal, runtime-optimal, intensity-optimal, "
+            "intensity; model takes both. From definitions: transfer, kv-savings."
         ),
     ],
     results: Annotated[

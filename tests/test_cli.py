@@ -24,7 +24,17 @@ from lrbench.bench.session import conclusion, exit_code
 from lrbench.results import store
 from lrbench.results.schema import RECORD_COLUMNS
 from lrbench.tests import ROOT
-from lrbench.tests.command_line import CALL, ENVIRON, Lrbench, Run, reader_leaves, refused, run_python, without_styles
+from lrbench.tests.command_line import (
+    CALL,
+    ENVIRON,
+    Lrbench,
+    Run,
+    reader_leaves,
+    refused,
+    refused_commands,
+    run_python,
+    without_styles,
+)
 from lrbench.tests.results.test_store import RECORD
 
 pytestmark = pytest.mark.usefixtures("one_look_at_the_machine")
@@ -248,36 +258,13 @@ def test_options_become_a_request(monkeypatch: pytest.MonkeyPatch, lrbench: Lrbe
 @pytest.mark.parametrize(
     ("command", "message"),
     [
-        ("sweep --kernel tlfa", "kernel must be one of tfla"),
-        ("sweep --gpu h1000", "accelerator must be one of "),
-        ("sweep --preset fast", "preset must be one of quick, default, full, "),
-        ("sweep --kernel retention --op mlstm_sig", "op must be retention or left out for the operation"),
-        ("verify --kernel zzz", ", or an operation, got 'zzz'"),
-        ("sweep --op mlstm", "op must be one of mlstm_sig, mlstm_exp"),
-        ("sweep --impl tffla", "impl tffla has no case in this sweep; these have: fused_chunk"),
-        ("sweep --baselines flash", "names, got 'flash'; did you mean fla or flash_attn?"),
-        ("sweep --mode forward", "mode must be one of fw, fwbw, bw, step, train, got 'forward'"),
-        ("sweep --state-dtype int8", "state_dtype must be one of fp64, fp32, fp16, bf16, got 'int8'"),
-        ("sweep --dtype float32", "dtype must be one of fp64, fp32, fp16, bf16, got 'float32'"),
-        ("sweep --seq-len 1k,8q", "--seq-len must be a positive integer such as 512 or 8k, got '8q'"),
+        *refused_commands("usage"),
         (f"sweep --num-heads {10**23}", "num_heads must be from 1 to 2147483647"),
-        ("sweep --timeout nan", "--timeout"),
-        ("sweep --time-limit -1", "--time-limit"),
-        ("sweep --op ,", "--op must have at least one name, got ','"),
-        ("sweep --batch 2 --tokens 1k", "give batch or tokens, not both"),
-        ("sweep --executor slurm", "executor must be"),
-        ("sweep --no-such-option", "no-such-option"),
-        ("presets --kernel tlfa", "kernel must be one of tfla"),
-        ("kernels zzz", ", or an operation, got 'zzz'"),
         *(
             (f"{command} --format xml", "format must be one of table, json, csv")
             for command in ("kernels", "check a --baseline b", "compare a b", "history op:x", "baseline update a")
         ),
-        ("compare torch torch --live", "--live compares two implementations, got torch twice"),
-        ("compare torch nonsense --live", "impl nonsense has no case in this sweep"),
-        ("compare torch,parallel step --live", "impl torch,parallel, step has no case in this sweep"),
         *((f"check a --baseline b --min-compared {s}", "--min-compared") for s in ("2", "-1", "nan", "half")),
-        ("swep", "swep"),
     ],
 )
 def test_bad_usage_exits_2_with_one_message_and_no_output(
