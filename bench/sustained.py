@@ -36,7 +36,7 @@ IDLE_S = 0.3, 0.6
 """How long the GPU is left idle, and then its power is measured: with its clocks still up, as between two calls."""
 
 READ_EVERY_S = 0.01
-CHUNK_MS, PER_FLUSH = 20.0, 200
+CHUNK_MS, PER_FLUSH, LONGEST_CHUNK_MS = 20.0, 200, 500.0
 """Calls between two samples take about so many ms, and so many times as long as overwriting the L2 for a sample."""
 
 
@@ -118,28 +118,31 @@ def idle_power_w() -> float:
 
 
 def load(clock: CudaClock, call: Call, ended: Callable[[], bool]) -> tuple[int, list[tuple[float, float]]]:
-    """Call until ``ended``, the GPU's queue never empty unless the host is slower.
+    """Call what was called before until ``ended``, the GPU's queue never empty unless the host is slower.
 
     Returns:
-        after how many calls each a sample follows, and the samples: when it was done, and its time in ms.
+        after how many calls each a sample follows, and the samples: when the GPU was done with it, as
+        :func:`time.perf_counter` has it, and its time in ms. The first is from before these calls.
     """
-    flushes, begin = clock.flushes(call), time.perf_counter()
-    call.call(call.prepare())
-    clock.synchronize()
+    flushes = clock.flushes(call)
+    start, origin = clock.enqueue(call, flushes)
+    origin.synchronize()
+    begin_s, took_ms = time.perf_counter(), start.elapsed_time(origin)
     # Calls that take longer than that are all samples.
-    calls = round(max(CHUNK_MS, PER_FLUSH * flushes * clock.flush_ms) / 1e3 / (time.perf_counter() - begin))
-    done: list[tuple[float, float]] = []
+    calls = round(min(max(CHUNK_MS, PER_FLUSH * flushes * clock.flush_ms), LONGEST_CHUNK_MS) / took_ms)
+    done = [(begin_s, took_ms)]
     pending: deque[tuple[Any, Any]] = deque()
     ending = False
     while pending or not ending:
-        if not (ending := ending or ended()):
+        if not (ending := bool(pending) and (ending or ended())):
             for _ in range(calls):
                 call.call(call.prepare())
             pending.append(clock.enqueue(call, flushes))
         if len(pending) > 1 or (ending and pending):
             start, end = pending.popleft()
             end.synchronize()
-            done.append((time.perf_counter(), start.elapsed_time(end)))
+            # The host may see it late: it waits where the queue is full.
+            done.append((begin_s + origin.elapsed_time(end) / 1e3, start.elapsed_time(end)))
     return calls, done
 
 
@@ -163,7 +166,7 @@ def sustain(clock: CudaClock, call: Call) -> Sustained:
         calls, done = load(clock, call, ended)
     times = [at_s for at_s, _ in done]
     seen = window([each for each in readings if each.at_s <= times[-1]], WINDOW_S)
-    counts = np.interp([seen[0].at_s, seen[-1].at_s], [begin_s, *times], (calls + 1) * np.arange(len(done) + 1))
+    counts = np.interp([seen[0].at_s, seen[-1].at_s], times, (calls + 1) * np.arange(len(done)))
     power_w, clock_mhz = power_and_clock(seen)
     energy_j = (seen[-1].energy_j - seen[0].energy_j) / float(counts[1] - counts[0])
     reasons = (reason for each in seen for reason in (each.state.throttled or "").split(", "))
