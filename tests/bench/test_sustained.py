@@ -104,7 +104,10 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
     return here
 
 
-def test_energy_time_and_clock_are_of_the_settled_load(gpu: Gpu) -> None:
+@pytest.mark.parametrize(("flush_ms", "most"), [(0.1, 60), (10.0, 2000)])
+def test_energy_time_and_clock_are_of_the_settled_load(gpu: Gpu, flush_ms: float, most: int) -> None:
+    """Also where samples are few, a long launch being hidden, and the host waits for the queue between them."""
+    gpu.flush_ms = flush_ms
     found = sustained.sustain(gpu, clock.Call(call=gpu.call))  # type: ignore[arg-type]
     settled_ms = CALL_MS * 1980 / 1545
     assert found.sustained_ms == pytest.approx(settled_ms)
@@ -112,11 +115,11 @@ def test_energy_time_and_clock_are_of_the_settled_load(gpu: Gpu) -> None:
     assert found.sustained_throttled == "software power cap"
     assert found.sustained_power_w == pytest.approx(LOAD_W, rel=0.01)
     # What overwrites the L2 for the samples counts as well.
-    assert found.energy_j == pytest.approx(LOAD_W * settled_ms / 1e3, rel=0.01)
-    assert found.net_energy_j == pytest.approx((LOAD_W - IDLE_W) * settled_ms / 1e3, rel=0.01)
-    assert found.settled_s == pytest.approx(sustained.LEAST_S, abs=0.1)
+    assert found.energy_j == pytest.approx(LOAD_W * settled_ms / 1e3, rel=0.02)
+    assert found.net_energy_j == pytest.approx((LOAD_W - IDLE_W) * settled_ms / 1e3, rel=0.02)
+    assert found.settled_s == pytest.approx(sustained.LEAST_S, abs=0.6)
     # Samples are few: the L2 is not overwritten for most calls.
-    assert 20 < gpu.log.count("call") / gpu.log.count("flush") < 60
+    assert 20 < gpu.log.count("call") / gpu.log.count("flush") < most
 
 
 def test_what_does_not_settle_ends_and_says_so(gpu: Gpu) -> None:
