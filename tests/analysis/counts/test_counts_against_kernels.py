@@ -6,7 +6,6 @@ what the count has as traffic of the device's memory; what its programs load bey
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -20,7 +19,6 @@ from lrbench.analysis.counts.executed_mlp import GATED_MLP
 from lrbench.kernels import get_operation, resolve
 from lrbench.kernels.scalar_decay.declare import SCHEMES
 from lrbench.kernels.scalar_decay.launch import EngineRequest, choose
-from lrbench.tests.kernels.laws import Case
 
 RAGGED = {"batch": 1, "seq_len": 136, "num_heads": 2, "head_dim_qk": 72, "head_dim_v": 136}
 ALIGNED = {"batch": 1, "seq_len": 256, "num_heads": 1, "head_dim_qk": 128, "head_dim_v": 256}
@@ -250,44 +248,3 @@ def test_what_is_not_recomputed_is_the_counted_work(
     assert needed == result.tensor_flops < result.executed_tensor_flops
     assert sum(parts.values()) == result.executed_tensor_flops
     assert sum(result.executed_byte_parts.values()) == result.executed_bytes
-
-
-def test_sweeping_a_single_chunk_needs_no_states() -> None:
-    parts = counted("simple_gla", "xl_chunk", "fwbw", ALIGNED, 256).executed_parts
-    assert not [name for name in parts if name.endswith(("inter", "state", "state_gradient"))]
-
-
-def test_whole_tiles_and_one_column_block_leave_nothing_to_recompute_forward() -> None:
-    sizes = {"seq_len": 512, "head_dim_qk": 128, "head_dim_v": 64, "chunk_size": 512}
-    result = count("mlstm_sig", formulation="walk", **sizes)
-    assert result.executed_tensor_flops == result.tensor_flops
-    wider = count("mlstm_sig", formulation="walk", **sizes | {"head_dim_v": 256})
-    assert wider.executed_parts["h: recomputed_scores"] == 3 * wider.executed_parts["h: scores"]
-    deeper = count("mlstm_sig", formulation="walk", **sizes | {"head_dim_qk": 384})
-    assert deeper.executed_parts["h: recomputed_intra"] == 2 * deeper.executed_parts["h: intra"]
-
-
-@pytest.mark.compile
-@pytest.mark.parametrize("op", ["mlstm_sig", "mlstm_exp"])
-def test_a_tile_takes_the_tensor_core_instructions_it_is_counted_with(op: str) -> None:
-    """The kernels compiled for compute capability 9.0: one pass through every loop, in FLOPs of its instructions."""
-    from lrbench.tests.kernels.compiling import record
-
-    sizes = {"batch": 1, "seq_len": 128, "num_heads": 1, "head_dim_qk": 64, "head_dim_v": 64}
-    case = Case(op=op, impl="fused_chunk", dtype=torch.bfloat16, sizes=sizes, kwargs={"chunk_size": 64})
-    launches = record(case, training=False, carry=False)
-    # Two chunks of one tile each: half of everything but the pass for the states, which only the second chunk needs.
-    result = count_case(op, "fused_chunk", "fw", "bf16", "fp32", {**sizes, "chunk_size": 64})
-    states = result.executed_parts["state pass: recomputed_state"]
-    assert 2 * sum(map(instruction_flops, launches)) == result.executed_tensor_flops + states
-
-
-def instruction_flops(launch: Any) -> int:
-    """Return the FLOPs of the warpgroup products in a recorded launch's code for compute capability 9.0."""
-    from lrbench.tests.kernels.offline import compile_kernel
-
-    ptx = compile_kernel(launch, 90).asm["ptx"]
-    assert "mma.sync" not in ptx
-    shapes = re.findall(r"wgmma\.mma_async\S*?m(\d+)n(\d+)k(\d+)", ptx)
-    warpgroups = launch.options.get("num_warps", 4) // 4
-    return sum(2 * int(m) * int(n) * int(k) * warpgroups for m, n, k in shapes)

@@ -91,35 +91,6 @@ def test_recomputation_and_rereads_explain_more() -> None:
     assert "50% of that missed the cache" in sentence and "50% of the requests went on to the memory" in sentence
 
 
-def test_a_gated_mlp_as_measured() -> None:
-    """On an H200: 4.58 times the bytes, and an L2 that was asked for fewer than programs load."""
-    count = mlp("fw")
-    *_, (sentence,) = held(count, count.tensor_flops, 2.4602e9, l2_bytes=12.826e9)
-    assert all(number in sentence for number in ("4.58 of", "22.25 GB", "9% of", "12.83 GB", "22.78 GB", "19% of"))
-    assert "requests that meet on the way are merged" in sentence
-    count = mlp("fwbw")
-    *_, (sentence,) = held(count, count.executed_tensor_flops, 9.0764e9, l2_bytes=44.45e9)
-    assert "programs read 22.25 GB again that others have read, and a library's products (67% of the tensor" in sentence
-    assert "read again too, in tiles that are not counted: 5.151 GB in all missed the cache" in sentence
-    assert "merged" not in sentence
-
-
-MEASURED = [
-    ("lightning2", "fwbw", 962.1e9, 8.578e9),
-    ("lightning2", "fw", 240.5e9, 2.145e9),
-    ("lightning1", "fwbw", 17.87e12, 8.562e9),
-    ("lightning1", "fw", 4467e9, 2.141e9),
-]
-"""Tensor FLOPs and bytes of the Lightning kernels on an H200, at batch 8, 8192 positions, 32 heads and 128/128."""
-
-
-@pytest.mark.parametrize(("impl", "mode", "flops", "moved"), MEASURED)
-def test_lightning_kernels_as_measured(impl: str, mode: str, flops: float, moved: float) -> None:
-    sizes = {"batch": 8, "seq_len": 8192, "num_heads": 32, "head_dim_qk": 128, "head_dim_v": 128}
-    found = held(count_case("lightning", impl, mode, "bf16", "fp32", sizes), flops, moved)
-    assert found == (pytest.approx(1, abs=0.001), pytest.approx(1, abs=0.005), [])
-
-
 def test_missing_counters_have_no_ratio() -> None:
     missing = dict.fromkeys(("dram_write_bytes", "last_cache_bytes"))
     assert held(counted(), None, 1.0, **missing) == (None, None, [])

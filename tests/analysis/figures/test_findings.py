@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 from typing import Any
 
 import pandas as pd
 import pytest
 
 from lrbench.analysis.figures.findings import MAX_LINES
-from lrbench.analysis.figures.plots import THEORY_KINDS, drawing
+from lrbench.analysis.figures.plots import drawing
 from lrbench.analysis.figures.selection import Selection, choose
 from lrbench.analysis.figures.style import series_label, series_style
 from lrbench.analysis.figures.theory import MAX_LINES as MAX_MODEL_LINES
@@ -214,13 +213,6 @@ def test_an_unknown_operation_is_drawn() -> None:
     rows = made.frame(pair())
     frame = pd.concat([rows, rows.head(1).assign(op="mine", impl="fast")])
     assert "mine · lrbench fast" in text(plot("runtime", frame, Selection(every=True)))
-
-
-@pytest.mark.parametrize("kind", [*THEORY_KINDS, "model"])
-def test_a_figure_of_the_counts_makes_one_statement(kind: str) -> None:
-    shown = drawing(kind)
-    assert re.search(r"\d", shown.finding)
-    assert all(len(panel.lines) <= MAX_MODEL_LINES for row in shown.grid for panel in row)
 
 
 def test_the_model_stands_beside_the_fastest_committed() -> None:
