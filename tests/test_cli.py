@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from lrbench.analysis.accelerators import known
 from lrbench.bench import session
 from lrbench.bench.plan import Request
 from lrbench.bench.run import Outcome
@@ -240,23 +241,13 @@ def test_options_become_a_request(monkeypatch: pytest.MonkeyPatch, lrbench: Lrbe
         ("sweep --op mlstm", "op must be one of mlstm_sig, mlstm_exp"),
         ("sweep --impl tffla", "impl tffla has no case in this sweep; these have: fused_chunk"),
         ("sweep --baselines flash", "names, got 'flash'; did you mean fla or flash_attn?"),
-        ("sweep --mode forward", "mode must be one of fw, fwbw, bw, step, train, got 'forward'"),
-        ("sweep --state-dtype int8", "state_dtype must be one of fp64, fp32, fp16, bf16, got 'int8'"),
         ("sweep --dtype float32", "dtype must be one of fp64, fp32, fp16, bf16, got 'float32'"),
-        ("sweep --seq-len 1k,8q", "--seq-len must be a positive integer such as 512 or 8k, got '8q'"),
-        (f"sweep --num-heads {10**23}", "num_heads must be from 1 to 2147483647"),
         ("sweep --timeout nan", "--timeout"),
         ("sweep --time-limit -1", "--time-limit"),
-        ("sweep --op ,", "--op must have at least one name, got ','"),
         ("sweep --batch 2 --tokens 1k", "give batch or tokens, not both"),
         ("sweep --executor slurm", "executor must be"),
         ("sweep --no-such-option", "no-such-option"),
-        ("presets --kernel tlfa", "kernel must be one of tfla"),
-        ("kernels zzz", ", or an operation, got 'zzz'"),
-        *(
-            (f"{command} --format xml", "format must be one of table, json, csv")
-            for command in ("kernels", "check a --baseline b", "compare a b", "history op:x", "baseline update a")
-        ),
+        ("check a --baseline b --format xml", "format must be one of table, json, csv"),
         ("compare torch torch --live", "--live compares two implementations, got torch twice"),
         ("compare torch nonsense --live", "impl nonsense has no case in this sweep"),
         ("compare torch,parallel step --live", "impl torch,parallel, step has no case in this sweep"),
@@ -316,7 +307,7 @@ def test_a_reader_that_leaves_is_no_error() -> None:
     assert reader_leaves(*CALL, "kernels") == (128 + signal.SIGPIPE, "")
 
 
-@pytest.mark.parametrize("command", [TINY, "bars tfla-cpu", "errors gated-mlp"])
+@pytest.mark.parametrize("command", [TINY, "bars tfla-cpu", "errors gated-mlp", "profile --impl torch"])
 @pytest.mark.parametrize(("name", "why"), [("file", "File exists"), ("a" * 300, "File name too long")])
 def test_an_output_that_is_no_folder_exits_2_before_the_machine_is_looked_at(
     name: str, why: str, command: str, tmp_path: Path, lrbench: Lrbench
@@ -431,8 +422,6 @@ def test_version_module_and_completion() -> None:
     ("command", "same"),
     [
         ("presets --kernel mlstm_exp", "presets --kernel tfla"),
-        ("presets --kernel attention", "presets --kernel tfla"),
-        ("predict rglru --gpu h200", "predict --op rglru rglru --gpu h200"),
         ("best mlstm_exp --gpu h200 --state-size 64", "best --op mlstm_exp --gpu H200-SXM --head-dim-qk 64"),
         ("history op:mlstm_sig,device:h200,run:df900796", "history op:mlstm_sig,device:h200_sxm,run:df900796"),
         ("count mlstm_exp", "count --op mlstm_exp"),
@@ -441,16 +430,13 @@ def test_version_module_and_completion() -> None:
         ("best rglru --gpu h200", "best --kernel rglru --gpu h200_sxm"),
         ("count gated-mlp --d-model 4k --batch 1k", "count gated-mlp --d-model 4096 --batch 1024"),
         ("count rglru --channels 2k", "count rglru --embedding 2048"),
-        ("count tfla --embedding 4k", "count tfla --num-heads 16"),
         (
             "kv-savings --d-model 4k --d-ff 14k --layers 32 --kv-heads 8 --head-dim 128",
             "kv-savings --d-model 4096 --d-ff 14336 --layers 32 --kv-heads 8 --head-dim 128",
         ),
-        *(
-            (f"{command} --gpu {gpu}", f"{command} --gpu {gpu} --dtype {usual}")
-            for gpu, usual in (("cpu", "fp32"), ("v100", "fp16"))
-            for command in ("best", "predict", "chunk-size")
-        ),
+        ("best --gpu cpu", "best --gpu cpu --dtype fp32"),
+        ("predict --gpu v100", "predict --gpu v100 --dtype fp16"),
+        ("chunk-size --gpu v100", "chunk-size --gpu v100 --dtype fp16"),
     ],
 )
 def test_what_means_the_same_gives_the_same(command: str, same: str, run: Run) -> None:
@@ -468,18 +454,21 @@ def test_an_operation_is_swept_by_its_name_alone(tmp_path: Path, run: Run) -> No
 
 
 def test_the_gpu_that_is_here_is_the_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Run) -> None:
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    for model, key in (("NVIDIA B200", "b200"), ("NVIDIA H200", "h200_sxm"), ("Unheard Of", "h100_sxm")):
-        folder = tmp_path / model
-        (folder / "0000:01:00.0").mkdir(parents=True)
-        (folder / "0000:01:00.0/information").write_text(f"Model: \t\t {model}\nIRQ: 7\n", encoding="utf-8")
-        monkeypatch.setattr("lrbench.analysis.accelerators.known.DRIVER", folder)
-        for command in ("best", "predict", "chunk-size"):
-            assert f'"accelerator": "{key}"' in run(f"{command} mlstm_sig --format json")
-    monkeypatch.setattr("lrbench.analysis.accelerators.known.DRIVER", tmp_path / "NVIDIA B200")
-    for visible, key in (("", "h100_sxm"), ("-1", "h100_sxm"), ("GPU-5f0e", "b200")):
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-        assert run.json("predict")["accelerator"] == key
+    for model in ("NVIDIA B200", "NVIDIA H200", "Unheard Of"):
+        (tmp_path / model / "0000:01:00.0").mkdir(parents=True)
+        said = f"Model: \t\t {model}\nIRQ: 7\n"
+        (tmp_path / model / "0000:01:00.0/information").write_text(said, encoding="utf-8")
+    for model, visible, key in (
+        ("NVIDIA H200", None, "h200_sxm"), ("Unheard Of", None, "h100_sxm"), ("NVIDIA B200", "", "h100_sxm"),
+        ("NVIDIA B200", "-1", "h100_sxm"), ("NVIDIA B200", "GPU-5f0e", "b200"), ("NVIDIA B200", None, "b200"),
+    ):  # fmt: skip
+        monkeypatch.setattr(known, "DRIVER", tmp_path / model)
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible or "")
+        if visible is None:
+            monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+        assert known.default_key() == key
+    for command in ("best", "predict", "chunk-size"):
+        assert '"accelerator": "b200"' in run(f"{command} mlstm_sig --format json")
 
 
 def test_verify_runs_triton_kernels_in_the_interpreter() -> None:

@@ -33,11 +33,6 @@ def test_runs_stand_in_the_order_of_time(results: Path) -> None:
     assert (third["verdict"], third["changed"]) == ("slower", "triton_version 3.6.0 -> 3.7.1")
 
 
-def test_devices_have_histories_of_their_own(tmp_path: Path) -> None:
-    write([measured(), measured(accelerator="h100")], tmp_path / "x.parquet")
-    assert [device for _, device in case_history("op:mlstm_sig", [tmp_path])] == ["h100_sxm", "h200_sxm"]
-
-
 def test_unknown_cases(results: Path) -> None:
     with pytest.raises(ValueError, match="case:00000000 selects no row"):
         case_history("00000000", [results])

@@ -238,14 +238,13 @@ def test_two_runs_of_the_same_code_pass() -> None:
     assert passed >= 99
 
 
-@pytest.mark.parametrize("count", [10, 30])
-def test_a_slowdown_of_5_percent_is_caught(count: int) -> None:
+def test_a_slowdown_of_5_percent_is_caught() -> None:
     """One case of a run 5 % slower, 1 % noise: the check fails, and for that case, in at least 99 of 100 trials."""
     generator = np.random.default_rng(22)
     base = [measured(mode=mode) for mode in ("fw", "bw")]
 
     def run(*medians: float) -> list[Row]:
-        drawn = 1 + 0.01 * generator.standard_normal((2, count))
+        drawn = 1 + 0.01 * generator.standard_normal((2, 10))
         return [with_times(row, each * ms) for row, each, ms in zip(base, drawn, medians, strict=True)]
 
     caught = 0
@@ -279,22 +278,6 @@ def test_two_runs_of_one_commit_on_the_h200_are_the_same() -> None:
         found = check(new, old, THRESHOLDS, fail_unclear=True)
         assert (found.passed, found.counts) == (True, {"ok": len(first)})
         assert {pair.verdict for pair in compare(old, new).pairs} == {"same"}
-
-
-def test_two_runs_of_one_commit_pass_with_samples_drawn_anew() -> None:
-    """Both runs' samples drawn anew: at least 99 of 100 pairs pass, either way round."""
-    generator = np.random.default_rng(23)
-
-    def resampled(row: Row) -> Row:
-        return with_times(row, generator.choice(row["time_samples_ms"], len(row["time_samples_ms"])))
-
-    runs = runs_of_one_commit()
-    passed = [0, 0]
-    for _ in range(TRIALS):
-        first, second = ([resampled(row) for row in rows] for rows in runs)
-        for way, (new, old) in enumerate(((second, first), (first, second))):
-            passed[way] += check(new, old, THRESHOLDS).passed
-    assert min(passed) >= 99
 
 
 def test_a_slowdown_of_5_percent_on_the_h200_is_caught() -> None:
@@ -377,16 +360,13 @@ def test_later_rules_win_key_by_key(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("time = 0.1", "the file must be a table without other keys than defaults, rule, got 'time'"),
         ("[defaults]\ntimes = 0.1", "defaults must be a table without other keys than time, host, .* got 'times'"),
         ("[defaults]\ntime = -0.1", "defaults.time must be a number of at least 0 or false, got -0.1"),
         ("[defaults]\ntime = true", "defaults.time must be a number of at least 0 or false, got True"),
         ("[defaults]\nmin_error = false", "defaults.min_error must be a number of at least 0, got False"),
-        ("[rule]\ntime = 1", "rule must be a list, each a table of why, match, time"),
         ("[[rule]]\ntime = 1", "rule 1.match must be a table of columns"),
         ('[[rule]]\nmatch = { mode = "fw" }', "rule 1 must be a rule that sets one of time"),
         ('[[rule]]\nmatch = { colour = "red" }\ntime = 1', "rule 1.match must be a table without other keys"),
-        ("[[rule]]\nmatch = { mode = 3 }\ntime = 1", "rule 1.match.mode must be a text or a list of texts, got 3"),
         ("[[rule]]\nmatch = { seq_len = 0 }\ntime = 1", "rule 1.match.seq_len must be a positive integer"),
         ("[[rule]]\nmatch = { seq_len = { least = 1 } }\ntime = 1", "match.seq_len must be .* with min, max or both"),
         ("[[rule]]\nmatch = { seq_len = { min = 0.5 } }\ntime = 1", "seq_len.min must be a positive integer, got 0.5"),
@@ -398,9 +378,6 @@ def test_bad_thresholds(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(ValueError, match=message) as raised:
         load_thresholds(path)
     assert str(raised.value).startswith(str(path))
-
-
-def test_missing_thresholds(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"thresholds must be a TOML file, got .*none.toml \(No such file"):
         load_thresholds(tmp_path / "none.toml")
 

@@ -8,7 +8,6 @@ from lrbench.analysis.counts import (
     Factors,
     count,
     count_case,
-    formulation_of,
     tile_rounded_causal_factor,
 )
 from lrbench.analysis.counts.formulations import DECODING
@@ -143,76 +142,12 @@ def test_attention_to_all_keys_is_the_whole_square() -> None:
     assert (everything.causal_factor, everything.bytes) == (1, half.bytes)
 
 
-def test_decoding_moves_the_state() -> None:
-    sizes = {"batch": 2, "seq_len": 1, "channels": 64}
-    assert count("rglru", mode="step", **sizes).byte_parts["state load"] == 2 * 64 * 4
-    assert count("linear_scan", mode="step", **sizes).byte_parts["state store"] == 2 * 64 * 4
-    assert count("wkv4", mode="step", **sizes).byte_parts["state load"] == 3 * 2 * 64 * 4
-    assert count("wkv4", mode="step", **sizes).flops == count("wkv4", **sizes).flops
-
-
-def test_rows_of_operations_without_heads() -> None:
-    row = count_case("rglru", "fused", "fwbw", "bf16", "fp32", {"batch": 8, "seq_len": 4096, "channels": 1024})
-    assert row == count("rglru", mode="fwbw", batch=8, seq_len=4096, channels=1024, gate_dtype="fp32")
-    row = count_case("gated_mlp", "torch.eager", "fw", "bf16", None, {"seq_len": 512, "d_model": 64, "d_ff": 128})
-    assert row == count("gated_mlp", formulation="eager", seq_len=512, d_model=64, d_ff=128, gate_dtype="fp32")
-    assert count_case("wkv4", "recurrent", "bw", "fp32", None, {"batch": 1, "seq_len": 64, "channels": 32}).flops > 0
-
-
-def test_shared_keys_are_read_once_per_group() -> None:
-    """Mamba-2 with one group: B and C of 64 heads are one head's traffic."""
-    sizes = {"seq_len": 2048, "num_heads": 64, "head_dim_qk": 128, "head_dim_v": 64, "chunk_size": 256}
-    shared, own = count("mamba2_ssd", **sizes), count("mamba2_ssd", **sizes, num_groups=64)
-    assert shared.flops == own.flops
-    assert own.compulsory_bytes - shared.compulsory_bytes == 63 * 2048 * 2 * 128 * 2
-
-
 def test_causal_factor_of_tiles() -> None:
     assert tile_rounded_causal_factor(16) == tile_rounded_causal_factor(TILE) == 1
     assert tile_rounded_causal_factor(128) == 0.75
     tiles = 1024 // TILE
     covered = sum(TILE**2 for i in range(tiles) for j in range(tiles) if j <= i)
     assert tile_rounded_causal_factor(1024) == covered / 1024**2
-
-
-def test_rows_use_the_detailed_count_at_the_tile_rounded_causal_factor() -> None:
-    sizes = {"batch": 8, "seq_len": 8192, "num_heads": 16, "head_dim_qk": 128, "head_dim_v": 256, "chunk_size": 256}
-    row = count_case("mlstm_sig", "mlstm_kernels.xl_chunk_siging", "fw", "bf16", "fp32", sizes)
-    assert row == count("mlstm_sig", **sizes, gate_dtype="fp32", causal_factor=(4 + 1) / 8)
-    walked = count_case("mlstm_sig", "fused_chunk", "fw", "bf16", "fp32", sizes)
-    assert walked == count("mlstm_sig", formulation="walk", **sizes, gate_dtype="fp32", causal_factor=1)
-    swept = count_case("mlstm_sig", "fused_chunk", "fw", "fp32", "fp32", sizes)
-    assert (swept.formulation, swept.causal_factor) == ("sweep", (8 + 1) / 16), "tiles of 32"
-    swept = count_case("mlstm_sig", "xl_chunk", "fw", "bf16", "fp32", sizes)
-    assert (swept.formulation, swept.causal_factor) == ("sweep", (2 + 1) / 4), "tiles of 128"
-    assert swept.flops == count("mlstm_sig", **sizes, causal_factor=0.75).flops
-    assert count_case("mlstm_sig", "torch", "fw", "bf16", None, sizes).causal_factor == 1
-    half = count_case("mlstm_sig", "fused_chunk", "fw", "bf16", "bf16", sizes)
-    assert walked.bytes - half.bytes == 8 * 16 * 32 * 2 * 128 * 256 * 2
-
-
-def test_rows_of_chunks_longer_than_the_sequence_are_one_ragged_chunk() -> None:
-    sizes = {"batch": 1, "seq_len": 100, "num_heads": 1, "head_dim_qk": 64, "head_dim_v": 64}
-    row = count_case("mlstm_exp", "fused_chunk", "fw", "bf16", "fp32", {**sizes, "chunk_size": 256})
-    assert row.flops == count_case("mlstm_exp", "fused_chunk", "fw", "bf16", "fp32", {**sizes, "chunk_size": 100}).flops
-
-
-def test_rows_of_implementations_without_a_chunk_axis_use_their_packages_chunk() -> None:
-    sizes = {"batch": 1, "seq_len": 4096, "num_heads": 4, "head_dim_qk": 64, "head_dim_v": 64}
-    fla = count_case("simple_gla", "fla.chunk", "fwbw", "bf16", None, sizes)
-    assert fla.flops == count_case("simple_gla", "limit_chunk", "fwbw", "bf16", None, {**sizes, "chunk_size": 64}).flops
-
-
-def test_fla_stores_the_states_of_forward_passes_in_the_inputs_dtype() -> None:
-    """Written once and read once a chunk: two bytes less each, and nothing less in the backward pass."""
-    sizes = {"batch": 2, "seq_len": 4096, "num_heads": 4, "head_dim_qk": 64, "head_dim_v": 64}
-    states = 2 * 4 * (4096 // 64) * 64 * 64
-    less = {
-        mode: count_case("simple_gla", "limit_chunk", mode, "bf16", None, {**sizes, "chunk_size": 64}).bytes
-        - count_case("simple_gla", "fla.chunk_simple_gla", mode, "bf16", None, sizes).bytes
-        for mode in ("fw", "bw", "fwbw")
-    }
-    assert less == {"fw": 4 * states, "bw": 0, "fwbw": 4 * states}
 
 
 def test_rows_without_a_count() -> None:
@@ -230,32 +165,6 @@ def test_a_step_of_attention_reads_its_context() -> None:
         assert step.flops == pytest.approx(16 * 32 * context * (4 * 128 + 5), rel=1e-3)
         assert step.compulsory_bytes == step.bytes
         assert step == count("attention", mode="step", gate_dtype="fp32", **{**sizes, "seq_len": context})
-
-
-@pytest.mark.parametrize("op", ["gla", "selective_scan"])
-def test_a_step_reads_and_writes_its_state_whatever_the_length(op: str) -> None:
-    sizes = {"batch": 2, "num_heads": 1, "head_dim_qk": 16, "head_dim_v": 64, "channels": 64}
-    one, long = (count(op, mode="step", seq_len=seq_len, **sizes) for seq_len in (1, 512))
-    assert one == long
-    assert 2 * 2 * 16 * 64 * 4 < one.bytes < 1.6 * 2 * 2 * 16 * 64 * 4
-    assert one.flops == pytest.approx(2 * 16 * 64 * (5 if op == "gla" else 7), rel=0.05)
-
-
-def test_formulations_of_implementations() -> None:
-    expected = {
-        ("mlstm_sig", "fused_chunk", "fw"): "walk",
-        ("mlstm_sig", "fused_chunk", "step"): "recurrent",
-        ("mlstm_exp", "parallel", "fw"): "parallel",
-        ("gla", "fla.fused_chunk_gla", "fw"): "fused",
-        ("gla", "fla.not_declared", "fw"): "chunkwise",
-        ("wkv4", "not_declared", "bw"): "recurrent",
-        ("rglru_layer", "fla.chunk_hgrn", "fw"): "unfused",
-        ("gated_mlp", "fused_save", "fw"): "fused",
-        ("gated_mlp", "fused_save", "bw"): "fused_save",
-        ("gated_mlp", "xformers.swiglu", "fw"): "fused_save",
-        ("attention", "torch.sdpa_flash", "fw"): "flash",
-    }
-    assert {of: formulation_of(*of) for of in expected} == expected
 
 
 @pytest.mark.parametrize(
