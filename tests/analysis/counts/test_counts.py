@@ -142,6 +142,14 @@ def test_attention_to_all_keys_is_the_whole_square() -> None:
     assert (everything.causal_factor, everything.bytes) == (1, half.bytes)
 
 
+def test_decoding_moves_the_state() -> None:
+    sizes = {"batch": 2, "seq_len": 1, "channels": 64}
+    assert count("rglru", mode="step", **sizes).byte_parts["state load"] == 2 * 64 * 4
+    assert count("linear_scan", mode="step", **sizes).byte_parts["state store"] == 2 * 64 * 4
+    assert count("wkv4", mode="step", **sizes).byte_parts["state load"] == 3 * 2 * 64 * 4
+    assert count("wkv4", mode="step", **sizes).flops == count("wkv4", **sizes).flops
+
+
 def test_causal_factor_of_tiles() -> None:
     assert tile_rounded_causal_factor(16) == tile_rounded_causal_factor(TILE) == 1
     assert tile_rounded_causal_factor(128) == 0.75
