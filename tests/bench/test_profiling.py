@@ -150,6 +150,13 @@ def test_what_ncu_says_is_passed_on(fake, profile: Lrbench, tmp_path: Path, said
     assert not (tmp_path / "out").exists()
 
 
+def test_a_folder_that_cannot_be_written_is_refused_before_ncu_runs(fake, profile: Lrbench, tmp_path: Path) -> None:
+    fake(said="ncu ran")
+    (tmp_path / "out").write_text("a file")
+    code, _, err = profile()
+    assert (code, err.startswith("lrbench: --output must be a folder that can be written")) == (2, True)
+
+
 def test_a_run_that_hangs_is_ended(profile: Lrbench, tmp_path: Path) -> None:
     ncu = script(tmp_path / "ncu", 'case "$*" in *--log-file*) sleep 300;; esac')
     code, _, err = profile("--ncu", ncu, "--timeout", 0.5)
