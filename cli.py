@@ -8,7 +8,6 @@ import functools
 import gc
 import inspect
 import io
-import itertools
 import os
 import shlex
 import signal
@@ -252,7 +251,8 @@ TableFormat = Annotated[str, _format("markdown")]
 Every = Annotated[bool, option("Show everything; --format json and csv always do.", "--all")]
 Preset = Annotated[str | None, option("quick, default, full, ...: `lrbench presets` [default on a GPU, else quick].")]
 Gpu = Annotated[str | None, option("Accelerator; see `lrbench gpus` [the GPU that is here, else h100].")]
-RoofChoice = Annotated[str, option("spec; measured: the newest stored calibration; or a calibration's file or folder.")]
+ROOFS = "spec; measured: the newest stored calibration; or a calibration's file or folder"
+RoofChoice = Annotated[str, option(f"{ROOFS}.")]
 CausalFactor = Annotated[float | None, option("Share of the causal square computed, 0.5 to 1 [whole tiles].")]
 Timeout = Annotated[float, option("Seconds until a case is ended.", min=0.001)]
 Folder = Annotated[Path, option("Folder of the parquet file.")]
@@ -447,8 +447,10 @@ def sweep(
         option("Measure each case with several Tritons in turn: here or VERSION=FOLDER; give it once for each."),
     ] = None,
     pairs: Annotated[
-        bool, field("Time what computes the same problem in turn, in one process: ratios are then of pairs.")
-    ] = False,
+        bool | None,
+        option("Afterwards time the fastest of each package at each problem in turn: ratios are of pairs [on a GPU]."),
+    ] = None,
+    sustained: Annotated[bool, field("Also load the GPU with each case for 5 to 7 s: time then, energy.")] = False,
     budget: Annotated[float | None, option("Seconds of timing per case.", min=0.0)] = None,
     timeout: Timeout = 120.0,
     time_limit: Annotated[
@@ -489,6 +491,7 @@ def sweep(
     else:
         one = axes.request(kernel, _names(impl, "--impl"), preset=preset, baselines=_names(baselines, "--baselines"))
         requests = (dataclasses.replace(one, shard=parse_shard(shard)),)
+    requests = tuple(dataclasses.replace(each, sustained=sustained or each.sustained) for each in requests)
     if dry_run:
         rows = session.planned_rows(
             *requests, gpu=gpu, output=output, jobs=jobs, devices=devices, resume=resume, tritons=tritons
@@ -583,46 +586,6 @@ def profile(
     note(f"profile: {path}")
     show_profile(rows, format)
     raise typer.Exit(int(any(row.status != "ok" for row in rows)))
-
-
-@command(MEASURE, "errors gated-mlp --size 1k --draws 10")
-def errors(
-    kernel: Annotated[str, typer.Argument(help="Kernel family: gated-mlp.")],
-    size: Annotated[str | None, option("N of the square matrices [1k to 16k on a GPU; 256,512,1k on a CPU].")] = None,
-    draws: Annotated[int, option("Draws of all matrices.", min=1)] = 100,
-    impl: Annotated[
-        str | None, option("Ours, or definition: float32 inside, rounded once [fused; a CPU: both it and torch].")
-    ] = None,
-    against: Annotated[str, option("eager: torch in the same dtype; exact: float64, for N up to 16k.")] = "eager,exact",
-    dtype: Annotated[str, option("bf16, fp16 or fp32.")] = "bf16",
-    output: Annotated[
-        Path | None, option("Folder to keep the rows in, for lrbench reproduce gated-mlp-errors.")
-    ] = None,
-    format: Format = "table",
-) -> None:
-    """Measure the errors of a fused kernel's results over random draws: largest, mean and relative."""
-    import torch
-
-    from .bench import display, mlp_errors
-    from .bench.session import check_folder
-
-    if kernel.replace("_", "-") != "gated-mlp":
-        raise ValueError(f"kernel must be gated-mlp, the family whose source has such a table, got {kernel!r}")
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    usual = ("fused",) if device == "cuda" else ("torch", mlp_errors.DEFINITION)
-    sizes = size or ("1k,2k,4k,8k,16k" if device == "cuda" else "256,512,1k")
-    found = mlp_errors.error_rows(
-        sizes=parse_sizes(sizes, "--size"), draws=draws, impls=_names(impl, "--impl") or usual,
-        against=parse_names(against, "--against"), dtype=dtype, device=device,
-    )  # fmt: skip
-    name = torch.cuda.get_device_name() if device == "cuda" else "the CPU: the Triton kernels need a GPU"
-    if output is not None:
-        check_folder(output)
-    note(f"computing on {name}")
-    rows = list(found)
-    display.show(rows, format)
-    if output is not None:
-        note(f"errors: {mlp_errors.write_rows(rows, output)}")
 
 
 @command(MEASURE, "bars tfla --list")
@@ -903,34 +866,6 @@ def _without(needed: str) -> str:
     return f"must be given with {needed}: without it nothing is measured"
 
 
-@command(EXPLAIN, "kv-savings --tokens 512,4k --kv-dtype fp8")
-def kv_savings(
-    tokens: Annotated[str, option("Tokens of a chunk or of a prompt, comma-separated.")] = "512",
-    dtype: Annotated[str, option("Dtype of activations: fp32, fp16, bf16 or fp8.")] = "bf16",
-    kv_dtype: Annotated[str | None, option("Dtype of the cache [the activations'].")] = None,
-    d_model: Annotated[int | None, size("A model of your own: model dim.")] = None,
-    d_ff: Annotated[int | None, size("Its MLP dim.")] = None,
-    layers: Annotated[int | None, size("Its layers.")] = None,
-    kv_heads: Annotated[int | None, size("Its key-value heads.")] = None,
-    head_dim: Annotated[int | None, size("Its head dim.")] = None,
-    format: Format = "table",
-) -> None:
-    """Show the activation memory that the fused MLP saves per layer, and how much key-value cache fits in it."""
-    from .analysis.counts import kv_savings
-    from .bench import display
-
-    own = {"d_model": d_model, "d_ff": d_ff, "layers": layers, "kv_heads": kv_heads, "head_dim": head_dim}
-    given = {name: value for name, value in own.items() if value is not None}
-    if given and len(given) < len(own):
-        missing = ", ".join("--" + name.replace("_", "-") for name in own if name not in given)
-        raise ValueError(f"a model of your own needs all of its sizes; missing: {missing}")
-    models = (kv_savings.CacheModel(name="own", **given),) if given else kv_savings.MODELS
-    rows: list[dict[str, Any]] = []
-    for number, model in itertools.product(parse_sizes(tokens, "--tokens"), models):
-        rows += map(dataclasses.asdict, kv_savings.savings(model, number, dtype=dtype, kv_dtype=kv_dtype))
-    display.show(rows, format)
-
-
 def _accelerator(gpu: str | None, roofs: str) -> Accelerator:
     """Return the accelerator of ``--gpu`` with the roofs of ``--roofs``; say on stderr what a short name stands for."""
     from .analysis.accelerators.known import canonical_key, default_key, get_accelerator
@@ -952,8 +887,8 @@ def plot(
         str,
         typer.Argument(
             help="From results: runtime, memory, runtime-memory, throughput, chunk-size, trade-off, head-dim, rate, "
-            "context. From the counts: flops, flop-optimal, runtime-optimal, intensity-optimal, intensity; model takes "
-            "both. From definitions: transfer, kv-savings."
+            "context, sustained, energy. From the counts: flops, flop-optimal, runtime-optimal, intensity-optimal, "
+            "intensity; model takes both. From definitions: transfer, kv-savings."
         ),
     ],
     results: Annotated[
@@ -995,21 +930,41 @@ def plot(
 
 @command(DRAW, "roofline results/h200_sxm --op mlstm_sig --tokens 64k --head-dim 256 --seq-len 8k -o roofline.svg")
 def roofline(
+    context: typer.Context,
     shown: Shown,
-    results: Annotated[list[Path], typer.Argument(help="Result files or folders.")],
+    results: Annotated[list[Path] | None, typer.Argument(help="Result files or folders.")] = None,
+    of: Annotated[str | None, option("Measure a function of yours, my_module:function, in place of RESULTS.")] = None,
+    counters: Annotated[bool, field("FLOPs and bytes of --of from Nsight Compute's counters.")] = False,
     gpu: Annotated[
         str | None, option("Accelerators, comma-separated; see `lrbench gpus` [the one that was measured].")
     ] = None,
     output: Figure = Path("roofline.png"),
     width: Width = None,
     dpi: Dpi = 130,
-    roofs: RoofChoice = "spec",
+    roofs: Annotated[str | None, option(f"{ROOFS} [spec; of --of measured].")] = None,
 ) -> None:
-    """Draw the rooflines of accelerators with the points measured on them, and the share of the roof reached."""
+    """Draw the rooflines of accelerators with the points measured on them, and the share of the roof reached.
+
+    --of calls a function of yours, which takes no arguments or those that get_inputs() of its module returns, and says
+    its FLOPs, bytes, intensity, time and share of the bound.
+    """
     from .analysis.figures.roofline import roofline as drawing
     from .analysis.figures.style import check_format, save_figure
 
     check_format(output)
+    if of is not None:
+        from .bench.own_function import roofline_of
+
+        taken = {"of", "counters", "output", "width", "dpi", "roofs"}
+        _refuse_given(context, *context.params.keys() - taken, why="cannot be given with --of")
+        figure, line = roofline_of(of, lambda key: _accelerator(key, roofs or "measured"), counters=counters)
+        print(line)
+        if figure is not None:
+            print(save_figure(figure.at(width), output, dpi=dpi))
+        return
+    if not results or counters:
+        raise ValueError("roofline needs result files or folders, or --of my_module:function; only this has --counters")
+    roofs = roofs or "spec"
     # One calibration cannot stand for several parts: a further accelerator is drawn as specified.
     named = _names(gpu, "gpu") or ()
     accelerators = [_accelerator(name, "spec" if n else roofs) for n, name in enumerate(named)]

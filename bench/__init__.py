@@ -18,6 +18,7 @@
 | `correctness` | output and gradients against float64 |
 | `memory` | the peak memory of a call |
 | `clock` | times a call |
+| `sustained` | what a call takes and draws once clocks and power have settled |
 | `noise` | what else the machine did meanwhile |
 | `environment` | device and versions; which rows this code's are |
 | `autotuning` | how Triton's autotuners choose in a worker |
@@ -25,8 +26,9 @@
 | *commands that measure something else* | |
 | `calibrate`, `vector_rate` | the rates that the device reaches |
 | `bars` | the project's speed bars, claims that are measured |
+| `own_function` | a function of a user's on the roofline |
 | `profiling`, `ncu` | hardware counters by Nsight Compute |
-| `mlp_errors` | the command errors: numerical errors of the gated MLP |
+| `mlp_errors` | numerical errors of the gated MLP, for `reproduce --run` |
 | `complete` | `reproduce --run`, `results --run`: measures what claims of documents or a complete set of results lack |
 | *answers and output* | |
 | `choice` | the commands best, chunk-size and predict |

@@ -1,4 +1,5 @@
-"""Triton's autotuners in workers: configurations compile in parallel, and none is chosen while processes share the GPU.
+"""Triton's autotuners in workers: configurations compile in parallel, none is chosen while processes share the GPU, and
+a package that tunes itself is represented by the best of several choices.
 
 An autotuner compiles one configuration after the other, which takes packages with hundreds of them minutes. Here all
 configurations of a key (the arguments for which a choice is made) are compiled in threads first, since compilers
@@ -10,14 +11,26 @@ go on to use it.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, TypeVar
 from unittest import mock
 
 from ..analysis.accelerators import cpu
+from ..analysis.check.statistics import median
+from .clock import Call, Clock, Sampling, measure
+
+AnyCall = TypeVar("AnyCall", bound=Call)
 
 MAX_THREADS = 16
+TUNINGS = 3
+CONTENDERS = 4
+"""Configurations of a kernel among which a further tuning chooses: the fastest of the tuning before."""
+TUNING_MS = {"warmup": 5, "rep": 20}
+ROUNDS = 9
 
 
 def compile_in_parallel(threads: int | None = None) -> None:
@@ -76,3 +89,112 @@ def _run_once(call: Callable[[], Any], quantiles: Sequence[float]) -> list[float
 def _no_disk_cache(self: Any, key: Any, configs: Sequence[Any], benchmark: Callable[[], Any]) -> bool:
     benchmark()
     return False
+
+
+@dataclass(frozen=True, slots=True)
+class Tuning:
+    """The configurations that the autotuners of a call keep, in the order of the autotuners."""
+
+    tuners: Sequence[Any]
+    kept: Sequence[Mapping[Any, Any]]
+
+    def install(self) -> None:
+        """Make the autotuners take these."""
+        for tuner, kept in zip(self.tuners, self.kept, strict=True):
+            tuner.cache = dict(kept)
+
+    def before(self, call: AnyCall) -> AnyCall:
+        """Return the call with this choice, whatever the autotuners choose for others meanwhile."""
+
+        def prepare() -> Any:
+            self.install()
+            return call.prepare()
+
+        return dataclasses.replace(call, prepare=prepare)
+
+
+def settle(call: Call, clock: Clock) -> tuple[Tuning, str] | None:
+    """Return the best of several choices that the autotuners of a call make, and what it is in words.
+
+    An autotuner times each of its kernels alone, once, at the sizes it meets first, so two runs of a package can differ
+    by a fifth. Here the autotuners that the call runs choose :data:`TUNINGS` times, after the first time among the
+    :data:`CONTENDERS` best, and the call is timed under each choice, in turn.
+
+    Args:
+        call: was called before, so that its autotuners have chosen. What it raises is raised.
+
+    Returns:
+        None where the call runs no autotuner that has a choice.
+    """
+    try:
+        from triton.runtime.autotuner import Autotuner
+    except ImportError:
+        return None
+    with _noted(Autotuner) as tuners:
+        call.call(call.prepare())
+    if not tuners:
+        return None
+    choices, used = [first := Tuning(tuners, [tuner.cache for tuner in tuners])], []
+    try:
+        for _ in range(1, TUNINGS):
+            again = _choose_again(Autotuner, tuners, call)
+            used = [list(each) for each in again]
+            merged = Tuning(tuners, [{**old, **new} for old, new in zip(first.kept, again, strict=True)])
+            choices += [merged] if merged not in choices else []
+    finally:
+        first.install()
+    best = first
+    if len(choices) > 1:
+        timings = measure(clock, [each.before(call) for each in choices], Sampling(in_turn=True, rounds=ROUNDS))
+        fastest = min(
+            range(len(choices)), key=lambda n: median(timings[n].samples_ms) if not timings[n].failure else math.inf
+        )
+        best = choices[fastest]
+        best.install()
+    words = (
+        f"{tuner.base_fn.__name__}: {_in_words(kept[key])}"
+        for tuner, kept, keys in zip(tuners, best.kept, used, strict=True)
+        for key in keys
+    )
+    return best, "; ".join(dict.fromkeys(words))
+
+
+@contextlib.contextmanager
+def _noted(autotuner: Any) -> Iterator[list[Any]]:
+    """Give a list to which the autotuners that run in the block and have a choice are added, each once."""
+    run, tuners = autotuner.run, list[Any]()
+
+    def run_and_note(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if len(self.configs) > 1 and all(self is not other for other in tuners):
+            tuners.append(self)
+        return run(self, *args, **kwargs)
+
+    with mock.patch.object(autotuner, "run", run_and_note):
+        yield tuners
+
+
+def _choose_again(autotuner: Any, tuners: Sequence[Any], call: Call) -> list[dict[Any, Any]]:
+    """Return what each autotuner chooses for a call when it knows only how fast its configurations were before."""
+    from triton.testing import do_bench
+
+    def bench(kernel: Callable[[], Any], quantiles: Sequence[float]) -> Any:
+        return do_bench(kernel, quantiles=quantiles, **TUNING_MS)
+
+    before = [(tuner.configs, getattr(tuner, "configs_timings", {})) for tuner in tuners]
+    for tuner, (configs, timings) in zip(tuners, before, strict=True):
+        tuner.cache, tuner.configs = {}, sorted(timings, key=timings.__getitem__)[:CONTENDERS] or configs
+    replaced: dict[str, Any] = {"do_bench": property(lambda _: bench)}
+    if hasattr(autotuner, "check_disk_cache"):
+        replaced["check_disk_cache"] = _no_disk_cache
+    try:
+        with mock.patch.multiple(autotuner, **replaced):
+            call.call(call.prepare())
+        return [tuner.cache for tuner in tuners]
+    finally:
+        for tuner, (configs, timings) in zip(tuners, before, strict=True):
+            tuner.configs, tuner.configs_timings = configs, timings
+
+
+def _in_words(config: Any) -> str:
+    """Return a configuration as "BLOCK=64, num_warps=4"; what was left to Triton is left out."""
+    return ", ".join(f"{name}={value}" for name, value in config.all_kwargs().items() if value is not None)

@@ -115,7 +115,8 @@ def run_missing(
     """
     began, (found, _) = time.monotonic(), evaluated()
     if requests := [*more, *missing_requests(found)]:
-        outcome = session.run_sweep(*requests, output=output, resume=True, time_limit_s=time_limit_s, **sweep)
+        sweep |= {"output": output, "resume": True, "pairs": False}
+        outcome = session.run_sweep(*requests, time_limit_s=time_limit_s, **sweep)
         if outcome.interrupted:
             raise KeyboardInterrupt
         if outcome.remaining:

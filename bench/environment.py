@@ -125,7 +125,7 @@ def rows_of(folder: Path, environment: Environment, row: type[Record] = Record, 
 def finished_cases(
     folder: Path, environment: Environment, *, failed: bool = False, tritons: bool = False
 ) -> dict[Identity, Record]:
-    """Return identity -> row of the cases that ``--resume`` need not run again, the last where there are several.
+    """Return identity -> row of the cases that ``--resume`` need not run again, the newest where there are several.
 
     Those are the cases of :func:`rows_of` with status ok, or with ``failed`` all that were tried.
 
@@ -133,9 +133,8 @@ def finished_cases(
         tritons: look among the rows of sweeps that compare Tritons, whose versions tell their cases apart.
     """
     found = rows_of(folder, environment, TritonRow if tritons else Record, **({} if failed else {"status": "ok"}))
-    return {
-        (row["case_id"], row["triton_version"] if tritons else None): Record(**row) for row in found if was_tried(row)
-    }
+    found = sorted(filter(was_tried, found), key=lambda row: row["measured_at"])
+    return {(row["case_id"], row["triton_version"] if tritons else None): Record(**row) for row in found}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -313,8 +312,15 @@ def nvml_handle() -> Any:
     return pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{properties.uuid}")
 
 
+def total_energy_j() -> float:
+    """Return the energy that torch's current GPU took since its driver was loaded; pynvml.NVMLError as NVML says."""
+    import pynvml
+
+    return float(pynvml.nvmlDeviceGetTotalEnergyConsumption(nvml_handle())) / 1000
+
+
 def device_state() -> DeviceState:
-    """Return the clocks, power, temperature and throttle reasons of torch's current GPU; empty where NVML has none."""
+    """Return the clocks, temperature and throttle reasons of torch's current GPU; empty where NVML has none."""
     import pynvml
 
     try:
@@ -322,7 +328,6 @@ def device_state() -> DeviceState:
         reasons = pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)
         return DeviceState(
             sm_clock_mhz=float(pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM)),
-            power_w=pynvml.nvmlDeviceGetPowerUsage(handle) / 1000,
             temperature_c=float(pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU)),
             throttled=", ".join(name for name, flag in _THROTTLE_REASONS.items() if reasons & getattr(pynvml, flag))
             or None,

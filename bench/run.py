@@ -46,6 +46,9 @@ if TYPE_CHECKING:
     Executor: TypeAlias = LocalExecutor | RayExecutor
 
 installed_versions = functools.cache(baselines.installed_versions)
+RIVALS = ("provider", "op", "state_dtype", "head_dim_qk", "head_dim_v")
+"""Of a problem's cases that agree in these columns, one stands for the package: the fastest."""
+
 COMPILING, WRITING = "waiting for compilation", "writing"
 
 
@@ -336,6 +339,22 @@ def problem(item: PlannedCase) -> Hashable:
     return case.mode, case.dtype, case.batch, case.seq_len, case.context, case.layers, width, case.d_ff
 
 
+def fastest_of_each(planned: Sequence[PlannedCase], records: Sequence[Record]) -> list[PlannedCase]:
+    """Return the cases by which packages are compared, of each problem that several packages computed.
+
+    They are the fastest of each package and operation, at the same head dims and dtype of the states. A problem is left
+    out if of each of these a case was timed in turn with the others already.
+    """
+    timed = {record.case_id: record for record in records if record.status == "ok" and record.suspect is None}
+    found = []
+    for group in grouped((item for item in planned if item.case.case_id in timed), problem).values():
+        by = grouped(group, lambda item: tuple(getattr(item.case, name) for name in RIVALS)).values()
+        in_turn = [{timed[item.case.case_id].pair_id for item in each} - {None} for each in by]
+        if len({item.case.provider for item in group}) > 1 and not set.intersection(*in_turn):
+            found += [min(each, key=lambda item: timed[item.case.case_id].time_ms or math.inf) for each in by]
+    return found
+
+
 def problem_beside(ignore: Sequence[str] = ()) -> Callable[[PlannedCase], Hashable]:
     """Return what the cases have in common that differ only in the implementation and in the columns ignored."""
     columns = [name for name in CASE_COLUMNS if name not in ("impl", *ignore)]
@@ -366,19 +385,3 @@ def why_not_again(rows: Sequence[Row], environment: Environment) -> str | None:
     if current is not None and not all(current.startswith(each) or each.startswith(current) for each in commits):
         return f"the run is of commit {', '.join(sorted(commits))}, this checkout is {current}"
     return None
-
-
-def measure_again(
-    rows: Sequence[Row], environment: Environment, *, timeout_s: float, budget_s: float
-) -> Mapping[str, dict[str, Any]]:
-    """Measure the cases of rows again and return the new rows by case id.
-
-    Raises:
-        ValueError: an implementation is not declared any more.
-    """
-    run = Run.start(environment)
-    limits = RunLimits(timeout_s=timeout_s, budget_s=budget_s, device_kind=environment.device_kind)
-    planned = [planned_again(row) for row in rows]
-    with LocalExecutor() as executor:
-        measured = measure(planned, run, limits, executor=executor)
-        return {record.case_id: dataclasses.asdict(record) for _, record, _ in measured}

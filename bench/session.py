@@ -16,7 +16,7 @@ import shutil
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -92,7 +92,7 @@ def run_sweep(
     resume: bool,
     retry: bool = True,
     tritons: Sequence[Triton] = (),
-    pairs: bool = False,
+    pairs: bool | None = None,
     profile_harness: bool = False,
     timeout_s: float,
     time_limit_s: float | None = None,
@@ -110,7 +110,7 @@ def run_sweep(
         retry: whether those that failed are run again all the same. If not, cases that cannot be tried here are left
             out as well where the folder has any row of them.
         tritons: measure every case once with each of these, in turn, on one GPU; none: with the installed one.
-        pairs: time cases of the same problem in turn, see :func:`.run.problem`.
+        pairs: afterwards time the fastest of each package in turn, see :func:`.run.fastest_of_each`; None: on a GPU.
         profile_harness: also say what the time went into and how many kernels were compiled.
         time_limit_s: as of :func:`.run.measure`; None: no limit.
 
@@ -122,12 +122,17 @@ def run_sweep(
     if tritons and (executor != "local" or devices > 1):
         raise ValueError("--triton compares versions on one GPU: leave --executor and --devices out")
     if tritons and pairs:
-        raise ValueError("--pairs times cases in one process, --triton each version in its own: leave one of them out")
+        raise ValueError("--pairs compares packages, --triton versions of it: leave one of them out")
     runs_cases = get_executor(executor, devices=devices)
     check_folder(output)
     with hold_folder_and_gpus(output, devices if executor == "local" else 0, wait=wait), runs_cases:
+        local = runs_cases if isinstance(runs_cases, LocalExecutor) else None
+        sustained = any(request.sustained for request in requests)
+        # On a cluster each row says what its node lacks.
+        if local and sustained and (lacking := local.call("bench.sustained:why_not_here")["reason"]):
+            raise ValueError(f"--sustained needs {lacking}")
         if calibrate or (calibrate is None and executor == "local"):
-            asked = runs_cases.worker_to_ask() if isinstance(runs_cases, LocalExecutor) else None
+            asked = local.worker_to_ask() if local else None
             measured = calibration.calibrate(short=True, gpu_only=calibrate is None, session=asked)
         else:
             measured = calibration.Calibration(environment=runs_cases.environment(), rows=[], failure=None)
@@ -154,9 +159,19 @@ def run_sweep(
             time_limit_s=math.inf if time_limit_s is None else time_limit_s,
             roofs=measured.rows,
             done=done,
-            group_by=run.problem if pairs else None,
         )
-    note(*conclusion(outcome))
+        note(*conclusion(outcome))
+        pairs = environment.device_kind == "cuda" and not (tritons or sustained) if pairs is None else pairs
+        left_s = math.inf if time_limit_s is None else began + time_limit_s - time.monotonic()
+        rivals = run.fastest_of_each(planned, outcome.resumed + outcome.records) if pairs else []
+        if rivals and left_s > 0 and not outcome.remaining:
+            note(f"timing the fastest of each package at each problem in turn: {len(rivals)} cases")
+            again = _time_in_turn(
+                rivals, run.problem, environment, get_executor(executor, devices=devices), output, timeout_s, left_s
+            )
+            newer = {record.case_id: record for record in again.records if record.status == "ok"}
+            records = [newer.get(record.case_id, record) for record in outcome.records]
+            outcome = dataclasses.replace(outcome, records=records, interrupted=again.interrupted)
     if profile_harness:
         note(*where_time_went(outcome, began, environment_s, devices))
     return outcome
@@ -249,6 +264,8 @@ def _begin(
         # The rows of a run that died are still in its journal.
         note(*store.recovered_notes(output))
         finished = finished_cases(output, environment, failed=not retry, tritons=bool(tritons))
+        loads = {item.identity for item in planned if item.sustained}
+        finished = {key: row for key, row in finished.items() if key not in loads or row.sustained_ms is not None}
         if not retry and (files := store.files_in(output)):
             stored = {row["case_id"] for row in load_rows(files, ["case_id"])}
             untried = stored - {case_id for case_id, _ in finished}
@@ -503,17 +520,34 @@ def run_in_turn(
     number = {row["case_id"]: n for n, group in enumerate(groups) for row in group}
     with hold_folder_and_gpus(output, 1, wait=False):
         note(f"timing {len(rows)} cases in turn, in {len(groups)} groups, on {environment.device_name}")
-        outcome = sweep(
-            [run.planned_again(row) for row in rows],
-            environment,
-            RunLimits(timeout_s=timeout_s, budget_s=PAIR_BUDGET_S),
-            SweepProgress(),
-            executor=LocalExecutor(),
-            output=output,
-            group_by=lambda item: number[item.case.case_id],
-            jobs=default_jobs(environment.device_kind),
-            time_limit_s=math.inf if time_limit_s is None else time_limit_s,
-        )
+        planned = [run.planned_again(row) for row in rows]
+        left_s = math.inf if time_limit_s is None else time_limit_s
+        group_by = lambda item: number[item.case.case_id]  # noqa: E731
+        return _time_in_turn(planned, group_by, environment, LocalExecutor(), output, timeout_s, left_s)
+
+
+def _time_in_turn(
+    planned: Sequence[PlannedCase],
+    group_by: Callable[[PlannedCase], Hashable],
+    environment: Environment,
+    executor: run.Executor,
+    output: Path,
+    timeout_s: float,
+    time_limit_s: float,
+) -> Outcome:
+    """Time cases in turn, those of a group beside each other, and write their rows."""
+    outcome = sweep(
+        planned,
+        environment,
+        RunLimits(timeout_s=timeout_s, budget_s=PAIR_BUDGET_S),
+        SweepProgress(),
+        executor=executor,
+        output=output,
+        prefix=store.PAIRS_PREFIX,
+        group_by=group_by,
+        jobs=default_jobs(environment.device_kind) if isinstance(executor, LocalExecutor) else 0,
+        time_limit_s=time_limit_s,
+    )
     note(*conclusion(outcome))
     return outcome
 
@@ -524,10 +558,13 @@ def measure_again(rows: Sequence[Mapping[str, Any]], *, timeout_s: float, budget
     if reason := run.why_not_again(rows, environment):
         note(f"not measured again: {reason}")
         return {}
+    planned = [dataclasses.replace(run.planned_again(r), sustained=r.get("sustained_ms") is not None) for r in rows]
+    limits = RunLimits(timeout_s=timeout_s, budget_s=budget_s)
     try:
-        with hold_gpus():
+        with hold_gpus(), LocalExecutor() as executor:
             note(f"measuring {len(rows)} cases again on {environment.device_name}")
-            return run.measure_again(rows, environment, timeout_s=timeout_s, budget_s=budget_s)
+            measured = run.measure(planned, Run.start(environment), limits, executor=executor)
+            return {record.case_id: dataclasses.asdict(record) for _, record, _ in measured}
     except HeldError as error:
         note(f"not measured again: {error}")
         return {}

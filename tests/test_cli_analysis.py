@@ -18,7 +18,7 @@ from lrbench.kernels.scalar_decay.declare import WHOLE_STATE_FORM
 from lrbench.results import store
 from lrbench.results.select import load_rows
 from lrbench.tests import ROOT
-from lrbench.tests.command_line import Lrbench, Run, full_speed_seconds, refused
+from lrbench.tests.command_line import Lrbench, Run, full_speed_seconds, refused, refused_commands
 
 from .analysis import rows as made
 
@@ -589,56 +589,7 @@ def test_figures_are_written(tmp_path: Path, run: Run) -> None:
         assert Path(run(*arguments).strip()).stat().st_size > 5000
 
 
-@pytest.mark.parametrize(
-    ("command", "message"),
-    [
-        ("count tlfa", "kernel must be"),
-        ("count tfla --op rwkv9", " names, got 'rwkv9'; did you mean wkv4?"),
-        ("count rglru --op wkv4", "op must be one of rglru, linear_scan, rglru_layer for rglru, got 'wkv4'"),
-        ("count rglru --num-heads 4", "--num-heads does not apply to rglru: batch, seq_len, channels do"),
-        ("count rglru --chunk-size 64", "chunk_size must be left out for rglru fused fw, got '64'"),
-        ("count tfla --gate-dtype=", "gate_dtype must be one of "),
-        ("best tfla --embedding 4096 --num-heads 3", "embedding must be heads times value head dim, 3 x 256, got 4096"),
-        ("best mlstm_sig --channels 256", "--channels does not apply to mlstm_sig: "),
-        ("best tfla --mode train", "step, got 'train'"),
-        ("best gla --dtype fp32", "nothing runs gla fw fp32 on h100_sxm"),
-        ("chunk-size tfla --results nowhere", "got nowhere"),
-        ("chunk-size rglru", "gla to have a modelled chunk size, got 'rglru'"),
-        ("chunk-size tfla --mode step", "mode must be one of fw, bw, fwbw for a chunk size, got 'step'"),
-        ("chunk-size tfla --seq-len 8", "seq_len must be >= 16 to have a feasible chunk size, got 8"),
-        ("chunk-size tfla --impl zzz", "impl must be one of fused_chunk, whole_state, xl_chunk, "),
-        ("chunk-size lightning --impl lightning2", "for lightning to choose a chunk length, got 'lightning2'"),
-        ("chunk-size gla --dtype fp32", "gla fla.chunk_gla cannot run this: dtype must be one of bf16, fp16"),
-        ("chunk-size gla --seq-len 32", "gla fla.chunk_gla cannot run this: chunk_size must be one of 64 for fla."),
-        ("chunk-size tfla --roofs best", "roofs must be spec, measured, or a file or folder "),
-        ("predict --validate --impl zzz", "results must hold measured rows of what is validated, got none"),
-        ("predict tfla --seq-len 1", "nothing runs mlstm_sig fw bf16 on h100_sxm: mlstm_sig whole_state cannot run"),
-        ("predict tfla --gpu v100 --dtype bf16", "on v100, got 'bf16'"),
-        ("predict attention --chunk-size 64", "chunk_size must be left out for attention flash_attn.v3 fw"),
-        ("predict tfla --chunk-size 1m", "chunk_size must be <= seq_len = 8192, got 1048576"),
-        ("chunk-size tfla --impl whole_state --gpu b200", "whole_state is written for compute capability 9.0"),
-        ("predict tfla --impl zzz", "for mlstm_sig, got 'zzz'"),
-        ("predict attention --impl fused_chunk", "impl must be one of flash_attn.v2, "),
-        ("predict rglru --impl fused --channels 7", "rglru fused cannot run this: channels must be a multiple of 8"),
-        ("results --format yaml", "format must be one of table, json, csv, markdown, got 'yaml'"),
-        ("errors fused_chunk", "kernel must be gated-mlp"),
-        ("compare impl:a impl:b --seq-len 1k", "--seq-len must be given with --live: without it nothing is measured"),
-        ("results --time-limit 9", "--time-limit must be given with --run: without it nothing is measured"),
-        ("plot memory nowhere --seq-len 8k", "seq_len must be left out for the figure memory, got 8192"),
-        ("plot pie nowhere", "kind must be one of runtime, "),
-        ("plot runtime nowhere -o a.gif", "output must end in one of .png, .svg, .pdf, got 'a.gif'"),
-        ("plot runtime", "the figure runtime shows results: name files or folders of them"),
-        ("plot flops nowhere", "the figure flops is drawn from the counts: leave the results out"),
-        ("plot flop-optimal --causal-factor 0.3", "causal_factor must be in [0.5, 1], got 0.3"),
-        ("plot flops --op attention", "to have a modelled chunk size, got 'attention'"),
-        ("plot model --gpu ,", "gpu must have at least one name, got ','"),
-        ("plot model --width 1", "width must be from 2.5 to 50 inches, got 1"),
-        ("plot flops --impl fused_chunk", "impl must be left out for the figure flops, got 'fused_chunk'"),
-        ("plot runtime nowhere --gpu b200", "gpu must be left out for the figure runtime, got 'b200'"),
-        ("plot flops --dpi 0", "dpi must be from 1 to 1200, got 0"),
-        ("kv-savings --d-model 64", "missing: --d-ff, --layers, --kv-heads, --head-dim"),
-    ],
-)
+@pytest.mark.parametrize(("command", "message"), refused_commands("input"))
 def test_bad_input_is_one_clear_line_and_exit_2(command: str, message: str, lrbench: Lrbench) -> None:
     assert message in refused(lrbench, command)
 

@@ -21,6 +21,7 @@ from lrbench.bench.derived import Run, build_record
 from lrbench.bench.plan import PlannedCase
 from lrbench.bench.workers import not_measured
 from lrbench.results import store
+from lrbench.results.schema import Record
 from lrbench.tests import ROOT
 from lrbench.tests.command_line import CALL, Lrbench, reader_leaves, refused, script
 
@@ -131,7 +132,12 @@ def test_rerun_settles_cases_or_says_where_it_cannot(
     assert code == 1 and "not measured again: the run is of " in err
     fast = {row["case_id"]: row for row in run_of(4, seed=9)}
     monkeypatch.setattr(run, "why_not_again", lambda rows, environment: None)
-    monkeypatch.setattr(run, "measure_again", lambda rows, *_, **__: {r["case_id"]: fast[r["case_id"]] for r in rows})
+
+    def measure(planned: Sequence[PlannedCase], *_: object, **__: object) -> Iterator[run.Measured]:
+        for item in planned:
+            yield run.Measured(item, Record(**fast[item.case.case_id]), {})
+
+    monkeypatch.setattr(run, "measure", measure)
     code, out, err = lrbench(*command)
     assert code == 0
     assert "measuring 4 cases again" in err

@@ -14,7 +14,6 @@ follow from the sums; its text and its footnote state different ranges for them.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -70,24 +69,15 @@ class Saving:
     extra_tokens: int
 
 
-def savings(model: CacheModel, tokens: int, *, dtype: str = "bf16", kv_dtype: str | None = None) -> list[Saving]:
+def savings(model: CacheModel, tokens: int, *, dtype: str = "bf16") -> list[Saving]:
     """Return what the fused kernel saves on a model, against each of :data:`BASELINES`.
 
     Args:
         tokens: S, of a chunk in chunked prefill or of a whole prompt.
-        dtype: of the activations: fp32, fp16, bf16 or fp8.
-        kv_dtype: of the cache; the activations' where None.
-
-    Raises:
-        ValueError: a size below 1, or an unknown dtype.
+        dtype: of the activations and of the cache: fp32, fp16, bf16 or fp8; ValueError for others.
     """
-    for name, size in {**dataclasses.asdict(model), "tokens": tokens}.items():
-        if name != "name" and size < 1:
-            raise ValueError(f"{name} must be at least 1, got {size}")
-    kv_dtype = dtype if kv_dtype is None else kv_dtype
-    for name, value in (("dtype", dtype), ("kv_dtype", kv_dtype)):
-        one_of(name, value, DTYPE_BYTES)
-    token_bytes = 2 * model.layers * model.kv_heads * model.head_dim * DTYPE_BYTES[kv_dtype]
+    one_of("dtype", dtype, DTYPE_BYTES)
+    token_bytes = 2 * model.layers * model.kv_heads * model.head_dim * DTYPE_BYTES[dtype]
     width, wide = (tokens * size * DTYPE_BYTES[dtype] for size in (model.d_model, model.d_ff))
     rows = []
     for baseline, (attention, mlp) in BASELINES.items():

@@ -64,22 +64,12 @@ def roofline(
     chosen, at_best, first, hidden = main_lines(chosen, at_best, "seq_len")
     points = points[in_lines(points, zip(at_best["op"], at_best["impl"], strict=True))]
     dtype = str(chosen.dtype)
-    peak = max(each.peak_flops(dtype) or 0 for each in accelerators)
-    unit, prefix = axis_prefix(peak)
+    unit, roof_axes = _roof_axes(accelerators, dtype, points["intensity"], points["tflops"])
     chunks = sorted(map(float, set(points["chunk_size"].dropna())))
     beyond = 2 * max(chunks, default=8)
     points = points.assign(
         reached=points["tflops"] * (1e12 / unit), place=points["chunk_size"].astype(float).fillna(beyond)
     )
-    ridges = [each.intensity(dtype) or 1.0 for each in accelerators]
-    low, high = points["intensity"].min(), points["intensity"].max()
-    intensities = (min(0.4 * low, min(ridges) / 12), max(1.8 * high, 4 * max(ridges)))
-    floor = 10 ** math.floor(math.log10(0.7e12 * points["tflops"].min()))
-    rates = (floor / unit, max(peak * 2.2, 1.5e12 * points["tflops"].max()) / unit)
-    roof_axes: dict[str, Any] = {
-        "x_label": "arithmetic intensity (FLOP per byte moved)", "y_label": f"{prefix}FLOP/s", "leaders": False,
-        "x_limits": intensities, "y_limits": rates, "decorate": lambda axes: _roofs(axes, accelerators, dtype, unit),
-    }  # fmt: skip
     share_axes: dict[str, Any] = {
         "x_label": LABELS["chunk_size"], "y_label": "% of the roof", "leaders": False, "sizes": [*chunks, beyond],
         "y_limits": (0, max(100.0, 1.05 * points["share"].max())), "y_log": False,
@@ -104,6 +94,34 @@ def roofline(
         note=" ".join(filter(None, notes)),
         heights=None if one_row else (1.3, 0.85),
     )
+
+
+def roofline_point(name: str, accelerator: Accelerator, dtype: str, intensity: float, tflops: float) -> Drawing:
+    """Return the roofline of an accelerator with one point, that of a user's function (bench/own_function.py)."""
+    unit, axes = _roof_axes([accelerator], dtype, [intensity], [tflops])
+    point = Line(x=[intensity], y=[tflops * 1e12 / unit], style=dataclasses.replace(series_style("", ""), label=name))
+    return Drawing(
+        grid=[[Panel(title="", lines=[point], **axes)]],
+        title=f"Roofline: {accelerator.name}",
+        setting=f"{name}, {dtype}",
+        note=" ".join(_roof_notes(accelerator, dtype)),
+    )
+
+
+def _roof_axes(
+    accelerators: Sequence[Accelerator], dtype: str, intensities: Sequence[float], tflops: Sequence[float]
+) -> tuple[float, dict[str, Any]]:
+    """Return the FLOP/s that the y axis counts in, and the axes of a panel that shows roofs and points."""
+    peak = max(each.peak_flops(dtype) or 0 for each in accelerators)
+    unit, prefix = axis_prefix(peak)
+    ridges = [each.intensity(dtype) or 1.0 for each in accelerators]
+    floor = 10 ** math.floor(math.log10(0.7e12 * min(tflops)))
+    return unit, {
+        "x_label": "arithmetic intensity (FLOP per byte moved)", "y_label": f"{prefix}FLOP/s", "leaders": False,
+        "x_limits": (min(0.4 * min(intensities), min(ridges) / 12), max(1.8 * max(intensities), 4 * max(ridges))),
+        "y_limits": (floor / unit, max(peak * 2.2, 1.5e12 * max(tflops)) / unit),
+        "decorate": lambda axes: _roofs(axes, accelerators, dtype, unit),
+    }  # fmt: skip
 
 
 def _accelerators(frame: pd.DataFrame, gpus: str | Accelerator | Sequence[str | Accelerator]) -> list[Accelerator]:
@@ -234,11 +252,15 @@ def _notes(points: pd.DataFrame, accelerators: Sequence[Accelerator], dtype: str
     main, parts = accelerators[0], []
     if points["chunk_size"].isna().any() and points["chunk_size"].notna().any():
         parts.append("None: no chunk axis.")
-    if measured := _measured_beside(main, dtype):
-        reached = f"{rate(measured.matrix_flops[dtype], 'FLOP/s')} and {rate(measured.bandwidth_bytes_s, 'B/s')}"
-        parts.append(f"Dashed: measured, {reached} ({measured.source}).")
-    elif main.is_measured:
-        parts.append(f"The roof is measured: {main.source}.")
+    parts += _roof_notes(main, dtype)
     if bare := [each.name for each in accelerators if each.key not in set(points["device_accelerator"])]:
         parts.append(f"Roof only, nothing measured: {', '.join(bare)}.")
     return parts + suspect_notes(points)
+
+
+def _roof_notes(main: Accelerator, dtype: str) -> list[str]:
+    """Say which roofs are measured."""
+    if measured := _measured_beside(main, dtype):
+        reached = f"{rate(measured.matrix_flops[dtype], 'FLOP/s')} and {rate(measured.bandwidth_bytes_s, 'B/s')}"
+        return [f"Dashed: measured, {reached} ({measured.source})."]
+    return [f"The roof is measured: {main.source}."] if main.is_measured else []

@@ -97,20 +97,16 @@ def choice_table(subject: Subject, found: list[Choice]) -> Html:
     for each in found:
         report = each.report or {}
         row: dict[str, str | Cell] = {
-            "implementation": name_cell(each.row),
-            "mode": each.row.mode,
-            "sizes": problem_in_words(each.row),
-            "T": size(each.row.seq_len),
+            "implementation": name_cell(each.row), "mode": each.row.mode,
+            "sizes": problem_in_words(each.row), "T": size(each.row.seq_len),
             "L of least FLOPs": numeric(report.get("flop_optimal")),
             "L of least modelled time": numeric(report.get("runtime_optimal")),
-            "modelled choice": size(each.modelled),
-            "model of it": report.get("model", ABSENT),
-            "measured best": size(each.row.chunk_size),
-            "time at it (ms)": numeric(each.row.time_ms),
+            "modelled choice": size(each.modelled), "model of it": report.get("model", ABSENT),
+            "measured best": size(each.row.chunk_size), "time at it (ms)": numeric(each.row.time_ms),
             "peak memory at it (GiB)": numeric(each.row.peak_memory_bytes / 2**30),
             "measured slowest": size(each.slowest.chunk_size),
             "takes more by (%)": numeric(100 * (each.slowest.time_ms / each.row.time_ms - 1), 2),
-        }
+        }  # fmt: skip
         if subject.on_target:
             share = None if each.regret_ms is None else 100 * (each.regret_ms / each.row.time_ms)
             row |= {"regret (ms)": numeric(each.regret_ms, 2), "regret (%)": numeric(share, 2)}

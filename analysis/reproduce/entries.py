@@ -45,7 +45,7 @@ COUNTED = (
     "saved_share", "extra_tokens", "gain_before", "gain_after", "number",
 )  # fmt: skip
 METRICS = MEASURED + ERRORS + TRAINED + COUNTED
-"""Metrics of stored rows, of what `lrbench errors` and examples/train_block.py (:mod:`.training`) stored, and of sides
+"""Metrics of stored rows, of errors and of models that examples/train_block.py trained (:mod:`.training`), and of sides
 that are counted."""
 
 ROW_KEYS = ("op", "impl", "provider", "mode", "dtype", "state_dtype", *SIZE_COLUMNS)

@@ -6,20 +6,26 @@ is an operator registered with torch, which the compiler does not trace; ``shape
 
 A pass copies tensors that do not begin at a multiple of 16 bytes, as descriptors and repeated launches (remember.py)
 must. It launches on the device of its first tensor; all must be there.
+
+While a FlopCounterMode counts, an eager call's passes run inside these operators, which it sees; all else is the same.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from typing import Any, get_type_hints
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack, is_in_torch_dispatch_mode
+from torch.utils.flop_counter import FlopCounterMode, register_flop_formula
 
 from .exchange import keeping_nothing
 from .remember import ALIGNMENT, record_call, run_pass
 from .second_derivatives import gradients_once
+from .spec import resolve
 
 Tensors = tuple[Any, ...]
 """Tensors, or None in place of some."""
@@ -28,6 +34,11 @@ SCHEMA_TYPES = {
     bool: "bool", float: "float", int: "int", str: "str", torch.dtype: "ScalarType", int | None: "int?",
 }  # fmt: skip
 """Type of a request's field -> its name in an operator's schema; operators do not take fields of other types."""
+
+FLOPS = "analysis.counts.operators:flops"
+"""(name, fw or bw, request, tensors) -> the FLOPs of a call. Only a FlopCounterMode makes kernels import it."""
+
+_local = threading.local()
 
 
 class Differentiable:
@@ -90,17 +101,25 @@ class Differentiable:
         for field, value in request._asdict().items():
             if field not in self.fields and value is not None:
                 raise ValueError(f"{field} must be None under torch.compile, got {value}")
-        values = [getattr(request, field) for field in self.fields]
-        results = self.operator(*tensors, *values)
-        # An operator with one result returns it without a tuple.
-        results = results if isinstance(results, tuple | list) else (results,)
-        return tuple(_unpacked(x) for x in results[: self.num_outputs])
+        return self.split(self.operator(*tensors, *self.values(request)))[0]
+
+    def values(self, request: Any) -> list[Any]:
+        """Return a request as operators take it."""
+        return [getattr(request, field) for field in self.fields]
+
+    def split(self, results: Any) -> tuple[Tensors, Tensors]:
+        """Return outputs, and what is saved, of the operator's results: one alone comes without a tuple."""
+        found = tuple(map(_unpacked, results if isinstance(results, tuple | list) else (results,)))
+        return found[: self.num_outputs], found[self.num_outputs :]
 
     def _run(self, *arguments: Any) -> tuple[Any, Tensors]:
         """Return the request and the tensors of an operator's arguments."""
         values = dict(zip(self.fields, arguments[self.num_tensors :], strict=True))
         request = self.request(**{field: values.get(field) for field in self.request._fields})
         return request, arguments[: self.num_tensors]
+
+    def _flops(self, mode: str, *arguments: Any, out_val: Any = None) -> Any:
+        return resolve(FLOPS)(self.name, mode, *self._run(*arguments))
 
     def _register(self, values: Sequence[str], num_saved: int) -> None:
         name = self.name
@@ -110,7 +129,7 @@ class Differentiable:
         @keeping_nothing
         def forward(*arguments: Any) -> Any:
             request, inputs = self._run(*arguments)
-            outputs, saved = self.forward(request, *inputs)
+            outputs, saved = _of_eager_call() or self.forward(request, *inputs)
             return _packed(_unshared((*outputs, *saved[:num_saved])), inputs[0])
 
         def shapes(*arguments: Any) -> Any:
@@ -124,6 +143,7 @@ class Differentiable:
         )
         operator.register_fake(shapes)
         self.operator = getattr(torch.ops.lrbench, name).default
+        _count(name, partial(self._flops, "fw"))
         if self.backward is None:
             return
         backward_of = self.backward
@@ -134,7 +154,7 @@ class Differentiable:
         ) -> list[Tensor]:
             request, tensors = self._run(*inputs, *values)
             kept = tuple(map(_unpacked, saved))
-            found = backward_of(request, tuple(needs), tensors, kept, tuple(grads))
+            found = _of_eager_call() or backward_of(request, tuple(needs), tensors, kept, tuple(grads))
             # If the gradient of a tensor that has none is asked for, such as a stabiliser's, it is zero.
             each = zip(found, inputs, needs, strict=True)
             full = [torch.zeros_like(x) if need and g is None else g for g, x, need in each]
@@ -151,7 +171,10 @@ class Differentiable:
             f"lrbench::{name}_backward", gradients, mutates_args=(),
             schema=f"({', '.join([*lists, *values])}) -> Tensor[]",
         ).register_fake(gradient_shapes)  # fmt: skip
-        backward_operator = getattr(torch.ops.lrbench, f"{name}_backward").default
+        self.backward_operator = backward_operator = getattr(torch.ops.lrbench, f"{name}_backward").default
+        _count(
+            f"{name}_backward", lambda grads, inputs, saved, needs, *values, **_: self._flops("bw", *inputs, *values)
+        )
 
         def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
             results = output if isinstance(output, tuple) else (output,)
@@ -189,7 +212,20 @@ class _Call:
 
     def forward(self, tensors: Tensors) -> tuple[Tensors, Tensors]:
         """Return the outputs, and what is kept for the backward pass."""
-        return run_pass(self.launches, None, partial(self.what.forward, self.request, *tensors))
+        run = partial(run_pass, self.launches, None, partial(self.what.forward, self.request, *tensors))
+        return self.counted(self.what.operator, run, self.what.split, tensors) if _counters() else run()
+
+    def counted(self, operator: Any, run: Callable[[], Any], split: Callable[[Any], Any], given: Sequence[Any]) -> Any:
+        """Return what ``run`` returns, having called it inside an operator, which a FlopCounterMode sees.
+
+        Fake tensors have no memory to run on: then it is what ``split`` makes of the operator's results.
+        """
+        _local.run = run
+        try:
+            results = operator(*given, *self.what.values(self.request))
+            return _local.__dict__.get("found") or split(results)
+        finally:
+            _local.__dict__.clear()
 
     def gradients(self, saved: Tensors, needs: tuple[bool, ...], gradients: Tensors) -> Tensors:
         """Return the gradients of the tensors.
@@ -204,7 +240,11 @@ class _Call:
         key = needs, saved[0].get_device(), *[None if x is None else x.dtype for x in (*saved, *gradients)]
         given = self.request, needs, saved[:count], saved[count:], gradients
         assert self.what.backward is not None
-        return run_pass(self.launches, key, partial(self.what.backward, *given))
+        run = partial(run_pass, self.launches, key, partial(self.what.backward, *given))
+        if not _counters():
+            return run()
+        lists = list(gradients), list(saved[:count]), _filled(saved[count:], saved[0]), list(needs)
+        return self.counted(self.what.backward_operator, run, partial(_needed, needs=needs), lists)
 
 
 class _Eager(torch.autograd.Function):
@@ -254,10 +294,39 @@ def _on_aligned(backward: Callable[..., Tensors], request: Any, needs: Any, *giv
     return on_device_of(given[0][0], backward, request, needs, *map(aligned, given))
 
 
+def _counters() -> list[FlopCounterMode]:
+    """Return the FlopCounterModes that count in this thread."""
+    if not is_in_torch_dispatch_mode():
+        return []
+    counters = (getattr(mode, "counter", None) for mode in _get_current_dispatch_mode_stack())
+    return [counter for counter in counters if isinstance(counter, FlopCounterMode)]
+
+
+def _count(name: str, flops: Callable[..., int]) -> None:
+    """Register the FLOPs of the operator ``name``, also with modes that count already: they hold copies of the rest."""
+    operator = getattr(torch.ops.lrbench, name)
+    register_flop_formula(operator, get_raw=True)(flops)
+    for counter in _counters():
+        counter.flop_registry[operator] = flops
+
+
+def _of_eager_call() -> Any:
+    """Return the results of what an eager call runs inside this operator; None if the operator is called itself."""
+    if run := _local.__dict__.pop("run", None):
+        _local.found = run()
+        return _local.found
+    return None
+
+
 def _packed(results: Sequence[Tensor | None], like: Tensor) -> Any:
     """Return results in a registered operator's form: an empty tensor in place of None, a single one not as a tuple."""
-    packed = tuple(like.new_empty(0) if x is None else x for x in results)
+    packed = tuple(_filled(results, like))
     return packed if len(packed) > 1 else packed[0]
+
+
+def _filled(tensors: Sequence[Tensor | None], like: Tensor) -> list[Tensor]:
+    """Return the tensors, an empty one in place of None."""
+    return [like.new_empty(0) if x is None else x for x in tensors]
 
 
 def _unshared(results: Sequence[Tensor | None]) -> list[Tensor | None]:

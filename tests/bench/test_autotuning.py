@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Iterator
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -13,6 +14,8 @@ from triton.runtime._async_compile import active_mode
 from triton.runtime.autotuner import Autotuner, OutOfResources
 
 from lrbench.bench import autotuning
+from lrbench.bench.clock import Call, CpuClock
+from lrbench.results.schema import DeviceState
 
 TOO_LARGE = 64
 
@@ -129,3 +132,38 @@ def test_untimed_takes_the_first_that_works_and_keeps_no_choice(monkeypatch: pyt
     # Afterwards a new key is timed again.
     with pytest.raises(AssertionError, match="timed, or looked up"):
         tuner.run(8, grid=(1,), warmup=False)
+
+
+def test_the_best_of_several_choices_is_kept_and_said() -> None:
+    """One that was made while something disturbed it does not stay; a call without autotuners has no choice."""
+    speed = {8: 2.0, 16: 3.0, 32: 1.0, 128: 4.0, 256: 5.0}
+    kernel = Kernel(at_once=1)
+    disturbed = [32]
+
+    def do_bench(call: Any, quantiles: Any, **_: Any) -> list[float]:
+        call()
+        block = kernel.ran[-1]
+        return [speed[block] + (1.5 if block in disturbed else 0.0)] * len(quantiles)
+
+    class Timed(CpuClock):
+        def sample(self, call: Call, count: int, enqueue_ms: float | None = None) -> tuple[list[float], DeviceState]:
+            call.call(call.prepare())
+            return [speed[kernel.ran[-1]]] * count, DeviceState()
+
+    tuner = make_tuner(kernel, tuple(speed), do_bench=do_bench)
+    call = Call(call=lambda _: tuner.run(7, grid=(1,), warmup=False))
+    call.call(None)
+    first = tuner.cache
+    assert tuner.best_config.kwargs == {"BLOCK": 8}
+    disturbed.clear()
+    met = len(kernel.ran)
+    with mock.patch("triton.testing.do_bench", do_bench):
+        settled = autotuning.settle(call, Timed())
+    assert settled is not None
+    assert settled[1] == "<lambda>: BLOCK=32, num_warps=4, num_ctas=1, num_stages=3"
+    assert set(kernel.ran[met:]) == {8, 16, 32, 128}  # the slowest does not compete again
+    assert len(tuner.configs) == len(tuner.configs_timings) == len(speed)
+    tuner.cache = first
+    settled[0].before(call).prepare()
+    assert [config.kwargs["BLOCK"] for config in tuner.cache.values()] == [32]
+    assert autotuning.settle(Call(call=lambda _: None), Timed()) is None

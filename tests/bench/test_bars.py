@@ -27,34 +27,12 @@ from lrbench.kernels import mlstm_sig
 from lrbench.results import store
 from lrbench.results.schema import case_id
 from lrbench.results.select import grouped
+from lrbench.tests import ROOT
 from lrbench.tests.bench.runs import H200, PROCESSOR
 from lrbench.tests.command_line import Lrbench, refused
 from lrbench.tests.results.test_store import RECORD
 
-TRIAL = """
-[trial]
-title = "A trial"
-kernel = "tfla"
-device = "cpu"
-
-[trial.sides]
-torch = { impl = "torch", chunk_sizes = [16, 32] }
-parallel = { impl = "parallel" }
-parallel-64 = { impl = "parallel", chunk_size = 64 }
-copy = { impl = "copy" }
-default = { impl = "default" }
-best = {}
-
-[trial.entries.short]
-where = "T={seq_len}"
-rows = { op = "mlstm_sig", dtype = "fp32", batch = 1, num_heads = 2, head_dim_qk = 16, head_dim_v = 32 }
-over = { seq_len = [64], mode = ["fw"] }
-claims = [
-  { ratio = ["parallel", "torch"], at_least = 1e-6 },
-  { ratio = ["copy", "torch"], at_least = 1e-9 },
-  { ratio = ["parallel", "torch"], over = { seq_len = [64], mode = ["fwbw"] }, at_least = 1e6 },
-]
-"""
+TRIAL = (ROOT / "tests/data/bars.toml").read_text()
 
 
 def entry(impl: str, chunk_size: int, samples_ms: list[float], mode: str = "fw", **columns: Any) -> Entry:

@@ -20,10 +20,10 @@ import pytest
 
 from lrbench.analysis.accelerators.roofs import RoofRow
 from lrbench.bench import run as runner
+from lrbench.bench import session
 from lrbench.bench.executors import LocalExecutor, alone, as_taken, autotunes
 from lrbench.bench.plan import PlannedCase, Request, plan
 from lrbench.bench.run import Outcome
-from lrbench.bench.session import where_time_went
 from lrbench.kernels import get_operation
 from lrbench.kernels.common.spec import Implementation
 from lrbench.results import store
@@ -125,7 +125,7 @@ def test_where_the_time_went(faulty_run: Faulty) -> None:
     assert outcome.seconds["failed cases, messages"] > 6.0
     assert outcome.seconds["warm-up, timed kernels"] > 10 * 0.05
     compiled = dataclasses.replace(outcome, asked=5, kernels={"a": "x", "b": "x", "c": "y"})
-    lines = where_time_went(compiled, began, 1.5, 2)
+    lines = session.where_time_went(compiled, began, 1.5, 2)
     assert lines[-1] == "16 cases asked for 5 Triton kernels: 3 different ones, 2 different cubins"
     shown = sum(float(line.split()[2].rstrip("%")) for line in lines[1:-2])
     assert shown == pytest.approx(100, abs=1)
@@ -353,6 +353,26 @@ def test_a_pair_has_an_id_and_what_dies_in_turn_runs_again_alone(tmp_path: Path)
         assert len({record.pair_id for record in records} - {None}) == any(pairs)
 
 
+def test_the_fastest_of_each_package_are_the_rivals_until_they_were_timed_in_turn(tmp_path: Path) -> None:
+    """One a package, also where it has several implementations; a problem of one package has no rivals."""
+    named = ("lrbench", "slow", 3.0), ("lrbench", "right", 2.0), ("fla", "theirs", 5.0), ("fla", "noisy", None)
+
+    def timed(seq_len: int, provider: str, name: str, time_ms: float | None) -> tuple[PlannedCase, Record]:
+        item = faults.planned("right", impl=name, seq_len=seq_len)
+        item = dataclasses.replace(item, case=dataclasses.replace(item.case, provider=provider))
+        row = {**dataclasses.asdict(item.case), "run_id": "a", "case_id": item.case.case_id, "measured_at": "now"}
+        return item, Record(**row, status="ok" if time_ms else "oom", time_ms=time_ms)
+
+    planned, records = zip(
+        *(timed(32, *each) for each in named), *(timed(64, *each) for each in named[:2]), strict=True
+    )
+    rivals = runner.fastest_of_each(planned, records)
+    assert [(item.case.seq_len, item.case.impl) for item in rivals] == [(32, "right"), (32, "theirs")]
+    for ids, left in ((("p", "p"), 0), (("p", "q"), 2), (("p", None), 2)):
+        again = [dataclasses.replace(row, pair_id=ids[n - 1]) if n in (1, 2) else row for n, row in enumerate(records)]
+        assert len(runner.fastest_of_each(planned, again)) == left
+
+
 def test_groups_differ_in_the_implementation_alone() -> None:
     other = renamed(PLANNED[0], "twin")
     without = PlannedCase(case=dataclasses.replace(other.case, state_dtype=None, chunk_size=32), target=other.target)
@@ -374,9 +394,11 @@ def test_measures_again_only_where_it_is_the_same_device_and_code() -> None:
     )
 
 
-def test_measures_again_in_workers() -> None:
+def test_measures_again_in_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     row = {field.name: getattr(PLANNED[0].case, field.name) for field in dataclasses.fields(PLANNED[0].case)}
-    again = runner.measure_again([row], PROCESSOR, timeout_s=120, budget_s=0.0)
+    monkeypatch.setattr(session, "probe_environment", lambda: PROCESSOR)
+    monkeypatch.setattr(runner, "why_not_again", lambda rows, environment: None)
+    again = session.measure_again([row], timeout_s=120, budget_s=0.0)
     assert list(again) == [PLANNED[0].case.case_id]
     measured = again[PLANNED[0].case.case_id]
     assert (measured["status"], measured["mode"]) == ("ok", PLANNED[0].case.mode)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -15,12 +16,17 @@ import torch._dynamo.testing
 import torch.distributed
 from torch import Tensor
 from torch._dynamo.utils import counters
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
 
+from lrbench.analysis.counts import count_case
+from lrbench.kernels import get_operation
 from lrbench.kernels.common import differentiable
+from lrbench.kernels.common.arguments import CASE_DTYPES
 from lrbench.kernels.scalar_decay.declare import FUSED_CHUNK, WHOLE_STATE
 from lrbench.tests.kernels import laws
 from lrbench.tests.kernels.cases import (
@@ -187,6 +193,55 @@ def test_operators_pass_torchs_own_checks(case: Case, monkeypatch: pytest.Monkey
             return x.detach().clone().requires_grad_(differentiable)
 
         torch.library.opcheck(func, tree_map_only(Tensor, leaf, args))
+
+
+def flops(counter: FlopCounterMode) -> list[int]:
+    """Return what was counted of our operators: of the forward and, if it ran, the backward pass."""
+    return [n for operator, n in counter.get_flop_counts()["Global"].items() if "lrbench" in str(operator)]
+
+
+def flops_of(case: Case, *modes: str) -> list[float]:
+    """Return what counts say of the operator that the case calls."""
+    op, dtype, sizes = case.op.removesuffix("_layer"), str(CASE_DTYPES[case.dtype]), dict(case.sizes)
+    if case.impl != "step":
+        own = get_operation(op).implementation(case.impl).chosen_chunk(sizes, dtype)
+        sizes |= {"chunk_size": chunk} if (chunk := case.kwargs.get("chunk_size", own)) else {}
+    found = [count_case(op, case.impl, mode, dtype, None, sizes) for mode in modes]
+    return [round(each.flops) for each in found if each]
+
+
+@on_each(*EVERYWHERE)
+def test_flops_are_counted(case: Case) -> None:
+    """torch's counter has the FLOPs that ours has, and the results are the same bits, gradients included."""
+    expected = run(case)
+    with FlopCounterMode(display=False) as counter:
+        results = run(case)
+    assert_same(results, expected)
+    assert flops(counter) == flops_of(case, "fw", "bw") != []
+
+
+@on_each(*(make(op, "step", F16, sizes=sizes) for make in (interpreted, on_gpu) for op, sizes in ONE_TOKEN.items()))
+def test_flops_of_steps_are_counted(case: Case) -> None:
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        case.function(*case.draw().inputs.values())
+    assert flops(counter) == flops_of(case, "step") != []
+
+
+@pytest.mark.usefixtures("_fresh_compiler")
+@pytest.mark.parametrize("how", ["compiled", "fake"])
+@on_each(INTERPRETED[0], INTERPRETED[-1], ON_GPU[0], ON_GPU[-1])
+def test_flops_are_counted_of_calls_that_are(case: Case, how: str) -> None:
+    backend = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+    function = torch.compile(case.function, backend=backend) if how == "compiled" else case.function
+    with FakeTensorMode() if how == "fake" else nullcontext() as fake:
+        inputs = [x if fake is None else fake.from_tensor(x) for x in case.draw().inputs.values()]
+        with torch.compiler.set_stance("force_eager"), FlopCounterMode(display=False) as counter:
+            function(*(x.requires_grad_() for x in inputs)).sum().backward()
+    if how == "compiled":
+        function(*inputs)
+        assert backend.frame_count == 1
+    assert all(x.grad is not None and x.grad.shape == x.shape for x in inputs)
+    assert flops(counter) == flops_of(case, "fw", "bw")
 
 
 @on_each(*AROUND, *FORMS)

@@ -8,6 +8,7 @@ the count is named and added by hand.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from math import prod
 from typing import Any
@@ -21,6 +22,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from lrbench.analysis.counts import Count, Factors, Problem, Widths, count, count_case, gated_mlp, mlstm, scalar_decay
 from lrbench.kernels import FAMILIES, baselines, get_operation, resolve
+from lrbench.tests import ROOT
+from lrbench.tests.command_line import ENVIRON, run_python
 
 OPERATIONS = FAMILIES["tfla"]
 SIZES = {"batch": 1, "seq_len": 256, "num_heads": 2, "head_dim_qk": 16, "head_dim_v": 32}
@@ -108,6 +111,14 @@ def run(op: str, impl: str, chunk_size: int | None) -> tuple[int, int]:
     wanted = [leaf for leaf in leaves if leaf.requires_grad]
     backward = matrix_flops(lambda: torch.autograd.grad(outputs[0].sum(), wanted))
     return forward, backward
+
+
+def test_the_example_of_the_page_counts_a_first_call() -> None:
+    """The operators are registered while a counter is at work."""
+    (example,) = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs" / "counts.md").read_text(), re.M | re.S)
+    printed = run_python(f"{example}\nprint(flops)", env={**ENVIRON, "TRITON_INTERPRET": "1"})
+    sizes = {"seq_len": 64, "num_heads": 2, "head_dim_qk": 32, "head_dim_v": 32, "chunk_size": 64}
+    assert int(printed.split()[-1]) == count("simple_gla", formulation="walk", mode="fwbw", **sizes).flops
 
 
 def counted(op: str, impl: str, mode: str, chunk_size: int | None) -> Count:

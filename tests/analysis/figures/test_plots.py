@@ -41,7 +41,7 @@ def test_runtime_shows_every_implementation_at_its_best_chunk() -> None:
     assert [tick.get_text() for tick in figure.axes[0].get_xticklabels()][:2] == ["1k", "2k"]
 
 
-@pytest.mark.parametrize("kind", [kind for kind in RESULT_KINDS if kind != "context"])
+@pytest.mark.parametrize("kind", [kind for kind in RESULT_KINDS if kind not in ("context", "sustained", "energy")])
 def test_failures_are_named(kind: str) -> None:
     selection = Selection(ops=("mlstm_exp", "mlstm_sig"), head_dim=256, seq_len=8192, every=True)
     said = words(drawing(kind, sweep(), selection))
@@ -185,6 +185,54 @@ def test_files_carry_the_alt_text(tmp_path: Path) -> None:
     root = ElementTree.parse(svg).getroot()
     assert root.findtext("{http://www.w3.org/2000/svg}desc") == said
     assert root.findtext("{http://www.w3.org/2000/svg}title") == said
+
+
+def loaded() -> pd.DataFrame:
+    """Return the made-up sweep with what --sustained measures: mLSTMsig was slowed, and energy is of 500 W."""
+    frame = sweep()
+    slowed = frame["op"].eq("mlstm_sig").map({True: 1.1, False: 1.0}) * frame["time_ms"]
+    return frame.assign(sustained_ms=slowed, energy_j=0.5 * slowed, net_energy_j=0.4 * slowed)
+
+
+def test_sustained_times_are_drawn_with_their_ratio_to_burst_times() -> None:
+    at = Selection(head_dim=256, modes=("fw",), impls=("fused_chunk", "flash_attn.v4"))
+    figure = plot("sustained", loaded(), at)
+    assert [axes.get_title(loc="left") for axes in figure.axes] == [
+        "Forward: sustained time",
+        "Forward: over burst time",
+    ]
+    times, ratios = lines(figure, 0), lines(figure, 1)
+    ours, others = series_label("mlstm_sig", "fused_chunk"), series_label("attention", "flash_attn.v4")
+    assert [y for _, y in ratios[ours]] == pytest.approx([1.1] * len(times[ours]))
+    assert [y for _, y in ratios[others]] == pytest.approx([1.0] * len(times[others]))
+    burst = dict(lines(plot("runtime", sweep(), at), 0)[ours])
+    assert dict(times[ours]) == pytest.approx({x: 1.1 * y for x, y in burst.items()})
+    assert "after 5 to 7 s of calls without a pause" in text(figure)
+    assert "times as fast as" in text(figure)
+
+
+def test_energy_is_drawn_per_token() -> None:
+    figure = plot("energy", loaded(), Selection(head_dim=256, modes=("fw",), impls=("fused_chunk", "flash_attn.v4")))
+    labels = [axes.get_ylabel() for axes in figure.axes]
+    assert labels == ["energy per token (\N{MICRO SIGN}J)", "without idle power (\N{MICRO SIGN}J)"]
+    every, net = (lines(figure, n)[series_label("mlstm_sig", "fused_chunk")] for n in (0, 1))
+    row = loaded().query("op == 'mlstm_sig' and impl == 'fused_chunk' and mode == 'fw' and seq_len == 8192")
+    least = row[row["head_dim_v"] == 256]["energy_j"].min()
+    assert dict(every)[8192] == pytest.approx(1e6 * least / 65536)
+    assert [y for _, y in net] == pytest.approx([0.8 * y for _, y in every])
+    assert "times the energy of attention at every sequence length" in text(figure)
+
+
+@pytest.mark.parametrize("kind", ["sustained", "energy"])
+def test_figures_of_load_take_rows_of_it_alone(kind: str) -> None:
+    """A newer row without is no row of theirs; failed cases are named all the same."""
+    newer = sweep().assign(measured_at="2026-02-01T00:00:00+00:00")
+    at = Selection(head_dim=256, every=True)
+    both = drawing(kind, pd.concat([loaded(), newer], ignore_index=True), at)
+    assert both.rows["sustained_ms"].notna().all()
+    assert "crash (the compiler aborted the process)" in words(both)
+    with pytest.raises(ValueError, match=r"must hold rows of lrbench sweep --sustained.* got none"):
+        drawing(kind, sweep(), at)
 
 
 def test_trade_off_runs_from_much_memory_to_little_over_chunk_size() -> None:

@@ -192,35 +192,10 @@ def test_policy_keeps_the_page_from_asking(page: Path, tmp_path: Path) -> None:
     assert look(bad, "--dump-dom")[1] == []
 
 
-IMAGES = """const images = [...document.images];
-    document.body.dataset.drawn = images.filter(each => each.complete && each.naturalWidth > 0).length;
-    document.body.dataset.images = images.length;"""
-SORTING = """const tables = [...document.querySelectorAll("table")];
-    const table = tables.find(each => each.caption.textContent.startsWith("Speed-up"));
-    const heads = [...table.tHead.rows[0].cells];
-    const n = heads.findIndex(head => head.textContent === "T = 64k");
-    const column = () => [...table.tBodies[0].rows].map(row => row.cells[n].dataset.value || "none").join(" ");
-    for (const name of ["up", "down"]) {
-        heads[n].querySelector("button").click();
-        document.body.dataset[name] = heads[n].getAttribute("aria-sort") + " " + column();
-    }"""
-FOCUS = """const acts = [...document.querySelectorAll("a, button, summary, .scroll")];
-    document.body.dataset.acts = acts.length;
-    document.body.dataset.focused = acts.filter(each => {
-        const shut = each.closest("details:not([open])");
-        sections.forEach(fold => { fold.open = true; });
-        if (shut && each !== shut.querySelector("summary")) { shut.open = true; }
-        each.focus();
-        return document.activeElement === each;
-    }).length;
-    const links = [...document.querySelectorAll('a[href^="#"]')];
-    document.body.dataset.dangling = links.filter(each => !document.getElementById(each.hash.slice(1))).length;"""
-
-
 @pytest.fixture(scope="module")
 def acted(page: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The DOM after each of the scripts above; the page takes seconds to open, so they share one."""
-    scripts = f"addEventListener('load', () => {{{IMAGES}}}); {{{SORTING}}} {{{FOCUS}}}"
+    """The DOM after scripts that count images, sort a table and go through what takes the focus."""
+    scripts = (ROOT / "tests/data/page.js").read_text()
     return look(with_script(page, scripts, tmp_path_factory.mktemp("acted") / "page.html"), "--dump-dom")[0]
 
 

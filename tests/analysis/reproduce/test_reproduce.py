@@ -27,26 +27,7 @@ from lrbench.tests import ROOT
 from ...command_line import Lrbench, refused
 from ..rows import row, stored, write
 
-DIMS = "num_heads = 16, head_dim_qk = 128, head_dim_v = 256"
-HEAD = f"""
-title = "A document"
-kernel = "tfla"
-device = "h100_sxm"
-[sides]
-ours = {{ op = "mlstm_sig", impl = "fused_chunk", {DIMS} }}
-theirs = {{ like = "ours", impl = "mlstm_kernels.xl_chunk_siging" }}
-attention = {{ op = "attention", num_heads = 32, head_dim_qk = 128, head_dim_v = 128 }}
-counted = {{ op = "mlstm_sig", formulation = "chunkwise", head_dim_qk = 128, head_dim_v = 256, causal_factor = 0.5 }}
-device = {{}}
-kv = {{ model = "Llama 3.1 8B", baseline = "plain", seq_len = 512 }}
-[entries.fig1]
-where = "figure 1"
-rows = {{ tokens = 65536 }}
-over = {{ seq_len = [1024, 8192] }}
-figure = "plot runtime RESULTS --device GPU --mode fw"
-[[entries.fig1.claims]]
-text = "a claim"
-"""
+HEAD = (ROOT / "tests/data/document.toml").read_text()
 
 
 def in_turn(pair_id: str, rows: Iterable[dict[str, Any]], spread: float = 0.0) -> Iterable[dict[str, Any]]:

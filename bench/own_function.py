@@ -1,0 +1,232 @@
+"""A user's function: found by name, called once to see what it does, and timed (``lrbench roofline --of``).
+
+FLOPs are what torch's FlopCounterMode counts. Bytes are those of tensors, each once: read are the arguments, and what
+was there before the call and an operator takes; written are what is returned, gradients left in ``.grad``, and what was
+there before and an operator changes. What a call makes and drops counts nothing. Other tensors that only kernels which
+are no operators of torch take or change are not seen.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import inspect
+import math
+import os
+import sys
+import tempfile
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..analysis.accelerators.accelerator import Accelerator
+from ..analysis.accelerators.known import match_device
+from ..analysis.counts.operators import DTYPES, WITHOUT_PRODUCTS
+from ..analysis.figures.layout import Drawing
+from ..analysis.figures.roofline import roofline_point
+from . import ncu
+from .clock import CI_TARGET, Call, CpuClock, CudaClock, Sampling, measure
+from .environment import worker_settings
+from .profiling import LOG, REPLIES, run_prepared
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+BUDGET_S = 2.0
+INPUTS = "get_inputs"
+VECTOR = tuple(f"lrbench.{name}" for name in WITHOUT_PRODUCTS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnFunction:
+    """A user's function with its arguments; calling it raises ValueError where the function raises."""
+
+    target: str
+    function: Callable[..., Any]
+    arguments: tuple[Any, ...] = ()
+
+    def __call__(self) -> Any:
+        try:
+            return self.function(*self.arguments)
+        except Exception as error:
+            at = traceback.extract_tb(error.__traceback__)[-1]
+            where = f"{Path(at.filename).name}, line {at.lineno}"
+            raise ValueError(f"{self.target} raised {type(error).__name__}: {error} ({where})") from error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observed:
+    """What a call does; ``products``: whether matrix products are counted; dtype and device of its largest tensor."""
+
+    flops: float
+    bytes: float
+    products: bool
+    dtype: str
+    device: str
+
+
+def load(target: str) -> OwnFunction:
+    """Return the function ``my_module:function``, also from the current folder, with its arguments, if it takes any:
+    those that ``get_inputs()`` of the module returns in a list.
+
+    Raises:
+        ValueError: there is no such module or function, importing it raises, or its inputs are missing.
+    """
+    name, _, function_name = target.partition(":")
+    if not (name and function_name.isidentifier()):
+        raise ValueError(f"a function must be named my_module:function, got {target!r}")
+    # Last, so that a module here does not hide one that is installed.
+    sys.path += [os.getcwd()] if os.getcwd() not in sys.path else []
+    try:
+        module = importlib.import_module(name)
+    except Exception as error:
+        raise ValueError(f"module {name} cannot be imported: {type(error).__name__}: {error}") from error
+    function = getattr(module, function_name, None)
+    if not callable(function):
+        raise ValueError(f"module {name} must have a function {function_name}, got {type(function).__name__}")
+    parameters = inspect.signature(function).parameters.values()
+    if not any(p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters):
+        return OwnFunction(target=target, function=function)
+    if not callable(make := getattr(module, INPUTS, None)):
+        raise ValueError(
+            f"{target} takes arguments, so module {name} must have {INPUTS}(), which returns a list of them"
+        )
+    arguments = OwnFunction(target=f"{name}:{INPUTS}", function=make)()
+    return OwnFunction(target=target, function=function, arguments=tuple(arguments))
+
+
+def observe(function: OwnFunction) -> Observed:
+    """Call a function once and return what it does; ValueError if it raises or has no tensors."""
+    import torch
+    from torch.utils._python_dispatch import TorchDispatchMode
+    from torch.utils._pytree import tree_leaves
+    from torch.utils.flop_counter import FlopCounterMode
+
+    before: dict[int, Tensor] = {}
+    read: list[Tensor] = []
+    written: list[Tensor] = []
+    made: set[int] = set()
+
+    def tensors(tree: Any) -> list[Tensor]:
+        return [x for x in tree_leaves(tree) if isinstance(x, torch.Tensor)]
+
+    class Traffic(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            result = func(*args, **(kwargs or {}))
+            given = [x for x in tensors((args, kwargs)) if _place(x) not in made]
+            # The first is no view, so it has the gradient.
+            before.update((_place(x), x) for x in given if _place(x) not in before)
+            if not func.is_view:
+                read.extend(given)
+                written.extend(x for x in tensors(result) if _place(x) in before)
+                made.update(_place(x) for x in tensors(result) if _place(x) not in before)
+            return result
+
+    read += tensors(function.arguments)
+    before |= {_place(x): x for x in read}
+    # Without it torch runs a compiled function uncompiled for good, once it was called in a mode.
+    with torch.compiler.set_stance("force_eager"), FlopCounterMode(display=False) as counter, Traffic():
+        results = function()
+    gradients = [x.grad for x in before.values() if x.is_leaf]
+    written += [x for x in tensors((results, gradients)) if _place(x) not in before]
+    if not (seen := read + written):
+        raise ValueError(f"{function.target} must read or return tensors, got none")
+    largest = max(seen, key=lambda x: x.nbytes)
+    counted = counter.get_flop_counts().get("Global", ())
+    return Observed(
+        flops=counter.get_total_flops(),
+        bytes=_bytes(read) + _bytes(written),
+        products=any(not str(op).startswith(VECTOR) for op in counted),
+        dtype=DTYPES.get(str(largest.dtype), "fp32"),
+        device=largest.device.type,
+    )
+
+
+def count_on_device(target: str, seen: Observed, timeout_s: float = 900.0) -> Observed:
+    """Return FLOPs of tensor cores and bytes of device memory, as Nsight Compute counts them, in place of those seen.
+
+    Raises:
+        ValueError: no GPU, or no ncu.
+        RuntimeError: ncu failed.
+    """
+    program = ncu.find_ncu()
+    if seen.device != "cuda" or program is None:
+        raise ValueError(f"--counters needs a GPU and ncu (Nsight Compute), got {seen.device} and {program}")
+    with tempfile.TemporaryDirectory(prefix="lrbench-profile-") as name:
+        folder = Path(name)
+        process = (sys.executable, "-m", __name__, target, os.getcwd(), str(folder / REPLIES))
+        command = ncu.command(program, ncu.available_metrics(program), folder / LOG, process)
+        _, kernels = run_prepared(folder, command, worker_settings({"LC_ALL": "C"}), timeout_s)
+    flops, moved = ncu.total(kernels, *ncu.TENSOR_METRICS) or 0.0, ncu.total(kernels, ncu.DRAM_READ, ncu.DRAM_WRITE)
+    return dataclasses.replace(seen, flops=flops, bytes=moved or 0.0, products=flops > 0)
+
+
+def roofline_of(target: str, roofs_of: Callable[[str], Accelerator], *, counters: bool) -> tuple[Drawing | None, str]:
+    """Return the roofline of a function, None where no FLOPs are counted, and a line that says its work and time.
+
+    Args:
+        roofs_of: key -> the accelerator with the roofs to hold it to.
+        counters: whether FLOPs and bytes are those of :func:`count_on_device`.
+
+    Errors as :func:`load`, :func:`observe`, :func:`count_on_device`; ValueError for a device or rate that is unknown.
+    """
+    import torch
+
+    function = load(target)
+    seen = observe(function)
+    on_gpu = seen.device == "cuda"
+    key = match_device(name := torch.cuda.get_device_name()) if on_gpu else "cpu"
+    if key is None:
+        raise ValueError(f"the device must be an accelerator that lrbench knows (docs/accelerators.md), got {name}")
+    seen = count_on_device(target, seen) if counters else seen
+    roofs = roofs_of(key)
+    peak = roofs.peak_flops(seen.dtype) if seen.products else roofs.vector_flops
+    if peak is None:
+        raise ValueError(f"{key} must have a rate of {seen.dtype} products, got none: run `lrbench calibrate`")
+    bound_ms, by = max((seen.flops / peak * 1e3, "compute"), (seen.bytes / roofs.bandwidth_bytes_s * 1e3, "memory"))
+    sampling = Sampling(budget_s=BUDGET_S, ci_target=CI_TARGET[seen.device])
+    (timing,) = measure(CudaClock() if on_gpu else CpuClock(), [Call(call=lambda _: function())], sampling)
+    if timing.failure is not None:
+        raise timing.failure
+    time_ms, intensity = timing.columns()["time_ms"], seen.flops / seen.bytes
+    line = (
+        f"{target}: {seen.flops / 1e9:.4g} GFLOP, {seen.bytes / 1e9:.4g} GB, {intensity:.3g} FLOP/B, {time_ms:.4g} ms, "
+        f"{bound_ms / time_ms:.1%} of the bound ({by}, {bound_ms:.3g} ms)"
+    )
+    if not seen.flops:
+        return None, f"{line}; no FLOPs are counted: the bound is memory's alone, and there is no figure"
+    return roofline_point(target, roofs, seen.dtype, intensity, seen.flops / time_ms / 1e9), line
+
+
+def _place(x: Tensor) -> int:
+    return x.untyped_storage()._cdata
+
+
+def _bytes(tensors: Iterable[Tensor]) -> int:
+    """Return the bytes of tensors without their broadcast elements; parts of one storage have no more than it has."""
+    parts: Counter[int] = Counter()
+    whole: dict[int, int] = {}
+    for x in {(_place(x), x.storage_offset(), x.shape, x.stride()): x for x in tensors}.values():
+        own = math.prod(size for size, stride in zip(x.shape, x.stride(), strict=True) if stride)
+        parts[_place(x)] += own * x.element_size()
+        whole[_place(x)] = x.untyped_storage().nbytes()
+    return sum(min(part, whole[place]) for place, part in parts.items())
+
+
+if __name__ == "__main__":
+    import torch
+
+    named, here, replies = sys.argv[1:]
+    os.chdir(here)
+    profiled = load(named)
+    for _ in range(2):  # what compiles or tunes itself does so here
+        profiled()
+    torch.cuda.synchronize()
+    torch.cuda.profiler.start()
+    profiled()
+    torch.cuda.synchronize()
+    torch.cuda.profiler.stop()
+    Path(replies).write_text('{"outcomes": [{"status": "ok"}]}')
