@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from lrbench.analysis.accelerators import known
 from lrbench.bench import session
 from lrbench.bench.plan import Request
 from lrbench.bench.run import Outcome
@@ -132,6 +133,8 @@ def test_resume_has_nothing_left(tiny_sweep: Swept, run: Run) -> None:
     assert "cases: 3 ok" in output
     rows = run.json(f"{TINY} --chunk-size 32,64 --resume", "--output", folder)
     assert [(row["chunk_size"], row["status"]) for row in rows] == [(32, "ok"), (64, "ok")]
+    # Without --gpu: the GPU that is here, else h100.
+    assert rows[1]["accelerator"] == (rows[1]["device_accelerator"] if rows[1]["device_kind"] == "cuda" else "h100_sxm")
     assert all(tuple(row) == RECORD_COLUMNS for row in rows)
 
 
@@ -259,11 +262,7 @@ def test_options_become_a_request(monkeypatch: pytest.MonkeyPatch, lrbench: Lrbe
     ("command", "message"),
     [
         *refused_commands("usage"),
-        (f"sweep --num-heads {10**23}", "num_heads must be from 1 to 2147483647"),
-        *(
-            (f"{command} --format xml", "format must be one of table, json, csv")
-            for command in ("kernels", "check a --baseline b", "compare a b", "history op:x", "baseline update a")
-        ),
+        ("check a --baseline b --format xml", "format must be one of table, json, csv"),
         *((f"check a --baseline b --min-compared {s}", "--min-compared") for s in ("2", "-1", "nan", "half")),
     ],
 )
@@ -434,8 +433,6 @@ def test_version_module_and_completion() -> None:
     ("command", "same"),
     [
         ("presets --kernel mlstm_exp", "presets --kernel tfla"),
-        ("presets --kernel attention", "presets --kernel tfla"),
-        ("predict rglru --gpu h200", "predict --op rglru rglru --gpu h200"),
         ("best mlstm_exp --gpu h200 --state-size 64", "best --op mlstm_exp --gpu H200-SXM --head-dim-qk 64"),
         ("history op:mlstm_sig,device:h200,run:df900796", "history op:mlstm_sig,device:h200_sxm,run:df900796"),
         ("count mlstm_exp", "count --op mlstm_exp"),
@@ -444,12 +441,9 @@ def test_version_module_and_completion() -> None:
         ("best rglru --gpu h200", "best --kernel rglru --gpu h200_sxm"),
         ("count gated-mlp --d-model 4k --batch 1k", "count gated-mlp --d-model 4096 --batch 1024"),
         ("count rglru --channels 2k", "count rglru --embedding 2048"),
-        ("count tfla --embedding 4k", "count tfla --num-heads 16"),
-        *(
-            (f"{command} --gpu {gpu}", f"{command} --gpu {gpu} --dtype {usual}")
-            for gpu, usual in (("cpu", "fp32"), ("v100", "fp16"))
-            for command in ("best", "predict", "chunk-size")
-        ),
+        ("best --gpu cpu", "best --gpu cpu --dtype fp32"),
+        ("predict --gpu v100", "predict --gpu v100 --dtype fp16"),
+        ("chunk-size --gpu v100", "chunk-size --gpu v100 --dtype fp16"),
     ],
 )
 def test_what_means_the_same_gives_the_same(command: str, same: str, run: Run) -> None:
@@ -459,26 +453,26 @@ def test_what_means_the_same_gives_the_same(command: str, same: str, run: Run) -
 
 
 def test_an_operation_is_swept_by_its_name_alone(tmp_path: Path, run: Run) -> None:
-    run(f"sweep retention {SMALL} --no-calibrate --chunk-size 32", "--output", tmp_path)
-    (row,) = store.read_results(tmp_path).to_pylist()
-    assert (row["kernel"], row["op"]) == ("tfla", "retention")
-    # Without --gpu: the GPU that is here, else h100.
-    assert row["accelerator"] == (row["device_accelerator"] if row["device_kind"] == "cuda" else "h100_sxm")
+    rows = run.json(f"sweep retention {SMALL} --no-calibrate --dry-run", "--output", tmp_path)
+    assert {row["op"] for row in rows} == {"retention"}
 
 
 def test_the_gpu_that_is_here_is_the_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Run) -> None:
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    for model, key in (("NVIDIA B200", "b200"), ("NVIDIA H200", "h200_sxm"), ("Unheard Of", "h100_sxm")):
-        folder = tmp_path / model
-        (folder / "0000:01:00.0").mkdir(parents=True)
-        (folder / "0000:01:00.0/information").write_text(f"Model: \t\t {model}\nIRQ: 7\n", encoding="utf-8")
-        monkeypatch.setattr("lrbench.analysis.accelerators.known.DRIVER", folder)
-        for command in ("best", "predict", "chunk-size"):
-            assert f'"accelerator": "{key}"' in run(f"{command} mlstm_sig --format json")
-    monkeypatch.setattr("lrbench.analysis.accelerators.known.DRIVER", tmp_path / "NVIDIA B200")
-    for visible, key in (("", "h100_sxm"), ("-1", "h100_sxm"), ("GPU-5f0e", "b200")):
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-        assert run.json("predict")["accelerator"] == key
+    for model in ("NVIDIA B200", "NVIDIA H200", "Unheard Of"):
+        (tmp_path / model / "0000:01:00.0").mkdir(parents=True)
+        said = f"Model: \t\t {model}\nIRQ: 7\n"
+        (tmp_path / model / "0000:01:00.0/information").write_text(said, encoding="utf-8")
+    for model, visible, key in (
+        ("NVIDIA H200", None, "h200_sxm"), ("Unheard Of", None, "h100_sxm"), ("NVIDIA B200", "", "h100_sxm"),
+        ("NVIDIA B200", "-1", "h100_sxm"), ("NVIDIA B200", "GPU-5f0e", "b200"), ("NVIDIA B200", None, "b200"),
+    ):  # fmt: skip
+        monkeypatch.setattr(known, "DRIVER", tmp_path / model)
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible or "")
+        if visible is None:
+            monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+        assert known.get_accelerator(known.default_key()).key == key
+    for command in ("best", "predict", "chunk-size"):
+        assert '"accelerator": "b200"' in run(f"{command} mlstm_sig --format json")
 
 
 def test_verify_runs_triton_kernels_in_the_interpreter() -> None:
@@ -493,7 +487,7 @@ def test_verify_runs_triton_kernels_in_the_interpreter() -> None:
 
 
 def test_verify_passes_for_one_operation(run: Run) -> None:
-    rows = run.json("verify --op simple_gla")
+    rows = run.json("verify --op retention")
     checked = [row for row in rows if row["status"] == "ok"]
     assert {("torch", "fp32"), ("torch", "bf16"), ("parallel", "fp32")} <= {
         (row["impl"], row["dtype"]) for row in checked

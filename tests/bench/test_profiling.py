@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import os
 import shlex
@@ -79,24 +77,16 @@ def test_one_run_counts_every_case(fake, profile: Lrbench, tmp_path: Path) -> No
     assert asked == "sm__ops_path_tensor_src_bf16_dst_fp32.sum,dram__bytes_read.sum,dram__bytes_write.sum"
 
 
-def test_tables_list_kernels_and_reasons(fake, profile: Lrbench) -> None:
-    fake(fails=2048)
-    code, out, _ = profile()
-    assert (code, out.count("states_kernel")) == (1, 2)
-    assert "case 1: error: RuntimeError: out of registers" in out
-    assert "case 0: tensor FLOPs are" in out
-    rows = csv.DictReader(io.StringIO(profile("--format", "csv")[1]))
-    assert [row["seq_len"] for row in rows] == ["1024", "2048", "4096"]
-
-
 def test_a_case_that_fails_or_kills_the_worker_is_a_row(fake, profile: Lrbench) -> None:
     fake(fails=1024, dies=4096)
     code, out, _ = profile("--format", "json")
     rows = json.loads(out)
     assert (code, [row["status"] for row in rows]) == (1, ["error", "ok", "crash"])
-    assert rows[1]["measured_tensor_flops"] == 1e9 + 2048e6
-    assert rows[0]["measured_tensor_flops"] is None
+    assert [row["measured_tensor_flops"] for row in rows] == [None, 1e9 + 2048e6, None]
     assert rows[0]["executed_tensor_flops"] > 0
+    code, out, _ = profile()
+    assert (code, out.count("states_kernel")) == (1, 1)
+    assert "case 0: error: RuntimeError: out of registers" in out and "case 1: tensor FLOPs are" in out
 
 
 def test_a_case_that_cannot_run_here_is_not_tried(fake, profile: Lrbench) -> None:

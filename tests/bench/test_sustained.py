@@ -21,7 +21,7 @@ from lrbench.bench.executors import NOT_SUSTAINED, SUSTAINED_S, run_group
 from lrbench.bench.plan import Request, in_run_order
 from lrbench.bench.workers import ReplaceableWorker, RunLimits
 from lrbench.results.schema import DeviceState, Record
-from lrbench.tests.analysis.measured import THRESHOLDS, measured
+from lrbench.tests.analysis.rows import THRESHOLDS, measured
 from lrbench.tests.bench import faults
 from lrbench.tests.bench.runs import H200
 from lrbench.tests.command_line import Lrbench

@@ -98,6 +98,14 @@ def test_a_failed_chunk_size_is_no_gap_where_another_one_was_measured() -> None:
     assert "oom (out of memory)" in words(drawing("chunk-size", frame))
 
 
+def test_a_figure_over_head_dims_leaves_out_fixed_ones_and_one_of_nothing_is_refused() -> None:
+    drawn = lines(plot("head-dim", sweep(), Selection(seq_len=8192)), 0)
+    assert [x for x, _ in drawn[series_label("mlstm_sig", "fused_chunk")]] == [64, 128, 256, 512]
+    assert series_label("attention", "flash_attn.v4") not in drawn
+    with pytest.raises(ValueError, match="got none that match the selection"):
+        drawing("runtime", sweep()[sweep()["status"] != "ok"])
+
+
 def test_chunk_size_figure_is_at_one_length() -> None:
     figure = plot("chunk-size", sweep(), Selection(head_dim=512, seq_len=8192))
     assert "T = 8,192" in text(figure)
@@ -105,17 +113,6 @@ def test_chunk_size_figure_is_at_one_length() -> None:
     assert [x for x, _ in drawn[series_label("mlstm_sig", "fused_chunk")]] == list(made.CHUNKS)
     assert [x for x, _ in drawn[series_label("mlstm_sig", "limit_chunk")]] == [64, 128]
     assert series_label("attention", "flash_attn.v4") not in drawn
-
-
-def test_head_dim_figure_leaves_out_fixed_head_dims() -> None:
-    drawn = lines(plot("head-dim", sweep(), Selection(seq_len=8192)), 0)
-    assert [x for x, _ in drawn[series_label("mlstm_sig", "fused_chunk")]] == [64, 128, 256, 512]
-    assert series_label("attention", "flash_attn.v4") not in drawn
-
-
-def test_what_was_not_measured_is_not_drawn() -> None:
-    with pytest.raises(ValueError, match="got none that match the selection"):
-        plot("runtime", sweep()[sweep()["status"] != "ok"])
 
 
 def test_memory_is_in_gib() -> None:
@@ -305,9 +302,8 @@ def test_points_of_a_busy_machine_are_hollow() -> None:
     ],
 )
 def test_what_was_not_measured_is_refused_with_what_was(selection: dict[str, Any], message: str) -> None:
-    for kind in ("chunk-size", "runtime", "head-dim"):
-        with pytest.raises(ValueError, match=message):
-            plot(kind, sweep(), Selection(**selection))
+    with pytest.raises(ValueError, match=message):
+        drawing("runtime", sweep(), Selection(**selection))
 
 
 def test_one_family_is_drawn_unless_operations_are_named(run: Run, lrbench: Lrbench, tmp_path: Path) -> None:
