@@ -72,9 +72,6 @@ USELESS = 100.0
 MOST_ROWS = 1500
 """Of more rows than these the other implementations' are left out, oldest first."""
 
-HIDDEN = 1e4
-"""Variance of a row that a fit is not to see."""
-
 ORDINARY = tuple(NormalDist().inv_cdf((1 + (n + 0.5) / 20) / 2) for n in range(20))
 """How 20 errors that follow the normal distribution lie, in standard deviations."""
 
@@ -142,37 +139,45 @@ class Surface:
     """What the rows of a kind say of an accelerator.
 
     Attributes:
-        rows: as measured, newest of each case.
-        points: the same.
+        rows: as measured, newest of each case; ``cases`` and ``points`` are of the same.
         logs: [n] logarithm of measured time, carried here, over expected time.
         covariance: [n, n] with the noise.
     """
 
     rows: Sequence[Row]
+    cases: Sequence[Query]
     points: Points
     logs: np.ndarray
     covariance: np.ndarray
     walked: bool
 
-    def left_out(self, groups: np.ndarray, hidden: np.ndarray | float = 0.0) -> tuple[np.ndarray, np.ndarray]:
-        """Return mean and variance of the logarithm of each row, by all rows but those of its group and hidden ones.
+    def left_out(self, groups: np.ndarray, seen: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
+        """Return mean and variance of the logarithm of each row, by the rows of other groups.
 
         Args:
             groups: [n].
-            hidden: [n] True where no other row is to see a row.
+            seen: [n] False where no row is to see a row; None: all are seen.
         """
         import numpy as np
 
-        unseen = HIDDEN * np.asarray(hidden, dtype=float) * np.ones(len(self.logs))
-        logs = np.where(unseen > 0, 0.0, self.logs)
-        precision = np.linalg.inv(self.covariance + np.diag(unseen))
-        weighted = precision @ logs
-        means, variances = np.empty(len(logs)), np.empty(len(logs))
-        order = np.argsort(groups, kind="stable")
-        for at in np.split(order, np.flatnonzero(np.diff(groups[order])) + 1):
-            inverse = np.linalg.inv(precision[np.ix_(at, at)])
-            means[at] = logs[at] - inverse @ weighted[at]
-            variances[at] = np.diag(inverse) - unseen[at]
+        seen = np.ones(len(groups), dtype=bool) if seen is None else seen
+        known = np.flatnonzero(seen)
+        precision = np.linalg.inv(self.covariance[np.ix_(known, known)])
+        between = self.covariance[np.ix_(known, np.flatnonzero(~seen))]
+        weighted, explained = precision @ self.logs[known], precision @ between
+        means, variances = np.empty(len(groups)), np.diag(self.covariance).copy()
+        means[~seen] = between.T @ weighted
+        variances[~seen] -= (between * explained).sum(axis=0)
+        for group in np.unique(groups[seen]):
+            left = np.flatnonzero(groups[known] == group)
+            inverse = np.linalg.inv(precision[np.ix_(left, left)])
+            means[known[left]] = self.logs[known[left]] - inverse @ weighted[left]
+            variances[known[left]] = np.diag(inverse)
+            there = groups[~seen] == group
+            if there.any():
+                missing = inverse @ explained[np.ix_(left, there)]
+                means[~seen & (groups == group)] -= missing.T @ weighted[left]
+                variances[~seen & (groups == group)] += (explained[np.ix_(left, there)] * missing).sum(axis=0)
         return means, np.maximum(variances, NOISE**2)
 
 
@@ -195,6 +200,7 @@ def surface(rows: Sequence[Row], mode: str, dtype: str, here: Accelerator, roofs
     noise = NOISE**2 * np.eye(len(rows))
     return Surface(
         rows,
+        cases,
         found,
         np.log(carried) - np.log(found.expected_ms),
         covariance(found, found, walked=walked) + noise,
@@ -291,7 +297,7 @@ def trust(errors: Sequence[float]) -> float:
             change little.
     """
     ordered = sorted((*errors, *ORDINARY))
-    return ordered[min(len(ordered), math.ceil(0.9 * (len(ordered) + 1))) - 1] / Z90
+    return max(1.0, ordered[min(len(ordered), math.ceil(0.9 * (len(ordered) + 1))) - 1] / Z90)
 
 
 class Fits:

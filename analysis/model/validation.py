@@ -10,6 +10,7 @@ A row counts as held if its time lies in the interval that is predicted for it
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from ...results.select import grouped, load_rows
 from ..accelerators.known import get_accelerator
 from ..counts.formulations import MODES
-from .fit import USELESS, Z90, Row, case_of, kinds, newest_cases, problems, surface, trust
+from .fit import USELESS, Z90, Row, Surface, kinds, newest_cases, problems, surface, trust
 from .prediction import stored_rows
 from .runtime_model import floor_ms
 from .terms import counted
@@ -47,7 +48,7 @@ class LeftOut:
     case_id: str
     fitted_on: str
     held_out_on: str
-    calibrated: bool
+    calibrated: bool = False
     time_ms: float
     low_ms: float | None = None
     likely_ms: float | None = None
@@ -76,75 +77,57 @@ def validate(
     groups = load_rows(results, ("mode", "dtype"), {"status": "ok"})
     for mode, dtype in dict.fromkeys((row["mode"], row["dtype"]) for row in groups):
         rows = newest_cases(row for row in stored_rows(results, mode, dtype) if not row["noise"])
+        devices = [*dict.fromkeys(row["device_accelerator"] for row in rows)]
         for kind in kinds(grouped(rows, itemgetter("op", "impl")), mode, dtype).values() if mode in MODES else ():
-            for one in _of_kind(kind, mode, dtype, calibration):
+            for one in _of_kind(kind, mode, dtype, devices, calibration):
                 if (ops is None or one.op in ops) and (impl is None or one.impl == impl):
                     yield one
 
 
-def _of_kind(rows: Sequence[Row], mode: str, dtype: str, calibration: Collection[str]) -> Iterator[LeftOut]:
+def _of_kind(
+    rows: Sequence[Row], mode: str, dtype: str, known_on: Sequence[str], calibration: Collection[str]
+) -> Iterator[LeftOut]:
     import numpy as np
 
-    by_device = grouped(rows, itemgetter("device_accelerator"))
-    for here, own in by_device.items():
-        alone = np.zeros(len(own), dtype=bool)
-        yield from _predicted(own, mode, dtype, here, here, alone, problems(own), calibrated=False)
-        for there, others in by_device.items():
-            if there == here:
-                continue
-            both = [*others, *own]
-            at_here = np.arange(len(both)) >= len(others)
-            groups = problems(both)
-            apart = np.where(at_here, groups.max() + 1 + np.arange(len(both)), groups)
-            yield from _predicted(both, mode, dtype, there, here, at_here, apart, calibrated=False)
-            known = np.array([row["case_id"] in calibration and "stands_in" not in row for row in both])
-            if (known & at_here).any():
-                yield from _predicted(both, mode, dtype, there, here, at_here & ~known, groups, calibrated=True)
+    devices = np.array([row["device_accelerator"] for row in rows])
+    own = np.array(["stands_in" not in row for row in rows])
+    calibrating = own & np.array([row["case_id"] in calibration for row in rows])
+    groups = problems(rows)
+    for here in dict.fromkeys(devices[own]):
+        known, at_here = surface(rows, mode, dtype, get_accelerator(here)), devices == here
+        yield from _predicted(known, groups, at_here, at_here & own, here, here)
+        for there in (each for each in known_on if each != here):
+            at_there = devices == there
+            apart = np.where(at_here, -1, groups)
+            if at_there.any():
+                yield from _predicted(known, apart, at_there, at_here & own, there, here)
+            if (calibrating & at_here).any():
+                seen = at_there | (calibrating & at_here)
+                yield from _predicted(known, groups, seen, at_here & own & ~seen, there, here, calibrated=True)
 
 
 def _predicted(
-    rows: Sequence[Row],
-    mode: str,
-    dtype: str,
-    there: str,
-    here: str,
-    hidden: np.ndarray,
-    groups: np.ndarray,
-    *,
-    calibrated: bool,
+    known: Surface, groups: np.ndarray, seen: np.ndarray, asked: np.ndarray, there: str, here: str, **names: bool
 ) -> Iterator[LeftOut]:
-    """Yield the rows of an accelerator as rows that are not hidden predict them, without those of a row's group.
-
-    Where some are hidden, these alone are yielded.
-    """
+    """Yield the rows asked for as those seen predict them, without those of their group."""
     import numpy as np
 
-    accelerator = get_accelerator(here)
-    known = surface(rows, mode, dtype, accelerator)
-    means, variances = known.left_out(groups, hidden)
+    means, variances = known.left_out(groups, seen)
     deviations = np.sqrt(variances)
     errors = np.abs(known.logs - means) / deviations
-    for n, row in enumerate(rows):
-        if row["device_accelerator"] != here or "stands_in" in row or (hidden.any() and not hidden[n]):
-            continue
-        others = (known.points.names == known.points.names[n]) & (groups != groups[n]) & ~hidden
+    for n in np.flatnonzero(asked):
+        row, case = known.rows[n], known.cases[n]
+        others = (known.points.names == known.points.names[n]) & (groups != groups[n]) & seen
         likely = float(known.points.expected_ms[n] * np.exp(means[n]))
         half = math.exp(trust([*map(float, errors[others])]) * Z90 * deviations[n])
-        case = case_of(row, mode, dtype)
-        said: dict[str, Any] = {}
+        said: tuple[float | None, ...] = (None,) * 3
         if half**2 <= USELESS:
-            count = counted(case)
-            assert count is not None, "rows of a kind are counted"
-            least = floor_ms(count, accelerator, dtype)
-            said = dict(
-                zip(
-                    ("low_ms", "likely_ms", "high_ms"),
-                    (max(x, least) for x in (likely / half, likely, likely * half)),
-                    strict=True,
-                )
-            )
-        names = {"op": case.op, "impl": case.impl, "mode": mode, "dtype": dtype, "case_id": row["case_id"]}
-        yield LeftOut(**names, fitted_on=there, held_out_on=here, calibrated=calibrated, time_ms=row["time_ms"], **said)
+            least = floor_ms(counted(case), get_accelerator(here), case.dtype)
+            said = tuple(max(each, least) for each in (likely / half, likely, likely * half))
+        yield LeftOut(
+            op=case.op, impl=case.impl, mode=case.mode, dtype=case.dtype, case_id=row["case_id"], fitted_on=there,
+            held_out_on=here, time_ms=row["time_ms"], low_ms=said[0], likely_ms=said[1], high_ms=said[2], **names,
+        )  # fmt: skip
 
 
 def by_chance(rows: int) -> tuple[int, int]:
@@ -154,11 +137,13 @@ def by_chance(rows: int) -> tuple[int, int]:
     chance has somewhat more room than this.
     """
 
-    def at_least(held: int, share: float) -> float:
-        return sum(math.comb(rows, n) * share**n * (1 - share) ** (rows - n) for n in range(held, rows + 1))
+    def at_least(share: float) -> list[float]:
+        chances = [math.comb(rows, n) * share**n * (1 - share) ** (rows - n) for n in range(rows, -1, -1)]
+        return [*itertools.accumulate(chances)][::-1]
 
-    few = next(held for held in range(rows + 1) if at_least(held + 1, 0.85) <= 0.95)
-    return few, next(held for held in range(rows, -1, -1) if at_least(held, 0.95) >= 0.05)
+    low, high = at_least(0.85), at_least(0.95)
+    few = next(held for held in range(rows + 1) if held == rows or low[held + 1] <= 0.95)
+    return few, next(held for held in range(rows, -1, -1) if high[held] >= 0.05)
 
 
 def summary(found: Sequence[LeftOut]) -> dict[str, Any]:
