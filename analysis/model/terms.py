@@ -31,8 +31,8 @@ FLOPS_REACHED, BYTES_REACHED = 0.5, 0.8
 """Shares of the accelerator's rates that kernels reach, roughly."""
 
 MOVED = 0.8
-"""Share of the time of its bytes (those that its launches move, where they are counted) by which a kernel's time follows
-the bandwidth, whether or not memory limits it: between an H200 and an H100, times then miss by 4 % in the median."""
+"""Share of the time of a kernel's bytes (those that its launches move, where they are counted) that changes with the
+bandwidth, whether or not memory limits the kernel: between an H200 and an H100, times miss by 4 % then in the median."""
 
 MOST_MEMORY = 0.9
 """Largest share of a time that is taken for that of its bytes: where it would be more, they hit the cache."""
@@ -100,7 +100,7 @@ def sequential_steps(case: Query) -> float:
     """
     op, impl, mode, dtype, _, sizes = case
     formulation = formulation_of(op, impl, mode, dtype)
-    if op in ("attention", "gated_mlp", "projections") or mode == "step" or formulation == "parallel":
+    if op in ("attention", "gated_mlp", "projections") or mode == "step" or formulation in ("parallel", "scan"):
         return 1
     return -(-sizes["seq_len"] // (chunk_of(op, impl, formulation, sizes.get("chunk_size")) or 1))
 

@@ -93,7 +93,9 @@ def _of_kind(
     own = np.array(["stands_in" not in row for row in rows])
     calibrating = own & np.array([row["case_id"] in calibration for row in rows])
     groups = problems(rows)
-    for here in dict.fromkeys(devices[own]):
+    for here in known_on:
+        if not (own & (devices == here)).any():
+            continue
         known, at_here = surface(rows, mode, dtype, get_accelerator(here)), devices == here
         yield from _predicted(known, groups, at_here, at_here & own, here, here)
         for there in (each for each in known_on if each != here):
