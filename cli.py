@@ -792,10 +792,12 @@ def predict(
     from .bench.shown import show_coverage
 
     if validate:
-        from .bench.complete import cases_of
+        from .bench import complete, plan
 
+        requests = complete.load_sweeps(complete.sweeps_file("calibration"))
+        planned = {each.case.case_id for request in requests for each in plan.plan(request, device_kind="cuda")}
         asked = problem.operations(kernel), impl
-        found = list(validation.validate(results or _committed(), *asked, calibration=cases_of("calibration")))
+        found = list(validation.validate(results or _committed(), *asked, calibration=planned))
         if not found:
             raise ValueError("results must hold measured rows of what is validated, got none")
         show_coverage(found, every=every, output_format=format)

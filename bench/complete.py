@@ -24,7 +24,7 @@ from ..results.store import HERE, files_in, recovered_notes
 from ..results.toml_tables import read_toml
 from . import bars, mlp_errors, note, session
 from .environment import is_of, rows_of
-from .plan import Request, named_family, plan
+from .plan import Request, named_family
 from .run import separate
 from .workers import probe_environment
 
@@ -54,12 +54,6 @@ def sweeps_file(name: str) -> Path:
     if not path.is_file():
         raise ValueError(f"--sweeps must be a TOML file of sweeps or the name of one in results/, got {name}")
     return path
-
-
-def cases_of(name: str) -> set[str]:
-    """Return the ids of the cases that sweeps of a name or path (:func:`sweeps_file`) plan for a GPU."""
-    requests = load_sweeps(sweeps_file(name))
-    return {planned.case.case_id for request in requests for planned in plan(request, device_kind="cuda")}
 
 
 def missing_requests(found: Sequence[Found]) -> list[Request]:

@@ -309,6 +309,7 @@ def chunk_size_report(
         )
     best = best_of(answers)
     least_flops = min(candidates, key=lambda each: each["flops"])
+    fit = fit if all(each["predicted_ms"] is not None for each in candidates) else None
     chosen = min(candidates, key=lambda each: each["predicted_ms" if fit else "chunkwise_upper_ms"])
     timed = [each for each in candidates if each["measured_ms"] is not None]
     fastest = min(timed, key=lambda each: each["measured_ms"], default=None)
@@ -376,8 +377,9 @@ def chunk_size_answer(report: Mapping[str, Any], rows: int) -> str:
 
 def chunk_size_columns(report: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return a row of times and memory, measured and modelled, for each candidate."""
-    fitted = report["candidates"][0]["predicted_ms"] is not None
-    modelled = {"modelled_ms": "predicted_ms"} if fitted else {"at_least_ms": "low_ms", "no_overlap_ms": "high_ms"}
+    modelled = (
+        {"modelled_ms": "predicted_ms"} if report["fitted"] else {"at_least_ms": "low_ms", "no_overlap_ms": "high_ms"}
+    )
     return [
         {
             "chunk_size": each["chunk_size"],

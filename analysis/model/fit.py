@@ -63,6 +63,9 @@ CARRIED, KIND_CARRIED = 0.18, 0.035
 STANDS_IN = 0.3
 """What a row that stands in for one of another mode or dtype counts for, as a factor of e between rates."""
 
+OTHER_KERNELS = 1.0
+"""What another compute capability, with tiles and instructions of its own, counts for: the same. No rows tell."""
+
 NOISE = 0.015
 """Standard deviation of the logarithm of a time that is measured again."""
 
@@ -188,10 +191,7 @@ def surface(rows: Sequence[Row], mode: str, dtype: str, here: Accelerator, roofs
     cases = [case_of(row, mode, dtype) for row in rows]
     there = [here if row["device_accelerator"] == here.key else accelerator_of(row["device_accelerator"], roofs)
              for row in rows]  # fmt: skip
-    apart = [
-        max(abs(math.log(gain)) for gain in gains(case, each, here)) if each is not here else 0.0
-        for case, each in zip(cases, there, strict=True)
-    ]
+    apart = [_apart(case, each, here) for case, each in zip(cases, there, strict=True)]
     stands = [STANDS_IN if "stands_in" in row else 0.0 for row in rows]
     sources = [f"{row['device_accelerator']} {row.get('stands_in', '')}" for row in rows]
     found = points(cases, sources, [math.hypot(*each) for each in zip(apart, stands, strict=True)], here)
@@ -208,6 +208,15 @@ def surface(rows: Sequence[Row], mode: str, dtype: str, here: Accelerator, roofs
     )
 
 
+def _apart(case: Query, there: Accelerator, here: Accelerator) -> float:
+    """Return by how many factors of e what an accelerator takes may be off as carried to another one."""
+    if there is here:
+        return 0.0
+    return max(abs(math.log(gain)) for gain in gains(case, there, here)) + OTHER_KERNELS * (
+        there.capability != here.capability
+    )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Fit:
     """What the measured rows of an implementation's kind say of its times on an accelerator.
@@ -220,6 +229,7 @@ class Fit:
         median_error, worst_error: absolute relative errors on its own rows, each problem left out in turn; 0.1 is 10 %.
         trust: how many times as wide intervals are as the variance says.
         stands_in: how the rows came about where they were not measured in this mode and dtype, else None.
+        surface, precision: the rows of the kind, and the inverse of their covariance.
     """
 
     accelerator: str
@@ -233,7 +243,7 @@ class Fit:
     stands_in: str | None
     roofs: str
     surface: Surface = field(repr=False)
-    _precision: np.ndarray = field(repr=False)
+    precision: np.ndarray = field(repr=False)
 
     @property
     def model(self) -> str:
@@ -250,10 +260,10 @@ class Fit:
         itself = (known.names == asked.names) & (known.doubts == 0) & (known.sizes == asked.sizes).all(axis=1)
         # Both at once: mean and what the rows explain of the variance; without the case's own row, if there is one.
         both = np.stack([self.surface.logs, alike])
-        seen = both @ self._precision
+        seen = both @ self.precision
         found = seen @ alike
         if itself.any():
-            found -= seen[:, itself] @ np.linalg.solve(self._precision[np.ix_(itself, itself)], seen[1, itself])
+            found -= seen[:, itself] @ np.linalg.solve(self.precision[np.ix_(itself, itself)], seen[1, itself])
         prior = float(covariance(asked, asked, walked=self.surface.walked)[0, 0])
         mean, variance = float(found[0]), max(prior - float(found[1]), 0.0) + NOISE**2
         likely = float(asked.expected_ms[0]) * math.exp(mean)
@@ -331,21 +341,29 @@ class Fits:
             return None
         known, precision, errors = found
         own = np.flatnonzero(known.points.names == f"{op} {impl}")
-        rows = [known.rows[n] for n in own] or known.rows
+        rows = [row for row in known.rows if (row["op"], row["impl"]) == (op, impl)] or known.rows
         by_device = grouped(rows, itemgetter("device_accelerator"))
         most = max(by_device, key=lambda key: (key == self.here.key, len(by_device[key])))
         misses = [*map(float, np.abs(np.expm1(errors[0][own if len(own) else slice(None)])))]
+        number, measured_there = len(own), len(by_device[most])
         return Fit(
-            accelerator=most, here=self.here,
-            rows=len(by_device[most]) if len(own) else 0, elsewhere=len(own) and len(own) - len(by_device[most]),
-            others=len({*known.points.names}) - bool(len(own)), median_error=median(misses), worst_error=max(misses),
-            trust=max(trust([*map(float, np.abs(each[own]))]) for each in errors[1:]), roofs=self.roofs, surface=known, _precision=precision,
+            accelerator=most,
+            here=self.here,
+            rows=measured_there if number else 0,
+            elsewhere=number - measured_there if number else 0,
+            others=len({*known.points.names}) - bool(number),
+            median_error=median(misses),
+            worst_error=max(misses),
+            trust=max(trust([*map(float, np.abs(each[own]))]) for each in errors[1:]),
             stands_in=next((row["stands_in"] for row in by_device[most] if "stands_in" in row), None),
-        )  # fmt: skip
+            roofs=self.roofs,
+            surface=known,
+            precision=precision,
+        )
 
     def _surface(self, op: str, impl: str) -> tuple[Surface, np.ndarray, np.ndarray] | None:
-        """Return the surface of a kind, its precision and how rows miss that are left out: errors of logarithms, these in
-        standard deviations, and those of rows left out alone, not with their problem."""
+        """Return the surface of a kind, the inverse of its covariance, and how rows miss that are left out: errors of
+        logarithms, these in standard deviations, and those of rows left out alone, not with their problem."""
         import numpy as np
 
         key = kind_key(self.kinds, op, impl, self.mode, self.dtype)

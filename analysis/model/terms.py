@@ -32,7 +32,7 @@ FLOPS_REACHED, BYTES_REACHED = 0.5, 0.8
 
 MOVED = 0.8
 """Share of the time of a kernel's bytes (those that its launches move, where they are counted) that changes with the
-bandwidth, whether or not memory limits the kernel: between an H200 and an H100, times miss by 4 % then in the median."""
+bandwidth, whether or not memory limits the kernel: from an H200 to an H100 times then miss by 4 % in the median."""
 
 MOST_MEMORY = 0.9
 """Largest share of a time that is taken for that of its bytes: where it would be more, they hit the cache."""

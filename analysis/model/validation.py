@@ -117,14 +117,14 @@ def _predicted(
     means, variances = known.left_out(groups, seen)
     deviations = np.sqrt(variances)
     errors = np.abs(known.logs - means) / deviations
-    for n in np.flatnonzero(asked):
-        row, case = known.rows[n], known.cases[n]
+    for n in map(int, np.flatnonzero(asked)):
+        row, case, count = known.rows[n], known.cases[n], counted(known.cases[n])
         others = (known.points.names == known.points.names[n]) & (groups != groups[n]) & seen
         likely = float(known.points.expected_ms[n] * np.exp(means[n]))
         half = math.exp(trust([*map(float, errors[others])]) * Z90 * deviations[n])
         said: tuple[float | None, ...] = (None,) * 3
-        if half**2 <= USELESS:
-            least = floor_ms(counted(case), get_accelerator(here), case.dtype)
+        if count is not None and half**2 <= USELESS:
+            least = floor_ms(count, get_accelerator(here), case.dtype)
             said = tuple(max(each, least) for each in (likely / half, likely, likely * half))
         yield LeftOut(
             op=case.op, impl=case.impl, mode=case.mode, dtype=case.dtype, case_id=row["case_id"], fitted_on=there,
