@@ -60,17 +60,18 @@ WALKED = 0.23
 CARRIED, KIND_CARRIED = 0.18, 0.035
 """Standard deviation, for each factor of e between two accelerators' rates: an implementation's and a kind's."""
 
-STANDS_IN = 0.3
-"""What a row that stands in for one of another mode or dtype counts for, as a factor of e between rates."""
-
-OTHER_KERNELS = 1.0
-"""What another compute capability, with tiles and instructions of its own, counts for: the same. No rows tell."""
+STANDS_IN, OTHER_KERNELS = 0.03, 0.2
+"""Standard deviation that an interval has besides if its rows stand in for another mode or dtype (as measured),
+and if they are of another compute capability, with tiles and instructions of its own (a guess)."""
 
 NOISE = 0.015
 """Standard deviation of the logarithm of a time that is measured again."""
 
 USELESS = 100.0
 """An interval whose high end is more than this many times its low end says nothing, so bounds are taken."""
+
+ENOUGH = 30
+"""Of an implementation with so many rows on the accelerator asked about those of others add nothing but waiting."""
 
 MOST_ROWS = 1500
 """Of more rows than these the other implementations' are left out, oldest first."""
@@ -184,37 +185,30 @@ class Surface:
         return means, np.maximum(variances, NOISE**2)
 
 
-def surface(rows: Sequence[Row], mode: str, dtype: str, here: Accelerator, roofs: str = "spec") -> Surface:
-    """Return what rows of a kind say of an accelerator; not empty."""
+def surface(rows: Sequence[Row], mode: str, dtype: str, here: Accelerator, roofs: str = "spec") -> Surface | None:
+    """Return what rows of a kind say of an accelerator, None where none of them are counted."""
     import numpy as np
 
-    cases = [case_of(row, mode, dtype) for row in rows]
-    there = [here if row["device_accelerator"] == here.key else accelerator_of(row["device_accelerator"], roofs)
-             for row in rows]  # fmt: skip
-    apart = [_apart(case, each, here) for case, each in zip(cases, there, strict=True)]
-    stands = [STANDS_IN if "stands_in" in row else 0.0 for row in rows]
-    sources = [f"{row['device_accelerator']} {row.get('stands_in', '')}" for row in rows]
-    found = points(cases, sources, [math.hypot(*each) for each in zip(apart, stands, strict=True)], here)
-    carried = [carried_ms(row["time_ms"], case, each, here) for row, case, each in zip(rows, cases, there, strict=True)]
-    walked = walks(cases[0])
-    noise = NOISE**2 * np.eye(len(rows))
-    return Surface(
-        rows,
-        cases,
-        found,
-        np.log(carried) - np.log(found.expected_ms),
-        covariance(found, found, walked=walked) + noise,
-        walked,
-    )
-
-
-def _apart(case: Query, there: Accelerator, here: Accelerator) -> float:
-    """Return by how many factors of e what an accelerator takes may be off as carried to another one."""
-    if there is here:
-        return 0.0
-    return max(abs(math.log(gain)) for gain in gains(case, there, here)) + OTHER_KERNELS * (
-        there.capability != here.capability
-    )
+    kept, cases, there = [], [], []
+    for row in rows:
+        case, key = case_of(row, mode, dtype), row["device_accelerator"]
+        device = here if key == here.key else accelerator_of(key, roofs)
+        if counted(case, launches=device is not here) is not None:
+            kept.append(row)
+            cases.append(case)
+            there.append(device)
+    if not kept:
+        return None
+    apart = [
+        0.0 if each is here else max(abs(math.log(gain)) for gain in gains(case, each, here))
+        for case, each in zip(cases, there, strict=True)
+    ]
+    sources = [f"{row['device_accelerator']} {row.get('stands_in', '')}" for row in kept]
+    found = points(cases, sources, apart, here)
+    carried = [carried_ms(row["time_ms"], case, each, here) for row, case, each in zip(kept, cases, there, strict=True)]
+    logs, walked = np.log(carried) - np.log(found.expected_ms), walks(cases[0])
+    likeness = covariance(found, found, walked=walked) + NOISE**2 * np.eye(len(kept))
+    return Surface(kept, cases, found, logs, likeness, walked)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -257,7 +251,8 @@ class Fit:
 
         asked, known = points([case], [f"{self.here.key} "], [0.0], self.here), self.surface.points
         alike = covariance(asked, known, walked=self.surface.walked)[0]
-        itself = (known.names == asked.names) & (known.doubts == 0) & (known.sizes == asked.sizes).all(axis=1)
+        same = (known.names == asked.names) & (known.doubts == 0) & (known.sizes == asked.sizes).all(axis=1)
+        itself = same & (known.sources == asked.sources)
         # Both at once: mean and what the rows explain of the variance; without the case's own row, if there is one.
         both = np.stack([self.surface.logs, alike])
         seen = both @ self.precision
@@ -265,10 +260,19 @@ class Fit:
         if itself.any():
             found -= seen[:, itself] @ np.linalg.solve(self.precision[np.ix_(itself, itself)], seen[1, itself])
         prior = float(covariance(asked, asked, walked=self.surface.walked)[0, 0])
-        mean, variance = float(found[0]), max(prior - float(found[1]), 0.0) + NOISE**2
+        mean, variance = float(found[0]), max(prior - float(found[1]), 0.0)
+        if (stands_in := same & ~itself).any():
+            mean, variance = float(self.surface.logs[stands_in][0]), 0.0
+        variance += NOISE**2 + self._doubt**2
         likely = float(asked.expected_ms[0]) * math.exp(mean)
         half = math.exp(self.trust * Z90 * math.sqrt(variance))
         return likely / half, likely, likely * half
+
+    @property
+    def _doubt(self) -> float:
+        """What the variance of the rows does not say, as a standard deviation."""
+        other = accelerator_of(self.accelerator, self.roofs).capability != self.here.capability
+        return math.hypot(STANDS_IN * (self.stands_in is not None), OTHER_KERNELS * other)
 
     def time_ms(self, case: Query) -> float:
         """Return the likely time of a case."""
@@ -329,11 +333,17 @@ class Fits:
         newest = newest_cases(row for row in rows if not row["noise"])
         by_name = grouped(newest, itemgetter("op", "impl"))
         self.mode, self.dtype, self.here, self.roofs = mode, dtype, here, roofs
-        self.kinds = kinds(by_name, mode, dtype)
+        self.kinds = kinds({name: _enough(rows, here.key) for name, rows in by_name.items()}, mode, dtype)
+        self._fits: dict[tuple[str, str], Fit | None] = {}
         self._made: dict[Any, tuple[Surface, np.ndarray, np.ndarray] | None] = {}
 
     def of(self, op: str, impl: str) -> Fit | None:
         """Return the fit of an implementation, None where there are no rows of its kind."""
+        if (op, impl) not in self._fits:
+            self._fits[op, impl] = self._of(op, impl)
+        return self._fits[op, impl]
+
+    def _of(self, op: str, impl: str) -> Fit | None:
         import numpy as np
 
         found = self._surface(op, impl)
@@ -368,12 +378,10 @@ class Fits:
 
         key = kind_key(self.kinds, op, impl, self.mode, self.dtype)
         if key not in self._made:
-            rows = self.kinds.get(key, [])
+            rows = sorted(self.kinds.get(key, []), key=lambda row: (row["op"], row["impl"]) == (op, impl))[-MOST_ROWS:]
             made = None
-            if rows:
-                rows = sorted(rows, key=lambda row: (row["op"], row["impl"]) == (op, impl))[-MOST_ROWS:]
-                known = surface(rows, self.mode, self.dtype, self.here, self.roofs)
-                means, variances = known.left_out(problems(rows))
+            if known := surface(rows, self.mode, self.dtype, self.here, self.roofs):
+                means, variances = known.left_out(problems(known.rows))
                 misses = known.logs - means
                 precision = np.linalg.inv(known.covariance)
                 alone = precision @ known.logs / np.sqrt(np.diag(precision))
@@ -396,11 +404,9 @@ def kinds(
     eager loop's do, is a kind of its own: its times say nothing of kernels."""
     found: dict[tuple[Kind | None, str], list[Row]] = {}
     for (op, impl), rows in by_name.items():
-        kind = kind_of(op, impl, mode, dtype)
-        kept = [row for row in rows if counted(case_of(row, mode, dtype)) is not None] if kind is not None else []
-        if kept:
-            alone = f"{op} {impl}" if all(map(_times_host, kept)) else ""
-            found.setdefault((kind, alone), []).extend(kept)
+        if (kind := kind_of(op, impl, mode, dtype)) is not None:
+            alone = f"{op} {impl}" if all(map(_times_host, rows)) else ""
+            found.setdefault((kind, alone), []).extend(rows)
     return found
 
 
@@ -408,6 +414,12 @@ def kind_key(found: Mapping[Any, Any], op: str, impl: str, mode: str, dtype: str
     """Return under which key of :func:`kinds` an implementation's rows are."""
     kind, alone = kind_of(op, impl, mode, dtype), f"{op} {impl}"
     return (kind, alone) if (kind, alone) in found else (kind, "")
+
+
+def _enough(rows: Sequence[Row], key: str) -> Sequence[Row]:
+    """Return an implementation's rows on an accelerator if they are :data:`ENOUGH`, else all."""
+    here = [row for row in rows if row["device_accelerator"] == key]
+    return here if len(here) >= ENOUGH else rows
 
 
 def problems(rows: Sequence[Row]) -> np.ndarray:

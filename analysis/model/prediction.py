@@ -18,7 +18,7 @@ from ..accelerators.known import Accelerator
 from ..counts import count_case
 from .fit import ROW_COLUMNS, USELESS, Fit, Row, newest_cases
 from .runtime_model import RuntimeModel, floor_ms, launches_ms, runtime_model
-from .terms import Query
+from .terms import Query, walks
 
 SAME_PROBLEM = ("op", "impl", "state_dtype", "device_name", *SIZE_COLUMNS)
 """Rows of two modes or dtypes that agree in these columns are of one problem."""
@@ -174,8 +174,7 @@ class Answer:
     def may_be_chosen(self) -> bool:
         """Whether a model may choose the chunk length. That of walks may choose any. That of the formulation does not
         see that few chunks leave a device idle, so it chooses among those that were fastest somewhere."""
-        fit = self.fit()
-        fastest = _fastest_chunks(self.rows) if fit is not None and fit.model == "formulation" else set()
+        fastest = set() if walks(self.case) else _fastest_chunks(self.rows)
         return not fastest or self.case.sizes.get("chunk_size") in fastest
 
     @property

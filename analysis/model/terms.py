@@ -82,15 +82,17 @@ def walks(case: Query) -> bool:
     return scheme in scalar_decay.WALKS and "chunk_size" in case.sizes
 
 
-@functools.cache
-def _remembered(case: Any) -> Count | None:
-    """Return the count of a case, its sizes in a tuple: every fit asks again."""
-    return count_case(*case._replace(sizes=dict(case.sizes)))
+_COUNTS: dict[object, tuple[bool, Count | None]] = {}
+"""What :func:`counted` returned, and whether with launches: every fit asks again."""
 
 
-def counted(case: Query) -> Count | None:
-    """Return what a case computes and moves, None where that is not counted."""
-    return _remembered(case._replace(sizes=tuple(case.sizes.items())))  # type: ignore[arg-type]
+def counted(case: Query, *, launches: bool = False) -> Count | None:
+    """Return what a case computes and moves, with ``launches`` also as executed; None where that is not counted."""
+    key = case._replace(sizes=tuple(case.sizes.items()))  # type: ignore[arg-type]
+    known = _COUNTS.get(key)
+    if known is None or (launches and not known[0]):
+        known = _COUNTS[key] = launches, count_case(*case, launches=launches)
+    return known[1]
 
 
 def sequential_steps(case: Query) -> float:
@@ -140,9 +142,10 @@ def expected(case: Query, accelerator: Accelerator) -> Parts:
 def carried_ms(time_ms: float, case: Query, here: Accelerator, there: Accelerator) -> float:
     """Return how long a case takes on another accelerator by what it takes on one: launches take as long, the bytes
     change with the bandwidth, the rest with the rate of its FLOPs."""
-    count = counted(case)
-    if here == there or count is None:
+    if here == there:
         return time_ms
+    count = counted(case, launches=True)
+    assert count is not None, "only counted cases are asked about"
     launches = min(launches_ms(count, here), MOST_MEMORY * time_ms)
     bytes_ms = 1e3 * max(count.bytes, sum(count.executed_byte_parts.values())) / here.bandwidth_bytes_s
     memory = min(MOVED * bytes_ms, MOST_MEMORY * (time_ms - launches))

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from ...results.select import grouped, load_rows
 from ..accelerators.known import get_accelerator
 from ..counts.formulations import MODES
-from .fit import USELESS, Z90, Row, Surface, kinds, newest_cases, problems, surface, trust
+from .fit import USELESS, Z90, Row, Surface, case_of, kinds, newest_cases, problems, surface, trust
 from .prediction import stored_rows
 from .runtime_model import floor_ms
 from .terms import counted
@@ -89,6 +89,7 @@ def _of_kind(
 ) -> Iterator[LeftOut]:
     import numpy as np
 
+    rows = [row for row in rows if counted(case_of(row, mode, dtype)) is not None]
     devices = np.array([row["device_accelerator"] for row in rows])
     own = np.array(["stands_in" not in row for row in rows])
     calibrating = own & np.array([row["case_id"] in calibration for row in rows])
@@ -97,6 +98,7 @@ def _of_kind(
         if not (own & (devices == here)).any():
             continue
         known, at_here = surface(rows, mode, dtype, get_accelerator(here)), devices == here
+        assert known is not None, "the rows are counted"
         yield from _predicted(known, groups, at_here, at_here & own, here, here)
         for there in (each for each in known_on if each != here):
             at_there = devices == there
@@ -118,7 +120,7 @@ def _predicted(
     deviations = np.sqrt(variances)
     errors = np.abs(known.logs - means) / deviations
     for n in map(int, np.flatnonzero(asked)):
-        row, case, count = known.rows[n], known.cases[n], counted(known.cases[n])
+        row, case, count = known.rows[n], known.cases[n], counted(known.cases[n], launches=True)
         others = (known.points.names == known.points.names[n]) & (groups != groups[n]) & seen
         likely = float(known.points.expected_ms[n] * np.exp(means[n]))
         half = math.exp(trust([*map(float, errors[others])]) * Z90 * deviations[n])
