@@ -72,7 +72,6 @@ def main() -> None:
                     break
             else:
                 steps[n] /= 2
-        print(f"{least:.1f}", flush=True)
     print(dict(zip(NAMES, (f"{v * math.exp(x):.3g}" for v, x in zip(before, logs, strict=False)), strict=True)))
     pairs = zip(fit.LENGTHS.items(), logs[len(NAMES) :], strict=True)
     print({name: float(f"{length * math.exp(x):.2g}") for (name, length), x in pairs})

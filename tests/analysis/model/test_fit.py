@@ -31,14 +31,11 @@ def measured(noise: float, impl: str = "xl_chunk", *, device: str = "h200", seed
             for head_dim in (128, 256):
                 sizes = {"seq_len": seq_len, "batch": 8, "chunk_size": chunk, "num_heads": 4096 // head_dim}
                 case = made.case("mlstm_sig", impl, **sizes, head_dim_v=head_dim, head_dim_qk=128)
-                time_ms = 1.7 * 256 / head_dim * sum(expected(query(case), get_accelerator(device)))
+                asked = Query(case.op, case.impl, case.mode, case.dtype, case.state_dtype, case.sizes)
+                time_ms = 1.7 * 256 / head_dim * sum(expected(asked, get_accelerator(device)))
                 time_ms *= 1 + generator.uniform(-noise, noise)
                 rows.append(made.row_of(case, time_ms=time_ms, accelerator=device, suspect=None))
     return rows
-
-
-def query(case: Any) -> Query:
-    return Query(case.op, case.impl, case.mode, case.dtype, case.state_dtype, case.sizes)
 
 
 def fit_of(rows: Rows, impl: str = "xl_chunk", op: str = "mlstm_sig", **where: Any) -> Fit | None:
@@ -150,10 +147,9 @@ def test_few_rows_are_helped_by_those_of_their_kind() -> None:
 
 
 def test_what_says_too_little_gives_bounds() -> None:
-    fit = fit_of(measured(0.0, seed=1)[:1])
-    case = CASE._replace(
-        sizes={"batch": 1, "seq_len": 2**20, "num_heads": 1, "head_dim_qk": 16, "head_dim_v": 16, "chunk_size": 16}
-    )
+    fit = fit_of(measured(0.0)[:1])
+    sizes = {"batch": 1, "seq_len": 2**20, "num_heads": 1, "head_dim_qk": 16, "head_dim_v": 16, "chunk_size": 16}
+    case = CASE._replace(sizes=sizes)
     assert width(fit, case) > 100 and predict_case(case, H200, fit).time_ms is None
 
 
