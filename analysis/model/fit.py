@@ -376,9 +376,11 @@ class Fits:
         logarithms, these in standard deviations, and those of rows left out alone, not with their problem."""
         import numpy as np
 
-        key = kind_key(self.kinds, op, impl, self.mode, self.dtype)
+        kind = kind_key(self.kinds, op, impl, self.mode, self.dtype)
+        rows = self.kinds.get(kind, [])
+        key = (kind, (op, impl) if len(rows) > MOST_ROWS else None)
         if key not in self._made:
-            rows = sorted(self.kinds.get(key, []), key=lambda row: (row["op"], row["impl"]) == (op, impl))[-MOST_ROWS:]
+            rows = sorted(rows, key=lambda row: (row["op"], row["impl"]) == (op, impl))[-MOST_ROWS:]
             made = None
             if known := surface(rows, self.mode, self.dtype, self.here, self.roofs):
                 means, variances = known.left_out(problems(known.rows))
