@@ -440,7 +440,9 @@ def sweep(
     baselines: Annotated[str | None, option("Baselines or packages, or none [all].")] = None,
     sweeps: Annotated[
         str | None,
-        option("Run what a TOML file lists, in place of KERNEL and axes: a path, or triton: results/triton.toml."),
+        option(
+            "Run what a TOML file lists, in place of KERNEL and axes: a path, or triton or calibration, of results/."
+        ),
     ] = None,
     triton: Annotated[
         list[str] | None,
@@ -753,7 +755,12 @@ def predict(
     from .bench.shown import show_coverage
 
     if validate:
-        found = list(validation.validate(results or _committed(), problem.operations(kernel), impl))
+        from .bench import complete, plan
+
+        requests = complete.load_sweeps(complete.sweeps_file("calibration"))
+        planned = {each.case.case_id for request in requests for each in plan.plan(request, device_kind="cuda")}
+        asked = problem.operations(kernel), impl
+        found = list(validation.validate(results or _committed(), *asked, calibration=planned))
         if not found:
             raise ValueError("results must hold measured rows of what is validated, got none")
         show_coverage(found, every=every, output_format=format)

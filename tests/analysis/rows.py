@@ -111,7 +111,7 @@ def question(
     heads = {"num_heads": 4096 // head_dim, "head_dim_v": head_dim}
     qk = {"head_dim_qk": get_operation(op).default_head_dim_qk(head_dim)}
     sizes = {"batch": 65536 // seq_len, "seq_len": seq_len, **heads, **qk}
-    asked = {"mode": "fw", "rows": (), "fitted": False, **more}
+    asked = {"mode": "fw", "rows": (), **more}
     return Question(op=op, dtype="bf16", state_dtype="fp32", sizes=sizes, accelerator=get_accelerator(gpu), **asked)
 
 
