@@ -216,7 +216,7 @@ def _loaded(frame: pd.DataFrame, selection: Selection, title: str, needs: str, *
 def sustained_over_length(frame: pd.DataFrame, selection: Selection) -> Drawing:
     """Time of one call once clocks and power have settled, and that over the usual (burst) time."""
     time = Measure(lambda rows: rows["sustained_ms"], "sustained time per call (ms)", "sustained time")
-    ratio = Measure(lambda rows: rows["sustained_ms"] / rows["time_ms"], "sustained / burst time", "over burst time")
+    ratio = Measure(lambda rows: rows["sustained_ms"] / rows["time_ms"], "sustained time (x burst)", "over burst time")
     return _loaded(frame, selection, "Sustained time", "sustained_ms", time, ratio)
 
 
