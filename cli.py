@@ -445,7 +445,9 @@ def sweep(
     baselines: Annotated[str | None, option("Baselines or packages, or none [all].")] = None,
     sweeps: Annotated[
         str | None,
-        option("Run what a TOML file lists, in place of KERNEL and axes: a path, or triton: results/triton.toml."),
+        option(
+            "Run what a TOML file lists, in place of KERNEL and axes: a path, or triton or calibration, of results/."
+        ),
     ] = None,
     triton: Annotated[
         list[str] | None,
@@ -455,6 +457,7 @@ def sweep(
         bool | None,
         option("Afterwards time the fastest of each package at each problem in turn: ratios are of pairs [on a GPU]."),
     ] = None,
+    sustained: Annotated[bool, field("Also load the GPU with each case for 5 to 7 s: time then, energy.")] = False,
     budget: Annotated[float | None, option("Seconds of timing per case.", min=0.0)] = None,
     timeout: Timeout = 120.0,
     time_limit: Annotated[
@@ -495,6 +498,7 @@ def sweep(
     else:
         one = axes.request(kernel, _names(impl, "--impl"), preset=preset, baselines=_names(baselines, "--baselines"))
         requests = (dataclasses.replace(one, shard=parse_shard(shard)),)
+    requests = tuple(dataclasses.replace(each, sustained=sustained or each.sustained) for each in requests)
     about: dict[str, Any] = {"gpu": gpu, "output": output, "jobs": jobs, "devices": devices}
     about |= {"resume": resume, "tritons": tritons}
     if dry_run:
@@ -751,7 +755,12 @@ def predict(
     from .bench.shown import show_coverage
 
     if validate:
-        found = list(validation.validate(results or _committed(), problem.operations(kernel), impl))
+        from .bench import complete, plan
+
+        requests = complete.load_sweeps(complete.sweeps_file("calibration"))
+        planned = {each.case.case_id for request in requests for each in plan.plan(request, device_kind="cuda")}
+        asked = problem.operations(kernel), impl
+        found = list(validation.validate(results or _committed(), *asked, calibration=planned))
         if not found:
             raise ValueError("results must hold measured rows of what is validated, got none")
         show_coverage(found, every=every, output_format=format)
@@ -885,8 +894,8 @@ def plot(
         str,
         typer.Argument(
             help="From results: runtime, memory, runtime-memory, throughput, chunk-size, trade-off, head-dim, rate, "
-            "context. From the counts: flops, flop-optimal, runtime-optimal, intensity-optimal, intensity; model takes "
-            "both. From definitions: transfer, kv-savings."
+            "context, sustained, energy. From the counts: flops, flop-optimal, runtime-optimal, intensity-optimal, "
+            "intensity; model takes both. From definitions: transfer, kv-savings."
         ),
     ],
     results: Annotated[list[Path] | None, files(", for the kinds that show some")] = None,

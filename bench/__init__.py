@@ -18,6 +18,7 @@
 | `correctness` | output and gradients against float64 |
 | `memory` | the peak memory of a call |
 | `clock` | times a call |
+| `sustained` | what a call takes and draws once clocks and power have settled |
 | `noise` | what else the machine did meanwhile |
 | `environment` | device and versions; which rows this code's are |
 | `autotuning` | how Triton's autotuners choose in a worker |

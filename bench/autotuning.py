@@ -16,12 +16,14 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 from unittest import mock
 
 from ..analysis.accelerators import cpu
 from ..analysis.check.statistics import median
 from .clock import Call, Clock, Sampling, measure
+
+AnyCall = TypeVar("AnyCall", bound=Call)
 
 MAX_THREADS = 16
 TUNINGS = 3
@@ -101,7 +103,7 @@ class Tuning:
         for tuner, kept in zip(self.tuners, self.kept, strict=True):
             tuner.cache = dict(kept)
 
-    def before(self, call: Call) -> Call:
+    def before(self, call: AnyCall) -> AnyCall:
         """Return the call with this choice, whatever the autotuners choose for others meanwhile."""
 
         def prepare() -> Any:

@@ -123,10 +123,7 @@ def summary_rows(rows: Sequence[RoofRow]) -> list[dict[str, Any]]:
             "share_of_spec": None if row.spec_rate is None else row.rate / row.spec_rate,
             "time_ms": row.time_ms,
             "samples": len(row.time_samples_ms),
-            "sm_clock_mhz": row.sm_clock_mhz,
-            "power_w": row.power_w,
-            "temperature_c": row.temperature_c,
-            "throttled": row.throttled,
+            **{name: getattr(row, name) for name in ("sm_clock_mhz", "temperature_c", "throttled")},
         }
         for row in rows
     ]

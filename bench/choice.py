@@ -178,26 +178,17 @@ def ranking(question: Question, *, every: bool, head_dim_qk: int | None = None) 
 
 
 def _ranked_row(found: Answer, question: Question, same: bool, versions: Mapping[str, str]) -> dict[str, Any]:
-    op, impl, mode, dtype, *_ = found.case
+    _, impl, _, dtype, *_ = found.case
     count, time_ms = count_case(*found.case, launches=False), found.time_ms
     assert count is not None, "what is not counted has no answer"
     missing = why_not_here(question, impl, versions)
-    low_ms, high_ms = found.interval_ms
     return {
-        "op": op,
-        "impl": impl,
-        "mode": mode,
-        "dtype": dtype,
+        **dict(zip(("op", "impl", "mode", "dtype"), found.case, strict=False)),
         "accelerator": question.accelerator.key,
         **question.sizes,
-        "chunk_size": found.chunk_size,
-        "basis": found.basis,
-        "time_ms": time_ms,
-        "low_ms": low_ms,
-        "high_ms": high_ms,
-        "memory_bytes": found.memory_bytes,
-        "noisy": found.noisy,
-        "does_not_fit": found.does_not_fit,
+        **{name: getattr(found, name) for name in ("chunk_size", "basis", "time_ms")},
+        **dict(zip(("low_ms", "high_ms"), found.interval_ms, strict=True)),
+        **{name: getattr(found, name) for name in ("memory_bytes", "noisy", "does_not_fit")},
         "roof_fraction": time_ms and roofline_fraction(count, question.accelerator, dtype, time_ms),
         "same_math": same,
         "installed": missing is None,

@@ -119,10 +119,7 @@ class Timing:
             "time_ci_low_ms": interval.low,
             "time_ci_high_ms": interval.high,
             "time_samples_ms": self.samples_ms,
-            "sm_clock_mhz": self.state.sm_clock_mhz,
-            "power_w": self.state.power_w,
-            "temperature_c": self.state.temperature_c,
-            "throttled": self.state.throttled,
+            **dataclasses.asdict(self.state),
         }
 
 
@@ -181,7 +178,7 @@ class CudaClock:
         l2_bytes = torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size
         self.flush_bytes = max(MIN_FLUSH_BYTES, 2 * l2_bytes)
         self._buffer = torch.empty(self.flush_bytes, dtype=torch.int8, device="cuda")
-        self._flush_ms = self._time_flush()
+        self.flush_ms = self._time_flush()
 
     def _time_flush(self) -> float:
         for _ in range(3):
@@ -200,25 +197,31 @@ class CudaClock:
 
     def sample(self, call: Call, count: int, enqueue_ms: float | None = None) -> tuple[list[float], DeviceState]:
         """See :class:`Clock`."""
+        flushes = self.flushes(call, enqueue_ms)
+        events = [self.enqueue(call, flushes) for _ in range(count)]
+        state = device_state()
+        self.synchronize()
+        return [start.elapsed_time(end) for start, end in events], state
+
+    def flushes(self, call: Call, enqueue_ms: float | None = None) -> int:
+        """Return how many overwrites of the L2 hide the launch of a call; ``enqueue_ms`` as of :meth:`sample`."""
         self.synchronize()
         if enqueue_ms is None:
             (enqueue_ms,) = _wall_clock(call, 1)
             self.synchronize()
-        flushes = math.ceil(min(max(1.5 * enqueue_ms, self._flush_ms), HIDDEN_HOST_MS) / self._flush_ms)
-        events = []
-        for _ in range(count):
-            prepared = call.prepare()
-            start, end = self._events()
-            for _ in range(flushes):
-                self._buffer.zero_()
-            start.record()
-            result = call.call(prepared)
-            end.record()
-            events.append((start, end))
-            del result, prepared
-        state = device_state()
-        self.synchronize()
-        return [start.elapsed_time(end) for start, end in events], state
+        return math.ceil(min(max(1.5 * enqueue_ms, self.flush_ms), HIDDEN_HOST_MS) / self.flush_ms)
+
+    def enqueue(self, call: Call, flushes: int) -> tuple[Any, Any]:
+        """Enqueue a sample; return the events between which the call runs."""
+        prepared = call.prepare()
+        start, end = self._events()
+        for _ in range(flushes):
+            self._buffer.zero_()
+        start.record()
+        # Kept until the end is recorded: freeing it takes the host time.
+        _ = call.call(prepared)
+        end.record()
+        return start, end
 
     def synchronize(self) -> None:
         """Wait until the device is done."""

@@ -11,7 +11,7 @@ import textwrap
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import timedelta
 from operator import itemgetter
 from types import MappingProxyType
@@ -24,7 +24,8 @@ from rich.table import Table
 from rich.text import Text
 
 from ..results.schema import Record
-from ..results.select import MODE_NAMES, describe_axes, describe_sizes, grouped, short_size
+from ..results.select import MODE_NAMES, describe, describe_axes, describe_sizes, grouped, short_size
+from .executors import NOT_SUSTAINED
 from .plan import Identity, PlannedCase
 
 FAILED = ("oom", "timeout", "crash", "error", "incorrect")
@@ -302,6 +303,24 @@ def best_tables(records: Sequence[Record]) -> list[tuple[str, list[Row]]]:
     return tables
 
 
+def sustained_rows(records: Sequence[Record]) -> list[Row]:
+    """Return what cases do that were called until clocks and power settled, beside their usual (burst) time."""
+    return [
+        {
+            "case": describe(asdict(r)),
+            **{"burst_ms": r.time_ms, "sustained_ms": r.sustained_ms},
+            "clock_mhz": r.sm_clock_mhz and f"{r.sm_clock_mhz:.0f} -> {r.sustained_clock_mhz or 0:.0f}",
+            "power_w": r.sustained_power_w,
+            **{name: getattr(r, name) for name in ("energy_j", "net_energy_j")},
+            "uj_per_token": r.energy_j and 1e6 * r.energy_j / ((r.batch or 1) * (r.seq_len or 1)),
+            "lowered by": r.sustained_throttled,
+            "remark": r.reason or ("" if r.settled_s else "still changing"),
+        }
+        for r in records
+        if r.sustained_ms is not None or (r.reason or "").startswith(NOT_SUSTAINED)
+    ]
+
+
 def _place(key: tuple[Any, ...]) -> tuple[Any, ...]:
     """Return where the row of (op, impl, batch, size, state dtype, column) comes: mLSTM first, models last."""
     op, impl, *sizes, _, column = key
@@ -322,6 +341,9 @@ def print_summary(records: Sequence[Record]) -> None:
     """Print the tables that follow a sweep: the best times, the statuses, and why cases failed."""
     for title, rows in best_tables(records):
         _print_table(rows, title)
+        print()
+    if sustained := sustained_rows(records):
+        _print_table(sustained, "called without a pause until clocks and power settled; energy of a call")
         print()
     if not records:
         return

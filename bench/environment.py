@@ -306,8 +306,15 @@ def nvml_handle() -> Any:
     return pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{properties.uuid}")
 
 
+def total_energy_j() -> float:
+    """Return the energy that torch's current GPU took since its driver was loaded; pynvml.NVMLError as NVML says."""
+    import pynvml
+
+    return float(pynvml.nvmlDeviceGetTotalEnergyConsumption(nvml_handle())) / 1000
+
+
 def device_state() -> DeviceState:
-    """Return the clocks, power, temperature and throttle reasons of torch's current GPU; empty where NVML has none."""
+    """Return the clocks, temperature and throttle reasons of torch's current GPU; empty where NVML has none."""
     import pynvml
 
     try:
@@ -315,7 +322,6 @@ def device_state() -> DeviceState:
         reasons = pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)
         return DeviceState(
             sm_clock_mhz=float(pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM)),
-            power_w=pynvml.nvmlDeviceGetPowerUsage(handle) / 1000,
             temperature_c=float(pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU)),
             throttled=", ".join(name for name, flag in _THROTTLE_REASONS.items() if reasons & getattr(pynvml, flag))
             or None,

@@ -13,7 +13,7 @@ from ..results.schema import Case
 from ..results.select import grouped
 from .compile_ahead import uncompiled, unit_of
 from .environment import Environment
-from .executors import autotunes, problem_of
+from .executors import SUSTAINED_S, autotunes, problem_of
 from .plan import PlannedCase
 from .run import refuse
 
@@ -67,7 +67,7 @@ def cases_s(planned: Sequence[PlannedCase], environment: Environment) -> list[fl
         if refuse(item, environment) is not None:
             seconds.append(0.0)
             continue
-        took = CASE_S
+        took = CASE_S + SUSTAINED_S * item.sustained
         worker, problem = (item.case.provider, item.triton), problem_of(item)
         if worker not in seen:
             took += WORKER_S[kind]

@@ -9,6 +9,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -31,6 +32,12 @@ Key = tuple[Hashable, Hashable]
 
 LOST = ("oom", "timeout", "crash")
 """Statuses that a case may owe to those with which it is timed in turn."""
+
+SUSTAINED_S = 8.0
+"""The most that calling a case until clocks and power settle adds to it; :mod:`.sustained` calls for less."""
+
+NOT_SUSTAINED = "not sustained"
+"""Beginning of the reason of a row that was timed, where that failed."""
 
 IN_TURN = "in turn"
 """The process of all cases that are timed in turn, as others' is named by their package."""
@@ -152,13 +159,28 @@ def run_cases(
 
 
 def run_group(session: ReplaceableWorker, group: Group, limits: RunLimits) -> list[Reply]:
-    """Return the outcomes of a group's cases; one that had no room beside the others, or died with them, runs alone."""
+    """Return the outcomes of a group's cases; one that had no room beside the others, or died with them, runs alone.
+
+    Load follows in a request of its own: whatever becomes of it, a case that was timed has its time.
+    """
     replies = session.run(group, limits)
     if len(group) > 1:
         for n, (item, reply) in enumerate(zip(group, replies, strict=True)):
             if reply["status"] in LOST:
                 (replies[n],) = session.run([item], limits)
+    for item, reply in zip(group, replies, strict=True):
+        if item.sustained and reply["status"] == "ok":
+            _sustain(session, item, reply, limits)
     return replies
+
+
+def _sustain(session: ReplaceableWorker, item: PlannedCase, reply: Reply, limits: RunLimits) -> None:
+    """Add the columns of a case under load to its outcome, or why there are none."""
+    (found,) = session.run([item], replace(limits, action="sustain", timeout_s=limits.timeout_s + SUSTAINED_S))
+    reply["columns"] |= found["columns"]
+    if found["status"] != "ok":
+        reply["reason"] = f"{NOT_SUSTAINED}, {found['status']}: {found['reason']}"
+    reply["seconds"] = {**reply.get("seconds", {}), "sustained load": sum(found["seconds"].values())}
 
 
 class LocalExecutor(contextlib.AbstractContextManager["LocalExecutor"]):

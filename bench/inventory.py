@@ -224,23 +224,17 @@ def gpu_tables(rows: list[Row]) -> dict[str, list[Row]]:
 
 def _gpu_row(accelerator: Accelerator, measured: Roofs | None, defined_in: str) -> Row:
     a = accelerator
+    also = ", ".join(alias for alias, key in accelerators.ALIASES.items() if key == a.key) or None
     return {
-        "key": a.key,
-        "also": ", ".join(alias for alias, key in accelerators.ALIASES.items() if key == a.key) or None,
-        "part": a.part,
+        "key": a.key, "also": also, "part": a.part,
         **{f"{dtype}_tflops": _tera(a.matrix_flops.get(dtype)) for dtype in ("bf16", "fp16", "tf32", "fp32", "fp64")},
-        "vector_tflops": a.vector_flops / 1e12,
-        "bandwidth_tb_s": a.bandwidth_bytes_s / 1e12,
-        "memory_gb": a.memory_bytes and a.memory_bytes / 1e9,
-        "l2_mib": a.l2_bytes / 2**20,
-        "smem_kib": a.smem_bytes / 2**10,
-        "sms": a.sms,
+        "vector_tflops": _tera(a.vector_flops), "bandwidth_tb_s": _tera(a.bandwidth_bytes_s),
+        "memory_gb": a.memory_bytes and a.memory_bytes / 1e9, "l2_mib": a.l2_bytes / 2**20,
+        "smem_kib": a.smem_bytes / 2**10, "sms": a.sms,
         "measured_bf16_tflops": measured and _tera(measured.matrix_flops.get("bf16")),
         "measured_bandwidth_tb_s": measured and _tera(measured.bandwidth_bytes_s),
-        "measured": measured and measured.source,
-        "source": a.source,
-        "defined_in": defined_in,
-    }
+        "measured": measured and measured.source, "source": a.source, "defined_in": defined_in,
+    }  # fmt: skip
 
 
 def _tera(rate: float | None) -> float | None:
@@ -289,17 +283,10 @@ def package_rows() -> list[Row]:
     rows: dict[str, Row] = {}
     for baseline in baselines.BASELINES:
         missing = baselines.availability(baseline)
-        rows.setdefault(
-            baseline.distribution,
-            {
-                "package": baseline.distribution,
-                "version": None if missing else version_of(baseline.distribution),
-                "tested": baseline.tested,
-                "licence": baseline.licence,
-                "missing": missing,
-            },
-        )
-    return list(rows.values())
+        version = None if missing else version_of(baseline.distribution)
+        said = {"tested": baseline.tested, "licence": baseline.licence, "missing": missing}
+        rows.setdefault(baseline.distribution, {"package": baseline.distribution, "version": version, **said})
+    return [*rows.values()]
 
 
 def unable_rows(environment: Environment) -> list[Row]:

@@ -196,6 +196,8 @@ def roofline_of(target: str, roofs_of: Callable[[str], Accelerator], *, counters
         f"{target}: {seen.flops / 1e9:.4g} GFLOP, {seen.bytes / 1e9:.4g} GB, {intensity:.3g} FLOP/B, {time_ms:.4g} ms, "
         f"{bound_ms / time_ms:.1%} of the bound ({by}, {bound_ms:.3g} ms)"
     )
+    if bound_ms > 1.1 * time_ms:
+        line += "; more than the device is known to reach: `lrbench calibrate` measures its rates"
     if not seen.flops:
         return None, f"{line}; no FLOPs are counted: the bound is memory's alone, and there is no figure"
     return roofline_point(target, roofs, seen.dtype, intensity, seen.flops / time_ms / 1e9), line

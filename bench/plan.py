@@ -38,6 +38,7 @@ class Request:
         tokens: batch * seq_len held constant; ``batches`` fixes the batch instead, and the two exclude each other.
         contexts: tokens in the cache of a decoding step, of operations that have one; others are planned once.
         layers: of the model of a training step; None is as many as the usual one of that width has.
+        sustained: whether each case is also called until clocks and power settle, see :mod:`.sustained`.
         shard: (i, n): of the cases, the i-th, and every n-th after it.
     """
 
@@ -61,6 +62,7 @@ class Request:
     batches: tuple[int, ...] | None = None
     contexts: tuple[int, ...] | None = None
     layers: int | None = None
+    sustained: bool = False
     shard: tuple[int, int] = (1, 1)
 
 
@@ -123,6 +125,7 @@ class PlannedCase:
         config_of: a case that is too large to be called only to compile, and whose launches this one takes.
         options: further keywords of the operation's functions, the reference's too (normalizer_gradient, ...).
         triton: the Triton to measure with, where a sweep compares several; None is the installed one.
+        sustained: as of :class:`Request`.
     """
 
     case: Case
@@ -130,6 +133,7 @@ class PlannedCase:
     config_of: Case | None = None
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     triton: Triton | None = None
+    sustained: bool = False
 
     def __str__(self) -> str:
         """Return the case in a few words."""
@@ -198,7 +202,7 @@ def plan(request: Request, *, device_kind: str) -> list[PlannedCase]:
             if mode == "train":
                 columns["layers"] = request.layers or operation.model(columns)[0]
             case = Case(kernel=request.kernel, **code, mode=mode, dtype=dtype, **columns)
-            planned.append(PlannedCase(case=case, target=target))
+            planned.append(PlannedCase(case=case, target=target, sustained=request.sustained))
     here = {item.case.impl for item in planned}
     if missing := [name for name in request.impls or () if name not in here]:
         names = [i.name for op in kernels.FAMILIES[request.kernel] for i in kernels.get_operation(op).implementations]
@@ -245,7 +249,7 @@ def _check_request(request: Request) -> None:
         if given == ():
             raise ValueError(f"{axis.name} must have at least one value, got none")
         for size in given if isinstance(given, tuple) else (given,):
-            if isinstance(size, int) and not 1 <= size <= MAX_SIZE:
+            if type(size) is int and not 1 <= size <= MAX_SIZE:
                 raise ValueError(f"{axis.name} must be from 1 to {MAX_SIZE}, got {size}")
     for what, known in (("mode", MODES), ("dtype", DTYPES), ("state_dtype", DTYPES)):
         for name in getattr(request, f"{what}s") or ():
@@ -283,8 +287,7 @@ def _select(request: Request, preset: Preset, device_kind: str) -> tuple[list[Op
     compared = {b.op for b in baselines.baselines_for(request.kernel)}
     for name in request.ops or ():
         one_of("op", name, (*family, *sorted(compared - set(family))), f" for kernel {request.kernel}")
-    first = None if preset.operations == "all" else preset.operations
-    chosen = [name for name in family if name in request.ops] if request.ops else family[:first]
+    chosen = [name for name in family if name in request.ops] if request.ops else family[: preset.operations or None]
     ops = [kernels.get_operation(name) for name in chosen]
     family_baselines = _family_baselines(request, ops)
     if request.baselines:
@@ -435,7 +438,8 @@ def in_run_order(planned: Iterable[PlannedCase]) -> list[PlannedCase]:
     identity = attrgetter(*CASE_COLUMNS)
     unique: dict[tuple[Any, ...], PlannedCase] = {}
     for item in planned:
-        unique.setdefault(identity(item.case), item)
+        if item.sustained or identity(item.case) not in unique:
+            unique[identity(item.case)] = item
     cases = [item.case for item in unique.values()]
     impls = {key: n for n, key in enumerate(dict.fromkeys((case.provider, case.impl) for case in cases))}
     ops = {op: n for n, op in enumerate(dict.fromkeys(case.op for case in cases))}

@@ -1,22 +1,19 @@
-"""Presets: named sets of axes of results/presets.toml, those that every family of kernels has and those of one."""
+"""Presets: named sets of axes, the ones every kernel family has and those of single families (presets.toml)."""
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from pathlib import Path
 
 from ..results.arguments import one_of
-from ..results.store import HERE
 from ..results.toml_tables import read_toml
 
 LLAMA = ((4096, 14336), (8192, 28672), (16384, 53248))
 """(d_model, d_ff) of Llama 3 8B, 70B and 405B."""
-
-QUICK_ON_GPU = "quick-on-gpu"
-"""The table of what quick is on a GPU."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +34,7 @@ class Preset:
         batch: the batch, in place of ``tokens``.
         step_batches, contexts: of decoding steps: batches, and tokens in the cache of what has one.
         embedding_dim: num_heads * head_dim_v held constant over the head dims.
-        operations: number of the family's operations to measure, in the order the family lists them, or all.
+        operations: number of the family's operations to measure, in the order the family lists them; 0 is all.
         budget_s: seconds of timing per case after which sampling stops (never before ten samples).
         portable_on_gpu: whether code that also runs on a CPU is measured on a GPU without being named.
         impls: implementations to measure; None is all. A baseline of these is measured if its operation is, or if its
@@ -57,7 +54,7 @@ class Preset:
     step_batches: tuple[int, ...] = (16,)
     contexts: tuple[int, ...] = (8192,)
     embedding_dim: int = 4096
-    operations: int | Literal["all"] = 2
+    operations: int = 2
     budget_s: float = 0.4
     dtypes: tuple[str, ...] | None = None
     state_dtypes: tuple[str, ...] = ("fp32",)
@@ -66,27 +63,32 @@ class Preset:
 
 
 @functools.cache
-def _tables() -> dict[str, dict[str, Preset]]:
-    """Return the presets by the names of their tables; ValueError where the file is not as it says."""
-    form = {"like": str, **typing.get_type_hints(Preset)}
-    tables = read_toml(HERE / "presets.toml", Mapping[str, Mapping[str, form]], "presets")  # type: ignore[valid-type]
-
-    def fields(family: str, name: str) -> dict[str, Any]:
-        own = dict(tables[family][name])
-        like = own.pop("like", None)
-        return {**(fields(*like.split(".")) if like else {}), **own}
-
-    return {
-        family: {name: Preset(**{"name": name, **fields(family, name)}) for name in own}
-        for family, own in tables.items()
-    }
+def _stored() -> dict[str, dict[str, Preset]]:
+    """Return the tables of presets.toml, which are named by their paths, as presets by name."""
+    keys = {"like": str, **typing.get_type_hints(Preset)}
+    of_name = Mapping[str, keys]  # type: ignore[valid-type]
+    form = {"common": of_name, "templates": of_name, "families": Mapping[str, of_name], "on_gpu": of_name}
+    file = read_toml(Path(__file__).with_suffix(".toml"), form, "presets")
+    groups = {name: file[name] for name in ("common", "templates")} | file["families"] | {"on_gpu": file["on_gpu"]}
+    known: dict[str, Preset] = {}
+    found: dict[str, dict[str, Preset]] = {}
+    for group, tables in groups.items():
+        for name, axes in tables.items():
+            base = known[axes.pop("like")] if "like" in axes else Preset(name=name, summary="")
+            named = dataclasses.replace(base, name="quick" if group == "on_gpu" else name, **axes)
+            found.setdefault(group, {})[name] = named
+            known.setdefault(name, named)
+    return found
 
 
 def presets_for(kernel: str, device_kind: str = "cpu") -> dict[str, Preset]:
     """Return the presets of a kernel family by name."""
-    found = {**_tables()["every"], **_tables().get(kernel, {})}
-    on_gpu = found.pop(QUICK_ON_GPU)
-    return {**found, "quick": on_gpu} if device_kind == "cuda" else found
+    stored = _stored()
+    presets = stored["common"] | stored.get(kernel, {})
+    if device_kind == "cuda":
+        usual = dataclasses.replace(stored["templates"]["quick-on-gpu"], name="quick")
+        presets["quick"] = stored["on_gpu"].get(kernel, usual)
+    return presets
 
 
 def get_preset(name: str, kernel: str, device_kind: str) -> Preset:

@@ -342,17 +342,16 @@ def problem(item: PlannedCase) -> Hashable:
 def fastest_of_each(planned: Sequence[PlannedCase], records: Sequence[Record]) -> list[PlannedCase]:
     """Return the cases by which packages are compared, of each problem that several packages computed.
 
-    They are the fastest of each package and operation, at the same head dims and dtype of the states. A problem whose
-    cases were timed in turn already is left out.
+    They are the fastest of each package and operation, at the same head dims and dtype of the states. A problem is left
+    out if of each of these a case was timed in turn with the others already.
     """
     timed = {record.case_id: record for record in records if record.status == "ok" and record.suspect is None}
     found = []
     for group in grouped((item for item in planned if item.case.case_id in timed), problem).values():
         by = grouped(group, lambda item: tuple(getattr(item.case, name) for name in RIVALS)).values()
-        rivals = [min(each, key=lambda item: timed[item.case.case_id].time_ms or math.inf) for each in by]
-        together = {timed[item.case.case_id].pair_id for item in rivals}
-        if len({item.case.provider for item in rivals}) > 1 and (len(together) > 1 or None in together):
-            found += rivals
+        in_turn = [{timed[item.case.case_id].pair_id for item in each} - {None} for each in by]
+        if len({item.case.provider for item in group}) > 1 and not set.intersection(*in_turn):
+            found += [min(each, key=lambda item: timed[item.case.case_id].time_ms or math.inf) for each in by]
     return found
 
 

@@ -126,8 +126,13 @@ def run_sweep(
     runs_cases = get_executor(executor, devices=devices)
     check_folder(output)
     with hold_folder_and_gpus(output, devices if executor == "local" else 0, wait=wait), runs_cases:
+        local = runs_cases if isinstance(runs_cases, LocalExecutor) else None
+        sustained = any(request.sustained for request in requests)
+        # On a cluster each row says what its node lacks.
+        if local and sustained and (lacking := local.call("bench.sustained:why_not_here")["reason"]):
+            raise ValueError(f"--sustained needs {lacking}")
         if calibrate or (calibrate is None and executor == "local"):
-            asked = runs_cases.worker_to_ask() if isinstance(runs_cases, LocalExecutor) else None
+            asked = local.worker_to_ask() if local else None
             measured = calibration.calibrate(short=True, gpu_only=calibrate is None, session=asked)
         else:
             measured = calibration.Calibration(environment=runs_cases.environment(), rows=[], failure=None)
@@ -156,7 +161,7 @@ def run_sweep(
             done=done,
         )
         note(*conclusion(outcome))
-        pairs = environment.device_kind == "cuda" and not tritons if pairs is None else pairs
+        pairs = environment.device_kind == "cuda" and not (tritons or sustained) if pairs is None else pairs
         left_s = math.inf if time_limit_s is None else began + time_limit_s - time.monotonic()
         rivals = run.fastest_of_each(planned, outcome.resumed + outcome.records) if pairs else []
         if rivals and left_s > 0 and not outcome.remaining:
@@ -259,6 +264,8 @@ def _begin(
         # The rows of a run that died are still in its journal.
         note(*store.recovered_notes(output))
         finished = finished_cases(output, environment, failed=not retry, tritons=bool(tritons))
+        loads = {item.identity for item in planned if item.sustained}
+        finished = {key: row for key, row in finished.items() if key not in loads or row.sustained_ms is not None}
         if not retry and (files := store.files_in(output)):
             stored = {row["case_id"] for row in load_rows(files, ["case_id"])}
             untried = stored - {case_id for case_id, _ in finished}
@@ -551,7 +558,7 @@ def measure_again(rows: Sequence[Mapping[str, Any]], *, timeout_s: float, budget
     if reason := run.why_not_again(rows, environment):
         note(f"not measured again: {reason}")
         return {}
-    planned = [run.planned_again(row) for row in rows]
+    planned = [dataclasses.replace(run.planned_again(r), sustained=r.get("sustained_ms") is not None) for r in rows]
     limits = RunLimits(timeout_s=timeout_s, budget_s=budget_s)
     try:
         with hold_gpus(), LocalExecutor() as executor:

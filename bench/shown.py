@@ -90,7 +90,7 @@ def show_check(found: CheckResult, *, every: bool, output_format: str) -> None:
                 show_first(rows, every=every)
 
 
-def show_coverage(found: Sequence[validation.Coverage], *, every: bool, output_format: str) -> None:
+def show_coverage(found: Sequence[validation.LeftOut], *, every: bool, output_format: str) -> None:
     """Print how often the intervals of predictions hold; in a table, where they hold least often."""
     from ..analysis.model import validation
 

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from unittest import mock
 
 import torch
@@ -28,7 +28,7 @@ from ..kernels import baselines, resolve
 from ..kernels.baselines.spec import Baseline, Runnable
 from ..kernels.common.spec import Implementation, Operation
 from ..results.schema import IMPORT_FAILED, Case
-from . import autotuning, clock, correctness, memory, models
+from . import autotuning, clock, correctness, memory, models, sustained
 from .environment import version_of
 from .executors import autotunes
 from .plan import PlannedCase
@@ -70,6 +70,7 @@ class Worker:
         self.references = correctness.References()
         self._clock: clock.Clock | None = None
         self._seconds: dict[str, float] = {}
+        self._tunings: dict[str, autotuning.Tuning] = {}
         self._lapped = 0.0
         if device == "cuda":
             autotuning.compile_in_parallel()
@@ -110,8 +111,8 @@ class Worker:
                 reply["columns"]["compile_s"] = one.compile_s
                 self._lap(CHECKS)
                 if self.device == "cuda" and autotunes(item) and (settled := autotuning.settle(one, self.clock)):
-                    choice, reply["columns"]["tuning"] = settled
-                    one = choice.before(one)
+                    self._tunings[item.case.case_id], reply["columns"]["tuning"] = settled
+                    one = self._tunings[item.case.case_id].before(one)
                     self._lap("peers' further tunings")
                 if not isinstance(item.target, Baseline) or item.target.torch_memory:
                     use = memory.measure_memory(one.call, prepare=one.prepare, inputs=one.inputs)
@@ -155,6 +156,19 @@ class Worker:
         finally:
             # Other processes compile on this device too, and need its memory.
             self.release(everything=True)
+
+    def sustain(self, item: PlannedCase) -> dict[str, Any]:
+        """Return the columns of :class:`Sustained` of a case that was timed.
+
+        Of a backward pass alone none on energy: the forward passes between take some too.
+        """
+        if lacking := sustained.why_not_here(self)["reason"]:
+            raise RuntimeError(f"it needs {lacking}")
+        ready = self.make_ready(item)
+        if choice := self._tunings.get(item.case.case_id):
+            ready = choice.before(ready)
+        found = dataclasses.asdict(sustained.sustain(cast(clock.CudaClock, self.clock), ready))
+        return found | (dict.fromkeys(("energy_j", "net_energy_j")) if item.case.mode == "bw" else {})
 
     def profile(self, item: PlannedCase) -> dict[str, Any]:
         """Call a case once between cudaProfilerStart and cudaProfilerStop, compiled, warm and unchecked.
@@ -461,7 +475,7 @@ def _answer(worker: Worker, request: Mapping[str, Any]) -> list[Reply]:
         worker.references.folder = Path(limits.shared) if limits.shared else None
         if limits.action == "run":
             return worker.run(items, limits)
-        act = {"compile": worker.compile, "profile": worker.profile, "verify": worker.verify}[limits.action]
+        act = getattr(worker, limits.action)
         return [{"status": "ok", "reason": None, "columns": act(item)} for item in items]
     except Exception as error:  # noqa: BLE001, whatever an implementation raises becomes a row
         return [failed(error) for _ in request.get("items", [None])]

@@ -67,8 +67,8 @@ class RunLimits:
     Attributes:
         timeout_s: seconds after which a request's worker is killed, for each of its cases.
         budget_s: seconds of timing after which sampling stops.
-        action: "run", "verify" to check without timing, "compile" to only fill the compilers' caches, "profile" to call
-            once under a profiler.
+        action: method of :class:`.worker.Worker`: "run", "verify" to check without timing, "compile" to only fill the
+            compilers' caches, "profile" to call once under a profiler, "sustain" to load the GPU with it.
         rounds, settle: as in :class:`.clock.Sampling`; several cases of a request are timed in turn.
         time_incorrect_peers: time outside packages also where their numbers are off: the outcome is still
             ``incorrect``, and says by how much.

@@ -11,7 +11,7 @@ from typing import Any
 
 from .schema import Record, RoofRow, TritonRow
 from .select import device_of, grouped, load_rows, newest
-from .store import JOURNAL_SUFFIX, files_in, planned_rows, read_file, read_journal, result_files, row_set
+from .store import HERE, JOURNAL_SUFFIX, files_in, planned_rows, read_file, read_journal, result_files, row_set
 
 Declared = Mapping[tuple[str, str, str], Sequence[str]]
 """(family, operation, implementation) -> the kinds of devices that it runs on."""
@@ -22,15 +22,6 @@ COLUMNS = (
 )  # fmt: skip
 
 FILE_COLUMNS = ("case_id", "run_id", "measured_at", "device_name", "driver_version")
-
-INTRODUCTION = """\
-# Committed results
-
-Each folder holds what was measured on one accelerator, by its name in `lrbench gpus`. A file for each family of kernels
-(ours and the outside packages' beside them) has the newest row of every case; `history.parquet` has older rows.
-[docs/results.md](../docs/results.md) explains the columns, [docs/findings.md](../docs/findings.md) says what stands
-out. `lrbench results --format markdown` writes this page.
-"""
 
 
 def file_rows(paths: Sequence[Path]) -> list[dict[str, Any]]:
@@ -89,9 +80,7 @@ def run_rows(paths: Sequence[Path]) -> list[dict[str, Any]]:
             "run": run_id[:8],
             "measured": min(row["measured_at"] for row in rows)[:16].replace("T", " "),
             "device": _values(map(device_of, rows)),
-            "commit": _values(
-                f"{(row['git_commit'] or 'unknown')[:7]}{'+' if row['git_dirty'] else ''}" for row in rows
-            ),
+            "commit": _values(f"{(row['git_commit'] or 'unknown')[:7]}{'+' * bool(row['git_dirty'])}" for row in rows),
             "kernel": _values(row["kernel"] for row in rows),
             "cases": len({row["case_id"] for row in rows}),
             "ok": len({row["case_id"] for row in rows if row["status"] == "ok"}),
@@ -160,8 +149,7 @@ def _summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "older_rows": len(rows) - len(latest),
         "measured": _span(latest),
         "commits": _values((row["git_commit"] or "unknown")[:7] for row in latest),
-        "torch": _values(row["torch_version"] for row in latest),
-        "triton": _values(row["triton_version"] for row in latest),
+        **{name: _values(row[f"{name}_version"] for row in latest) for name in ("torch", "triton")},
     }
 
 
@@ -180,26 +168,14 @@ def _values(values: Iterable[str | None]) -> str | None:
 def as_markdown(files: Sequence[Mapping[str, Any]], implementations: Sequence[Mapping[str, Any]]) -> str:
     """Return the page of a folder of results: an introduction and two tables, of what is there."""
     there = [row for row in implementations if row["ok"] or row["not_ok"]]
-    return "\n".join(
-        [
-            INTRODUCTION,
-            *markdown_table(files),
-            "## Implementations",
-            "",
-            "`ok`: cases that are right and timed; `not_ok`: the others, by status. `older_rows`: superseded rows of",
-            "these cases. `commits`: of this repository, that measured the newest rows.",
-            "",
-            *markdown_table(there),
-        ]
-    )
+    tables = {name: "\n".join(markdown_table(rows)) for name, rows in (("files", files), ("implementations", there))}
+    return (HERE / "contents.txt").read_text(encoding="utf-8").format(**tables).rstrip("\n") + "\n"
 
 
 def markdown_table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return the lines of a table of Markdown."""
     if not rows:
         return ["None.", ""]
-    lines = ["| " + " | ".join(rows[0]) + " |", "|" + "---|" * len(rows[0])]
-    lines += [
-        "| " + " | ".join("" if v is None else str(v).replace("|", "\\|") for v in row.values()) + " |" for row in rows
-    ]
-    return [*lines, ""]
+    cells = ([("" if v is None else str(v)).replace("|", "\\|") for v in row.values()] for row in rows)
+    lines = (f"| {' | '.join(each)} |" for each in ([*rows[0]], *cells))
+    return [next(lines), "|" + "---|" * len(rows[0]), *lines, ""]

@@ -95,12 +95,25 @@ class _Device:
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceState:
-    """What the GPU reports while it works: MHz, W (NVML's average of a second), degrees Celsius, why clocks are low."""
+    """What the GPU reports while it works: MHz, degrees Celsius, why clocks are low."""
 
     sm_clock_mhz: float | None = None
-    power_w: float | None = None
     temperature_c: float | None = None
     throttled: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sustained:
+    """A call, and the GPU, after seconds of it without a pause (``lrbench sweep --sustained``), see docs/results.md."""
+
+    sustained_ms: float | None = None
+    settled_s: float | None = None
+    sustained_clock_mhz: float | None = None
+    sustained_throttled: str | None = None
+    sustained_power_w: float | None = None
+    idle_power_w: float | None = None
+    energy_j: float | None = None
+    net_energy_j: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -219,10 +232,10 @@ class _Target:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Record(_Versions, DeviceState, _Target, _Device, _Measured, _Problem, _SameMath, _Code, _Run):
+class Record(_Versions, Sustained, DeviceState, _Target, _Device, _Measured, _Problem, _SameMath, _Code, _Run):
     """One row of the results, see docs/results.md. Null where a column does not apply; units are in the names."""
 
-    schema_version: int = 3
+    schema_version: int = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -341,7 +354,9 @@ def _names(row: type) -> tuple[str, ...]:
     return tuple(field.name for field in dataclasses.fields(row))
 
 
-RECORD_COLUMNS = _names(Record)
+RECORD_COLUMNS, RETIRED_COLUMNS = _names(Record), {"power_w"}
+"""The second are of earlier versions, and left out when rows are read."""
+
 SIZE_COLUMNS = _names(_Problem)[3:]
 PROBLEM_SIZES = tuple(name for name in SIZE_COLUMNS if name != "chunk_size")
 """The chunk size is a setting to choose."""

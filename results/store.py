@@ -6,8 +6,7 @@ turns it into parquet. The writer holds a lock on its journal, so nobody recover
 
 Calibrations, profiles, tables of errors and trainings are row sets of their own, with a schema and a version of
 their own; sweeps over several Tritons are one whose rows are those of a sweep. They lie beside the results and are told
-from them by their names: ``roofs.parquet``, ``<run>.roofs.parquet``, ``<run>.copies.parquet``,
-``<run>.profile.parquet``, ``<run>.errors.parquet``, ``<run>.training.parquet``, ``<run>.triton.parquet``.
+from them by their names, such as ``roofs.parquet`` and ``<run>.roofs.parquet`` (:data:`OTHER_ROW_SETS`).
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TypeAlias
 
-from .schema import RECORD_COLUMNS, ErrorsRow, ProfileRow, Record, RoofRow, TrainingRow, TritonRow
+from .schema import RECORD_COLUMNS, RETIRED_COLUMNS, ErrorsRow, ProfileRow, Record, RoofRow, TrainingRow, TritonRow
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -280,8 +279,8 @@ def _parse(line: bytes) -> dict[str, Any] | None:
         row = json.loads(line)
     except (ValueError, RecursionError):
         return None
-    needed = {"run_id", "case_id", "schema_version"}
-    return _encodable(row) if isinstance(row, dict) and needed <= row.keys() <= set(RECORD_COLUMNS) else None
+    needed, known = {"run_id", "case_id", "schema_version"}, {*RECORD_COLUMNS, *RETIRED_COLUMNS}
+    return _encodable(row) if isinstance(row, dict) and needed <= row.keys() <= known else None
 
 
 def _planned(line: bytes) -> int | None:
@@ -296,7 +295,7 @@ def _encodable(row: Mapping[str, Any]) -> dict[str, Any]:
     escaped = {
         name: _CONTROLS.sub(lambda c: c[0].encode("unicode_escape").decode(), each) for name, each in texts.items()
     }
-    return {**row, **escaped}
+    return {name: value for name, value in {**row, **escaped}.items() if name not in RETIRED_COLUMNS}
 
 
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")

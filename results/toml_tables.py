@@ -128,4 +128,4 @@ def _expected(form: Any) -> str:
         return f"a list, each {_expected(arguments[0])}"
     if isinstance(form, dict):
         return f"a table of {', '.join(form)}"
-    return "a table" if origin else _WORDS.get(form, "a table")
+    return _WORDS.get(form, "a table") if isinstance(form, type) else "a table"

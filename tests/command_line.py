@@ -14,6 +14,9 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
+from lrbench.results.toml_tables import read_toml
+from lrbench.tests import ROOT
+
 Lrbench = Callable[..., tuple[int, str, str]]
 """The fixture ``lrbench``: a command as it is typed, further arguments -> exit code, standard output and error."""
 
@@ -89,6 +92,12 @@ def refused(lrbench: Lrbench, *arguments: object) -> str:
     (line,) = [each for each in err.splitlines() if not each.startswith(("--gpu", "--roofs"))]
     assert line.startswith("lrbench: ")
     return line
+
+
+def refused_commands(kind: str) -> tuple[tuple[str, str], ...]:
+    """Return the commands of tests/data/refused.toml that are refused, and what is said of each."""
+    pairs = tuple[tuple[str, ...], ...]
+    return read_toml(ROOT / "tests/data/refused.toml", {"input": pairs, "usage": pairs}, "commands")[kind]
 
 
 def full_speed_seconds(work: Callable[[], object]) -> float:

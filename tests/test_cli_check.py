@@ -25,8 +25,7 @@ from lrbench.results.schema import Record
 from lrbench.tests import ROOT
 from lrbench.tests.command_line import CALL, Lrbench, reader_leaves, refused, script
 
-from .analysis.measured import failed, measured, run_of
-from .analysis.rows import write
+from .analysis.rows import failed, measured, run_of, write
 
 pytestmark = pytest.mark.usefixtures("one_look_at_the_machine")
 

@@ -63,27 +63,18 @@ def test_format_formats_before_it_lints() -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
-def test_links_lead_somewhere(page: Path) -> None:
-    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
-    targets = [target for target in re.findall(r"\]\(([^)#\s]+)", text) if "://" not in target]
-    assert [target for target in targets if not (page.parent / target).exists()] == []
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
-def test_make_targets_exist(page: Path) -> None:
-    targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
-    # In code only: prose may "make sure" of something.
-    named = re.findall(r"(?:^|`)make ([\w-]+)", page.read_text(encoding="utf-8"), re.MULTILINE)
-    assert set(named) <= targets
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
-def test_commands_exist(page: Path) -> None:
-    """Every `lrbench COMMAND --option` on a line of its own or in a code span is one that the command line has."""
-    commands = typer.main.get_group(app).commands
+def test_a_page_names_files_targets_and_commands_that_exist(page: Path) -> None:
+    """Commands are `lrbench COMMAND --option` on a line of its own or in a code span."""
     text = page.read_text(encoding="utf-8")
     blocks = re.findall(r"^```(\w*)\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    prose = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
+    links = [link for link in re.findall(r"\]\(([^)#\s]+)", prose) if "://" not in link]
+    assert [link for link in links if not (page.parent / link).exists()] == []
+    targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    # In code only: prose may "make sure" of something.
+    assert set(re.findall(r"(?:^|`)make ([\w-]+)", text, re.MULTILINE)) <= targets
     code = [block for language, block in blocks if not language] + re.findall(r"`([^`\n]+)`", text)
+    commands = typer.main.get_group(app).commands
     lines = re.findall(r"^lrbench ((?!COMMAND).+)", "\n".join(code), re.MULTILINE)
     assert lines
     for line in lines:

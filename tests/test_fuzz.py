@@ -23,6 +23,7 @@ from lrbench.analysis.accelerators import known
 from lrbench.analysis.accelerators.known import VARIABLE, user_accelerators
 from lrbench.analysis.check.thresholds import load_thresholds
 from lrbench.results import store
+from lrbench.tests import ROOT
 from lrbench.tests.results.test_store import RECORD
 
 ROWS = [
@@ -30,16 +31,7 @@ ROWS = [
     for n in range(20)
 ]
 LINES = [json.dumps(dataclasses.asdict(row)).encode() + b"\n" for row in ROWS]
-THRESHOLDS = """
-[defaults]
-time = 0.025
-host = false
-[[rule]]
-why = "a shared machine"
-match = { device_kind = "cpu", seq_len = { max = 1024 }, impl = ["torch", "naive"] }
-time = 0.15
-min_slowdown_ms = 1
-"""
+THRESHOLDS = (ROOT / "tests/data/thresholds.toml").read_text()
 # One of the specified accelerators under a name of the user's.
 SPECIFIED = Path(known.__file__).with_name("specified.toml").read_text(encoding="utf-8")
 ACCELERATORS = "[mine]\n" + SPECIFIED.partition("[v100]\n")[2].partition("\n[")[0]

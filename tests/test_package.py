@@ -19,7 +19,10 @@ from lrbench.tests.command_line import ENVIRON, run_python
 
 FOLDERS = ("analysis", "bench", "kernels", "notebooks", "results")
 ROOT_MODULES = ("__init__.py", "__main__.py", "cli.py")
-PACKAGE_DATA = {"analysis": (".j2", ".mplstyle", ".toml"), "notebooks": (".ipynb",), "results": (".toml", ".parquet")}
+PACKAGE_DATA = {
+    "analysis": (".j2", ".mplstyle", ".toml", ".txt"), "bench": (".toml",), "notebooks": (".ipynb",),
+    "results": (".toml", ".txt", ".parquet"),
+}  # fmt: skip
 
 
 def source_files() -> list[str]:

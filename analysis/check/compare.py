@@ -44,8 +44,8 @@ MARGIN = 0.02
 NOISY = "unclear: noisy"
 VERDICTS = ("faster", "slower", "same", "unclear", NOISY)
 GROUP_COLUMNS = ("kernel", *CASE_COLUMNS)
-HOST_COLUMNS = ("a_host_ms", "b_host_ms")
-"""Columns of :func:`case_rows`: a call's time on the host, which is shown but not judged."""
+BESIDE_COLUMNS = tuple(f"{side}_{name}" for name in ("host_ms", "sustained_ms", "energy_j") for side in "ab")
+"""Columns of :func:`case_rows` that are shown but not judged: a call's time on the host and sustained, its energy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -270,7 +270,7 @@ def _group(values: Mapping[str, Any], pairs: Sequence[Pair]) -> Group:
 def case_rows(found: Comparison) -> list[dict[str, Any]]:
     """Return the compared cases as rows to print; what differs between the sides is shown as A | B.
 
-    Times on the host have columns only where a row has one.
+    What is beside the times has columns only where a row has it.
     """
     rows = [
         {
@@ -280,7 +280,7 @@ def case_rows(found: Comparison) -> list[dict[str, Any]]:
         }
         for pair in found.pairs
     ]
-    return _without_empty(rows, HOST_COLUMNS)
+    return _without_empty(rows, BESIDE_COLUMNS)
 
 
 def _without_empty(rows: Sequence[Row], columns: Sequence[str]) -> list[dict[str, Any]]:
@@ -326,8 +326,8 @@ def in_words(found: Comparison) -> str:
 
 def _times(pair: Pair) -> dict[str, Any]:
     times = {"a_ms": pair.a["time_ms"], "b_ms": pair.b["time_ms"]}
-    hosts = dict(zip(HOST_COLUMNS, (pair.a["host_ms"], pair.b["host_ms"]), strict=True))
-    return {**times, "ratio": pair.ratio, **ends(pair.interval), "verdict": pair.verdict, **hosts}
+    beside = {name: (pair.a if name[0] == "a" else pair.b)[name[2:]] for name in BESIDE_COLUMNS}
+    return {**times, "ratio": pair.ratio, **ends(pair.interval), "verdict": pair.verdict, **beside}
 
 
 def group_rows(found: Comparison) -> list[dict[str, Any]]:

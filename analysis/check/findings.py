@@ -61,12 +61,8 @@ def brief_rows(cases: Sequence[CaseResult]) -> list[dict[str, Any]]:
 def as_dict(found: CheckResult) -> dict[str, Any]:
     """Return the findings as one JSON object."""
     return {
-        "passed": found.passed,
-        "accelerator": found.accelerator,
-        "counts": found.counts,
-        "compared": found.compared,
-        "planned": found.planned,
-        "min_compared": found.min_compared,
+        **{name: getattr(found, name) for name in ("passed", "accelerator", "counts")},
+        **{name: getattr(found, name) for name in ("compared", "planned", "min_compared")},
         "failing_verdicts": list(found.failing),
         "environment": list(found.environment),
         "cases": [

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
+from pathlib import Path
 from typing import Any
 
 from ...results.contents import markdown_table
@@ -17,43 +18,15 @@ from .statistics import UNKNOWN, Interval
 PROCESSES = 0.03
 """By how much the times of the same code differ from process to process."""
 
-HEAD = f"""# Which Triton for which kernel
-
-Look your kernel up in the table of your GPU. If your version of Triton is in `use`, keep it; if another would gain you
-enough, install it (`pip install triton==VERSION`) and measure your model once more.
-
-- A cell is the median time in ms and, in brackets, its ratio to the row's fastest; `?` marks a ratio that the
-  samples leave open. Where a word stands instead, the kernel did not run: the second table says why. An empty cell was
-  not measured.
-- Processes that run the same code differ by 2 to 3 %, so `use` names all versions that are not slower than the fastest
-  by more than {100 * PROCESSES:.0f} %.
-- Every problem has 65,536 tokens in bf16, and every kernel its own chunk length. `fw` is the forward call, `fwbw`
-  forward and backward together. An `impl` with a dot is another package's. All versions of a row were measured in one
-  run, in turn.
-
-To ask it of your own GPU or of another version, put that version beside the installed one. Nothing is replaced:
-
-```bash
-pip install --no-deps --target tritons/3.9.0 triton==3.9.0
-lrbench sweep --sweeps triton --triton here --triton 3.9.0=tritons/3.9.0
-lrbench results results/local --triton
-```
-
-`lrbench results --triton --format markdown` writes this page from the committed rows
-([how they are measured](results.md#versions-of-triton)).
-"""
-
 UNSAID = ("batch", "seq_len", "chunk_size", "dtype")
 """Columns of a case that the page says at its head."""
 
 GUESSED_WITH, SURPRISE = "3.8.0", 0.1
 """Guesses are times over the time with this version; they are wrong if they are off by more than this factor."""
 
-GUESSES = f"""\
-Before we measured, we [wrote down what to expect](../results/triton_guesses.toml). These guesses were off by more than
-{100 * SURPRISE:.0f} %; `guessed` and `measured` are times over the time with Triton {GUESSED_WITH}. A word in place of
-a number says that the kernel was expected to run with that version and did not, or the other way round.
-"""
+_TEXT = Path(__file__).with_name("triton.txt").read_text(encoding="utf-8")
+_VALUES = {"processes": round(100 * PROCESSES), "surprise": round(100 * SURPRISE), "guessed_with": GUESSED_WITH}
+HEAD, GUESSES = _TEXT.format(**_VALUES).split("\n---\n")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,8 +27,8 @@ class Limits:
     """What is tolerated of one case.
 
     Attributes:
-        time, host, memory, error: relative growth of the median times on the device and on the host, the peak memory
-            and rel_error; None: not compared.
+        time, host, sustained, energy, memory, error: relative growth of the median times on the device, on the host
+            and after seconds of load, the energy of a call, the peak memory and rel_error; None: not compared.
         counts: relative change, either way, of the counted flops, tensor_flops and bytes; None: not compared.
         min_slowdown_ms, min_host_ms, min_memory_bytes, min_error: growth below these is never a regression, however
             large it is relatively.
@@ -36,6 +36,8 @@ class Limits:
 
     time: float | None = 0.025
     host: float | None = 0.25
+    sustained: float | None = 0.04
+    energy: float | None = 0.05
     memory: float | None = 0.01
     error: float | None = 0.5
     counts: float | None = None
@@ -87,6 +89,8 @@ class Quantity:
 QUANTITIES = (
     Quantity(column="time_ms", limit="time", floor="min_slowdown_ms", is_time=True),
     Quantity(column="host_ms", limit="host", floor="min_host_ms", is_time=True, optional=True),
+    Quantity(column="sustained_ms", limit="sustained", floor="min_slowdown_ms", is_time=True, optional=True),
+    Quantity(column="energy_j", limit="energy", optional=True),
     Quantity(column="peak_memory_bytes", limit="memory", floor="min_memory_bytes"),
     Quantity(column="rel_error", limit="error", floor="min_error", where="checked"),
     *(Quantity(column=name, limit="counts", exact=True, optional=True) for name in ("flops", "tensor_flops", "bytes")),

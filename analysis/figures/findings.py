@@ -20,6 +20,9 @@ MAX_LINES = 8
 
 OURS = "lrbench"
 FAMILY = {op: kernel for kernel, ops in FAMILIES.items() for op in ops}
+NEEDS = {"peak_memory_bytes": "memory", "energy_j": "energy"}
+"""Column of which less is better and that is no time -> what a statement calls it."""
+
 PARTIAL = ("projections",)
 """Operations that do only part of the work: a figure shows them as a floor, no statement compares with them."""
 
@@ -89,7 +92,7 @@ def in_lines(rows: pd.DataFrame, lines: Iterable[Line]) -> pd.Series:
 
 
 def beside_others(rows: pd.DataFrame, first: Line, x: str, over: str, column: str) -> str:
-    """Return by which factor ours is faster, or needs less memory, than the best of the others; "" without any.
+    """Return by which factor ours is faster, or needs less of :data:`NEEDS`, than the best of the others; "" if none.
 
     The others are those that compute the same, else all.
 
@@ -113,10 +116,11 @@ def beside_others(rows: pd.DataFrame, first: Line, x: str, over: str, column: st
     names = others["provider"].where(others["op"] == op, others["op"].map(operation_label)).unique()
     name, rival = f"{operation_label(op)}: ours", names[0] if len(names) == 1 else "the best of the others"
     low, high = factors.min(), factors.max()
+    needed = NEEDS.get(column)
     if max(high, 1 / low) < 1.02:
-        return f"{name} {'is as fast' if column == 'time_ms' else 'needs as much memory'} as {rival}{everywhere}"
-    if column != "time_ms":
-        return f"{name} needs {_span(1 / high, 1 / low)} times the memory of {rival}{everywhere}"
+        return f"{name} {f'needs as much {needed}' if needed else 'is as fast'} as {rival}{everywhere}"
+    if needed:
+        return f"{name} needs {_span(1 / high, 1 / low)} times the {needed} of {rival}{everywhere}"
     if high < 1:
         return f"{name} takes {_span(1 / high, 1 / low)} times as long as {rival}{everywhere}"
     return f"{name} is {_span(low, high)} times as fast as {rival}{everywhere}"

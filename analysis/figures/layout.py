@@ -245,7 +245,7 @@ def _label_below(figure: Figure, styles: Sequence[SeriesStyle], columns: int, bo
 
     handles = [Line2D([0], [0], **style.line()) for style in styles]
     legend = figure.legend(
-        handles=handles, loc="lower left", bbox_to_anchor=(0.0, bottom), ncols=columns,
+        handles=handles, loc="lower left", bbox_to_anchor=(0.08 / figure.get_figwidth(), bottom), ncols=columns,
         borderpad=0.2, borderaxespad=0.0, handlelength=2.4, labelspacing=0.35,
     )  # fmt: skip
     for text, style in zip(legend.get_texts(), styles, strict=True):

@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from ...results.select import best_rows, ok_rows, short_size
+from ...results.select import best_rows, is_ok, ok_rows, short_size
 from ..derive import gradient_twice
 from .findings import beside_others, best_chunk, in_lines, main_lines
 from .layout import Drawing, Panel, measured_line
@@ -43,6 +43,7 @@ EVERY = {
 """What a finding calls the axis: at every ..."""
 
 INCLUDED = "memory includes inputs"
+LOADED = "after 5 to 7 s of calls without a pause"
 
 
 class Measure(NamedTuple):
@@ -201,6 +202,30 @@ def decoding_over_context(frame: pd.DataFrame, selection: Selection) -> Drawing:
     each = Measure(lambda rows: 1e3 * rows["time_ms"] / rows["tokens"], "time per token (\N{MICRO SIGN}s)", "runtime")
     title, setting = "Decoding over context", ("median", INCLUDED)
     return _drawing(chosen, lambda rows: [each, _memory(rows)], title, *setting, needs="peak_memory_bytes")
+
+
+def _loaded(frame: pd.DataFrame, selection: Selection, title: str, needs: str, *shown: Measure) -> Drawing:
+    """Return a figure over sequence length of what only rows of a sustained sweep have; failed cases are named."""
+    if frame[needs].isna().all():
+        raise ValueError(f"results must hold rows of lrbench sweep --sustained with {needs} for this figure, got none")
+    chosen = choose(frame[frame[needs].notna() | ~is_ok(frame)], selection)
+    setting = at_best_chunk(chosen, "fastest"), LOADED
+    return _drawing(chosen, lambda _: shown, f"{title} over {chosen.axis}", *setting, needs=needs)
+
+
+def sustained_over_length(frame: pd.DataFrame, selection: Selection) -> Drawing:
+    """Time of one call once clocks and power have settled, and that over the usual (burst) time."""
+    time = Measure(lambda rows: rows["sustained_ms"], "sustained time per call (ms)", "sustained time")
+    ratio = Measure(lambda rows: rows["sustained_ms"] / rows["time_ms"], "sustained time (x burst)", "over burst time")
+    return _loaded(frame, selection, "Sustained time", "sustained_ms", time, ratio)
+
+
+def energy_over_length(frame: pd.DataFrame, selection: Selection) -> Drawing:
+    """Energy for a token, as the GPU draws it and without what it draws idle."""
+    micro = "(\N{MICRO SIGN}J)"
+    every = Measure(lambda rows: 1e6 * rows["energy_j"] / rows["tokens"], f"energy per token {micro}", "energy")
+    net = Measure(lambda rows: 1e6 * rows["net_energy_j"] / rows["tokens"], f"without idle power {micro}", "net energy")
+    return _loaded(frame, selection, "Energy", "energy_j", every, net)
 
 
 def runtime_over_chunk_size(frame: pd.DataFrame, selection: Selection) -> Drawing:

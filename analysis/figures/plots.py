@@ -25,10 +25,12 @@ RESULT_KINDS: Mapping[str, Callable[[pd.DataFrame, Selection], Drawing]] = {
     "head-dim": measured.runtime_over_width,
     "rate": measured.rate_flops_and_runtime,
     "context": measured.decoding_over_context,
+    "sustained": measured.sustained_over_length,
+    "energy": measured.energy_over_length,
 }
 """Figures of measured rows."""
 
-OVER_LENGTH = ("runtime", "memory", "runtime-memory", "throughput", "context")
+OVER_LENGTH = ("runtime", "memory", "runtime-memory", "throughput", "context", "sustained", "energy")
 """Those over lengths, which show none alone."""
 
 THEORY_KINDS: Mapping[str, Callable[[Theory], Drawing]] = {

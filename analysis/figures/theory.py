@@ -24,7 +24,7 @@ from ..counts.model import DTYPE_BYTES
 from ..model.chunk_size import Coefficients, check_chunkwise, coefficients, feasible_chunks
 from ..model.fit import ROW_COLUMNS, fit_rows
 from ..model.runtime_model import runtime_model
-from ..model.terms import WALKS, Query
+from ..model.terms import Query
 from ..transfer import HEAD_DIM, NORMALISERS, SEQ_LEN, gains
 from .layout import Drawing, Line, Panel, measured_line, same_limits, write
 from .selection import busy_note
@@ -433,11 +433,11 @@ def _walk_times(
     rows = ok_rows(frame)
     rows = rows[(rows["impl"] == FUSED_CHUNK) & (rows["mode"] == theory.mode) & (rows["dtype"] == theory.dtype)]
     rows = rows[rows["device_accelerator"] == accelerator.key]
-    fit = fit_rows(records(rows, ROW_COLUMNS), theory.op, FUSED_CHUNK, theory.mode, theory.dtype, models=(WALKS,))
+    fit = fit_rows(records(rows, ROW_COLUMNS), theory.op, FUSED_CHUNK, theory.mode, theory.dtype, here=accelerator)
     if fit is None:
         return None
     how = (theory.op, FUSED_CHUNK, theory.mode, theory.dtype, theory.state_dtype)
-    return [fit.time_ms(Query(*how, {**theory.sizes, "chunk_size": chunk}), accelerator) for chunk in chunks]
+    return [fit.time_ms(Query(*how, {**theory.sizes, "chunk_size": chunk})) for chunk in chunks]
 
 
 def _same_problem(frame: pd.DataFrame, theory: Theory) -> pd.DataFrame:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,7 @@ from ..counts import count, count_case, formulation_of, is_chunked
 from ..counts.formulations import MODES, has_heads, sizes_of, state_dtype_of
 from ..counts.model import DTYPE_BYTES
 from .chunk_size import check_chunkwise, chunks_taken, coefficients, too_short
-from .fit import Fit, Row, fit_rows
+from .fit import Fit, Fits, Row
 from .prediction import MEASURED_COLUMNS, Answer, best_of, measured_on, rows_by_status, stored_sizes
 from .runtime_model import flop_rate, runtime_model
 from .terms import Query
@@ -35,9 +35,7 @@ class Question:
         context: tokens that a decoding step has behind it with its own; None in the other modes.
         rows: measured rows of the mode and dtype, as :func:`.prediction.stored_rows` returns them.
         wrong: those whose results were incorrect.
-        fitted: whether a model is fitted to the rows; else its bounds are taken.
-        roofs: which roofs ``accelerator`` has: spec, measured or a path.
-        known_fits: what :meth:`fit` returned so far, by operation and implementation.
+        fits: models fitted to the rows; None: bounds are taken.
     """
 
     op: str
@@ -47,21 +45,14 @@ class Question:
     sizes: Mapping[str, int]
     accelerator: Accelerator
     rows: Sequence[Row]
-    fitted: bool = True
-    roofs: str = "spec"
     wrong: Sequence[Row] = ()
     context: int | None = None
-    known_fits: dict[tuple[str, str], tuple[Fit | None, int]] = field(default_factory=dict)
+    fits: Fits | None = None
 
     def fit(self, impl: str) -> tuple[Fit | None, int]:
         """Return the model fitted to an implementation's rows, None where there is none, and the number of rows."""
-        if (self.op, impl) not in self.known_fits:
-            rows = self.rows if self.fitted else []
-            case = (self.op, impl, self.mode, self.dtype)
-            fit = fit_rows(rows, *case, device=self.accelerator.key, roofs=self.roofs)
-            own = sum((row["op"], row["impl"]) == (self.op, impl) and not row["noise"] for row in rows)
-            self.known_fits[self.op, impl] = fit, own
-        return self.known_fits[self.op, impl]
+        own = sum((row["op"], row["impl"]) == (self.op, impl) and not row["noise"] for row in self.rows)
+        return (self.fits.of(self.op, impl), own) if self.fits else (None, 0)
 
     @property
     def stands_in(self) -> str | None:
@@ -145,7 +136,9 @@ def ask(
     mode: str = "fw",
     dtype: str = "bf16",
     state_dtype: str = "fp32",
-    **more: Any,
+    accelerator: Accelerator,
+    fitted: bool = True,
+    roofs: str = "spec",
 ) -> Question:
     """Return a question with the rows to answer it from.
 
@@ -153,7 +146,8 @@ def ask(
         sizes: batch, seq_len (the context of a decoding step) and every size that an operation may have; those of
             ``op`` are taken.
         results: result files and folders; none: the committed ones.
-        more: accelerator and other fields of :class:`Question`.
+        fitted: whether a model is fitted to the rows.
+        roofs: which roofs ``accelerator`` has: spec, measured or a path.
 
     Raises:
         ValueError: a mode or dtype that no operation has.
@@ -164,10 +158,12 @@ def ask(
     names = ("batch", "seq_len", *(("num_heads",) if has_heads(op) else ()), *sizes_of(op))
     context = sizes["seq_len"] if mode == "step" else None
     own = at_context(op, {name: sizes[name] for name in names}, context)
-    more["context"] = context
     found = rows_by_status(tuple(results or committed_results()), mode, dtype)
     rows, wrong = (found.get(status, []) for status in ("ok", "incorrect"))
-    return Question(op=op, mode=mode, dtype=dtype, state_dtype=state_dtype, sizes=own, rows=rows, wrong=wrong, **more)
+    return Question(
+        op=op, mode=mode, dtype=dtype, state_dtype=state_dtype, sizes=own, accelerator=accelerator, rows=rows,
+        wrong=wrong, context=context, fits=Fits(rows, mode, dtype, accelerator, roofs) if fitted else None,
+    )  # fmt: skip
 
 
 def prediction(question: Question, impl: str, chunk_size: str | None) -> dict[str, Any]:
@@ -199,7 +195,7 @@ def prediction(question: Question, impl: str, chunk_size: str | None) -> dict[st
         "model_upper_ms": predicted.model.upper_ms,
         "bound": predicted.model.bound,
         **(fit.in_figures() if fit else {"model": "formulation"}),
-        "stored_rows": rows if question.fitted else None,
+        "stored_rows": rows if question.fits else None,
         "incorrect": question.why_wrong(impl),
         "memory_bytes": found.memory_bytes,
         "does_not_fit": found.does_not_fit,
@@ -313,6 +309,7 @@ def chunk_size_report(
         )
     best = best_of(answers)
     least_flops = min(candidates, key=lambda each: each["flops"])
+    fit = fit if all(each["predicted_ms"] is not None for each in candidates) else None
     chosen = min(candidates, key=lambda each: each["predicted_ms" if fit else "chunkwise_upper_ms"])
     timed = [each for each in candidates if each["measured_ms"] is not None]
     fastest = min(timed, key=lambda each: each["measured_ms"], default=None)
@@ -335,7 +332,7 @@ def chunk_size_report(
         "flop_optimal": closed.flop_optimal(),
         "runtime_optimal": closed.runtime_optimal(intensity),
         "flop_optimal_feasible": least_flops["chunk_size"],
-        "model": fit.model.name if fit else "formulation",
+        "model": fit.model if fit else "formulation",
         "runtime_optimal_feasible": chosen["chunk_size"],
         "measured_best": fastest["chunk_size"] if fastest else None,
         "regret_ms": chosen["measured_ms"] - fastest["measured_ms"] if fastest and chosen in timed else None,
@@ -380,8 +377,9 @@ def chunk_size_answer(report: Mapping[str, Any], rows: int) -> str:
 
 def chunk_size_columns(report: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return a row of times and memory, measured and modelled, for each candidate."""
-    fitted = report["candidates"][0]["predicted_ms"] is not None
-    modelled = {"modelled_ms": "predicted_ms"} if fitted else {"at_least_ms": "low_ms", "no_overlap_ms": "high_ms"}
+    modelled = (
+        {"modelled_ms": "predicted_ms"} if report["fitted"] else {"at_least_ms": "low_ms", "no_overlap_ms": "high_ms"}
+    )
     return [
         {
             "chunk_size": each["chunk_size"],

@@ -1,29 +1,31 @@
-"""Fits of a model of a time (:mod:`.terms`) to measured rows, and how far off they are on rows that they have not seen.
+"""Predicted times: how far kernels are off their physics (:mod:`.terms`), learned from measured rows of their kind.
 
-The constants of one implementation and mode are fitted in relative error. Each problem is then left out in turn and
-predicted by a fit to the others; how these predictions miss is the interval of the next one. Where rows are few, all
-implementations of a kind are fitted together, each with a factor of its own (:func:`_pooled`).
+The logarithm of a measured over the expected time is a Gaussian process over the cases of a kind. Two cases vary
+together as far as they are alike: in sizes, in which part of the expected time weighs most, of one implementation, on
+one accelerator. So an implementation with many rows is interpolated between them, one with few is a factor away from
+others of its kind, and what was measured on another accelerator counts as carried here by its rates, give or take
+:data:`CARRIED` for each factor of e between them. The variance says how wide an interval is; how the rows of an
+implementation miss, each problem left out in turn, says how far to trust that (:func:`trust`).
+
+Source: Rasmussen and Williams, Gaussian Processes for Machine Learning, 2006, eq. 2.23 to 2.26; rows left out, 5.12.
 """
 
 from __future__ import annotations
 
 import functools
-import itertools
 import math
-from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from operator import itemgetter
-from statistics import median
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from statistics import NormalDist, median
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...results.schema import HIDDEN_HOST_MS, PROBLEM_SIZES, SIZE_COLUMNS
 from ...results.select import grouped
 from ..accelerators.known import Accelerator, get_accelerator
 from ..accelerators.roofs import with_roofs
-from ..counts import count_case
-from .runtime_model import LAUNCH_MS, flop_rate
-from .terms import FORMULATION, MODELS, Model, Query
+from ..counts.model import DTYPE_BYTES
+from .terms import Kind, Query, carried_ms, counted, expected, gains, kind_of, walks
 
 if TYPE_CHECKING:
     import numpy as np
@@ -36,340 +38,404 @@ ROW_COLUMNS = (
 )  # fmt: skip
 """Columns of measured rows that a fit reads."""
 
-MIN_PROBLEMS, FEWEST_PROBLEMS = 5, 3
-"""An implementation with rows of fewer than MIN_PROBLEMS problems is fitted together with others of its kind; where
-there are none, FEWEST_PROBLEMS will do to fit it alone."""
-
 problem_of = itemgetter(*PROBLEM_SIZES)
 """Return a row's sizes but for the chunk length."""
 
+LENGTHS = {
+    "seq_len": 6.8, "batch": 17.0, "num_heads": 6.9, "head_dim_qk": 6.5, "head_dim_v": 5.5, "chunk_size": 5.2,
+    "channels": 4.1, "d_model": 59.0, "d_ff": 17.0, "context": 16.0,
+}  # fmt: skip
+"""Size -> over how many doublings of it an implementation's times lose their likeness."""
+
+KIN_LENGTH = 2.6
+"""Over how many times as many doublings the times of a kind do."""
+
+KIND, WEIGHTS, OWN, OWN_SIZES = 1.77, 1.04, 0.69, 0.55
+"""Standard deviations of the logarithm: of a kind over sizes, of each part of the expected time, of an implementation,
+and of that over sizes. ``python -m lrbench.tests.tools.fit_likeness`` fits all of these to committed rows."""
+
+WALKED = 0.23
+"""What these are multiplied by where the expected time is that of walks, which was fitted to these kernels."""
+
+CARRIED, KIND_CARRIED = 0.18, 0.035
+"""Standard deviation, for each factor of e between two accelerators' rates: an implementation's and a kind's."""
+
+STANDS_IN, OTHER_KERNELS = 0.03, 0.2
+"""Standard deviation that an interval has besides if its rows stand in for another mode or dtype (as measured),
+and if they are of another compute capability, with tiles and instructions of its own (a guess)."""
+
+NOISE = 0.015
+"""Standard deviation of the logarithm of a time that is measured again."""
+
 USELESS = 100.0
-"""An interval whose high end is more than this many times its low end says nothing, so there is no fit."""
+"""An interval whose high end is more than this many times its low end says nothing, so bounds are taken."""
 
-BETWEEN, LEAST_BETWEEN = 0.25, 0.01
-"""Variance of the logarithms of the factors of a kind's implementations: what is assumed where only one other is known,
-and the least that is taken."""
+ENOUGH = 30
+"""Of an implementation with so many rows on the accelerator asked about those of others add nothing but waiting."""
 
-EXTRAPOLATION = 0.1
-"""By how much, in logarithms, an interval is wider on either side for each factor of e beyond the sizes measured."""
+MOST_ROWS = 1500
+"""Of more rows than these the other implementations' are left out, oldest first."""
 
-AS_SPECIFIED = 1.05
-"""Two devices' rates are taken to be to one another as specified, give or take 5 %. The matrix rates of an H100 and an
-H200 are the same by specification, and Lightning-1, which they limit, takes 0.95 to 1.02 times as long on the H100."""
-
-PROPORTIONAL = 0.98
-"""Rows tell products from memory traffic if the cosine between the two terms, each over the row's time, is less."""
-
-KIND_COUNTS = 2
-"""The scatter of the other implementations of a kind weighs as much as that of so many own rows."""
-
-FAR_APART, WORSE = 10.0, 1.2
-"""The time of a launch is fitted only where the longest time is FAR_APART times the shortest, and the usual time of a
-launch makes the squared error WORSE times as large as a fitted one: other rows do not tell a launch from its work."""
-
-SPILLS = 1.5
-"""Work grows at most in proportion to the chunk length. Where a longer chunk takes more than this many times longer,
-something else is the cause, such as spilled registers, and the row is left out of fits."""
-
-TINY_MS = 1e-9
-"""Stands for a predicted time of 0, which rows get whose only terms are in no row that was fitted."""
+ORDINARY = tuple(NormalDist().inv_cdf((1 + (n + 0.5) / 20) / 2) for n in range(20))
+"""How 20 errors that follow the normal distribution lie, in standard deviations."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fit:
-    """A model of a time fitted to measured rows of one implementation and mode.
+class Points(NamedTuple):
+    """Cases of a kind as their likeness is reckoned, n of them.
 
     Attributes:
-        model: FORMULATION or WALKS of :mod:`.terms`.
-        accelerator: key of the device that was measured.
-        roofs: which roofs the rates were taken with: spec, measured or a path.
-        constants: name -> value, in ms or, of a rate, full rate over the rate reached; 0 where others explain it all.
-        rows: number of the implementation's own rows that were fitted.
-        others: how many implementations of its kind were fitted as well, because its own rows are few.
-        median_error, worst_error: absolute relative errors on what was left out in turn; 0.1 is 10 %.
-        low_ratio, high_ratio: between which the measured over the predicted time lies with 90 % chance, as
-            :func:`likely_ratios` takes it from problems left out of the fit.
-        best_share: the largest share of the roof that a row reached, that of the formulation.
-        told_apart: whether the rows tell what products take from what memory takes; False but by the formulation.
-        measured: size -> the least and greatest one among the rows; ``tokens`` are batch times sequence length.
-        stands_in: how the rows came about where they were not measured in this mode and dtype, else None.
+        names: [n] operation and implementation.
+        sizes: [n, sizes] logarithms to the base 2, over :data:`LENGTHS`.
+        weights: [n, parts] shares of the parts of the expected time.
+        sources: [n] what was measured: the accelerator, and what stands in for what.
+        doubts: [n] factors of e between that and what is asked about; 0 where it is the same.
+        expected_ms: [n] by the physics.
     """
 
-    model: Model
+    names: np.ndarray
+    sizes: np.ndarray
+    weights: np.ndarray
+    sources: np.ndarray
+    doubts: np.ndarray
+    expected_ms: np.ndarray
+
+
+def points(cases: Sequence[Query], sources: Sequence[str], doubts: Sequence[float], here: Accelerator) -> Points:
+    """Return cases as points; ``sources`` and ``doubts`` as in :class:`Points`."""
+    import numpy as np
+
+    parts = np.array([expected(case, here) for case in cases])
+    totals = parts.sum(axis=1)
+    sizes = [
+        [math.log2(case.sizes.get(name) or 1) / length for name, length in LENGTHS.items()]
+        + [math.log2(DTYPE_BYTES[case.state_dtype]) if case.state_dtype else 0.0]
+        for case in cases
+    ]
+    names = np.array([f"{case.op} {case.impl}" for case in cases])
+    weights = parts / totals[:, None]
+    return Points(names, np.array(sizes), weights, np.array(sources), np.array(doubts), totals)
+
+
+def covariance(a: Points, b: Points, *, walked: bool) -> np.ndarray:
+    """Return the covariance [len(a), len(b)] of the logarithms of measured over expected time."""
+    import numpy as np
+
+    squares = (a.sizes**2).sum(1)[:, None] + (b.sizes**2).sum(1)[None, :] - 2 * a.sizes @ b.sizes.T
+    distance = np.sqrt(np.maximum(squares, 0.0))
+    near, kin = _likeness(distance), _likeness(distance / KIN_LENGTH)
+    own = a.names[:, None] == b.names[None, :]
+    doubt = np.outer(a.doubts, b.doubts) * (a.sources[:, None] == b.sources[None, :])
+    scale = WALKED**2 if walked else 1.0
+    alike = scale * (KIND**2 * kin + WEIGHTS**2 * a.weights @ b.weights.T) + KIND_CARRIED**2 * doubt * kin
+    return alike + own * (scale * OWN**2 + (scale * OWN_SIZES**2 + CARRIED**2 * doubt) * near)
+
+
+def _likeness(distance: np.ndarray) -> np.ndarray:
+    """Return Matern's covariance of order 3/2, 1 at distance 0."""
+    import numpy as np
+
+    scaled = math.sqrt(3) * distance
+    return (1 + scaled) * np.exp(-scaled)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Surface:
+    """What the rows of a kind say of an accelerator.
+
+    Attributes:
+        rows: as measured, newest of each case; ``cases`` and ``points`` are of the same.
+        logs: [n] logarithm of measured time, carried here, over expected time.
+        covariance: [n, n] with the noise.
+    """
+
+    rows: Sequence[Row]
+    cases: Sequence[Query]
+    points: Points
+    logs: np.ndarray
+    covariance: np.ndarray
+    walked: bool
+
+    def left_out(self, groups: np.ndarray, seen: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
+        """Return mean and variance of the logarithm of each row, by the rows of other groups.
+
+        Args:
+            groups: [n].
+            seen: [n] False where no row is to see a row; None: all are seen.
+        """
+        import numpy as np
+
+        seen = np.ones(len(groups), dtype=bool) if seen is None else seen
+        known = np.flatnonzero(seen)
+        precision = np.linalg.inv(self.covariance[np.ix_(known, known)])
+        between = self.covariance[np.ix_(known, np.flatnonzero(~seen))]
+        weighted, explained = precision @ self.logs[known], precision @ between
+        means, variances = np.empty(len(groups)), np.diag(self.covariance).copy()
+        means[~seen] = between.T @ weighted
+        variances[~seen] -= (between * explained).sum(axis=0)
+        for group in np.unique(groups[seen]):
+            left = np.flatnonzero(groups[known] == group)
+            inverse = np.linalg.inv(precision[np.ix_(left, left)])
+            means[known[left]] = self.logs[known[left]] - inverse @ weighted[left]
+            variances[known[left]] = np.diag(inverse)
+            there = groups[~seen] == group
+            if there.any():
+                missing = inverse @ explained[np.ix_(left, there)]
+                means[~seen & (groups == group)] -= missing.T @ weighted[left]
+                variances[~seen & (groups == group)] += (explained[np.ix_(left, there)] * missing).sum(axis=0)
+        return means, np.maximum(variances, NOISE**2)
+
+
+def surface(rows: Sequence[Row], mode: str, dtype: str, here: Accelerator, roofs: str = "spec") -> Surface | None:
+    """Return what rows of a kind say of an accelerator, None where none of them are counted."""
+    import numpy as np
+
+    kept, cases, there = [], [], []
+    for row in rows:
+        case, key = case_of(row, mode, dtype), row["device_accelerator"]
+        device = here if key == here.key else accelerator_of(key, roofs)
+        if counted(case, launches=device is not here) is not None:
+            kept.append(row)
+            cases.append(case)
+            there.append(device)
+    if not kept:
+        return None
+    apart = [
+        0.0 if each is here else max(abs(math.log(gain)) for gain in gains(case, each, here))
+        for case, each in zip(cases, there, strict=True)
+    ]
+    sources = [f"{row['device_accelerator']} {row.get('stands_in', '')}" for row in kept]
+    found = points(cases, sources, apart, here)
+    carried = [carried_ms(row["time_ms"], case, each, here) for row, case, each in zip(kept, cases, there, strict=True)]
+    logs, walked = np.log(carried) - np.log(found.expected_ms), walks(cases[0])
+    likeness = covariance(found, found, walked=walked) + NOISE**2 * np.eye(len(kept))
+    return Surface(kept, cases, found, logs, likeness, walked)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Fit:
+    """What the measured rows of an implementation's kind say of its times on an accelerator.
+
+    Attributes:
+        accelerator: key of the device that most of its own rows were measured on: the one asked about if it has any.
+        here: the accelerator asked about.
+        rows: number of its own rows there, ``elsewhere`` that of those on other devices.
+        others: number of other implementations with rows of its kind.
+        median_error, worst_error: absolute relative errors on its own rows, each problem left out in turn; 0.1 is 10 %.
+        trust: how many times as wide intervals are as the variance says.
+        stands_in: how the rows came about where they were not measured in this mode and dtype, else None.
+        surface, precision: the rows of the kind, and the inverse of their covariance.
+    """
+
     accelerator: str
-    roofs: str
-    constants: Mapping[str, float]
+    here: Accelerator
     rows: int
+    elsewhere: int
     others: int
     median_error: float
     worst_error: float
-    low_ratio: float
-    high_ratio: float
-    best_share: float
-    told_apart: bool
-    measured: Mapping[str, tuple[int, int]]
-    stands_in: str | None = None
+    trust: float
+    stands_in: str | None
+    roofs: str
+    surface: Surface = field(repr=False)
+    precision: np.ndarray = field(repr=False)
 
-    def time_ms(self, case: Query, accelerator: Accelerator) -> float:
-        """Return the fitted time of a case on an accelerator, its latencies as on the one that was measured."""
-        return sum(self._parts(case, accelerator))
+    @property
+    def model(self) -> str:
+        """Where the expected time comes from: walks or formulation."""
+        return "walks" if self.surface.walked else "formulation"
 
-    def carried_ms(self, case: Query, accelerator: Accelerator) -> tuple[float, float, str]:
-        """Return the least and the greatest time to expect on an accelerator, and why they differ, in words.
+    def interval_ms(self, case: Query) -> tuple[float, float, float]:
+        """Return the least, the likely and the greatest time of a case, by all rows but its own: 90 % of such cases lie
+        between the ends."""
+        import numpy as np
 
-        On the one that was measured both are the fitted time. Elsewhere it is not known which rate counts (matrix,
-        vector, bandwidth), so all but latencies changes as the rate that gains least or as the one that gains most, and
-        both ends are :data:`AS_SPECIFIED` times further out.
-        """
-        latency_ms, rates_ms = self._parts(case, accelerator)
-        if self.accelerator == accelerator.key:
-            return latency_ms + rates_ms, latency_ms + rates_ms, ""
-        measured, count = accelerator_of(self.accelerator, self.roofs), count_case(*case)
-        assert count is not None, "its terms are known"
-        sides = accelerator, measured
-        rates = [(flop_rate(count, each, case.dtype), each.vector_flops, each.bandwidth_bytes_s) for each in sides]
-        gains = [here / there for here, there in zip(*rates, strict=True)]
-        there_ms = self._parts(case, measured)[1]
-        low_ms, high_ms = latency_ms + there_ms / max(gains), latency_ms + there_ms / min(gains)
-        low_ms, high_ms = low_ms / AS_SPECIFIED, high_ms * AS_SPECIFIED
-        times = f"{min(gains):.2f} to {max(gains):.2f} times as high, and which counts is not known there"
-        return low_ms, high_ms, f", carried to {accelerator.key}: its rates are {times}"
+        asked, known = points([case], [f"{self.here.key} "], [0.0], self.here), self.surface.points
+        alike = covariance(asked, known, walked=self.surface.walked)[0]
+        same = (known.names == asked.names) & (known.doubts == 0) & (known.sizes == asked.sizes).all(axis=1)
+        itself = same & (known.sources == asked.sources)
+        # Both at once: mean and what the rows explain of the variance; without the case's own row, if there is one.
+        both = np.stack([self.surface.logs, alike])
+        seen = both @ self.precision
+        found = seen @ alike
+        if itself.any():
+            found -= seen[:, itself] @ np.linalg.solve(self.precision[np.ix_(itself, itself)], seen[1, itself])
+        prior = float(covariance(asked, asked, walked=self.surface.walked)[0, 0])
+        mean, variance = float(found[0]), max(prior - float(found[1]), 0.0)
+        if (stands_in := same & ~itself).any():
+            mean, variance = float(self.surface.logs[stands_in][0]), 0.0
+        variance += NOISE**2 + self._doubt**2
+        likely = float(asked.expected_ms[0]) * math.exp(mean)
+        half = math.exp(self.trust * Z90 * math.sqrt(variance))
+        return likely / half, likely, likely * half
 
-    def ratios(self, case: Query) -> tuple[float, float]:
-        """Return the interval of measured over predicted time; it is wider outside the measured sizes."""
-        spans = [(value, *self.measured.get(name, (value, value))) for name, value in _extent(case.sizes).items()]
-        beyond = math.prod(max(value / most, least / value, 1.0) for value, least, most in spans) ** EXTRAPOLATION
-        return self.low_ratio / beyond, self.high_ratio * beyond
+    @property
+    def _doubt(self) -> float:
+        """What the variance of the rows does not say, as a standard deviation."""
+        other = accelerator_of(self.accelerator, self.roofs).capability != self.here.capability
+        return math.hypot(STANDS_IN * (self.stands_in is not None), OTHER_KERNELS * other)
 
-    def basis(self) -> str:
+    def time_ms(self, case: Query) -> float:
+        """Return the likely time of a case."""
+        return self.interval_ms(case)[1]
+
+    def basis(self, case: Query) -> str:
         """Return what the interval of a prediction rests on, in words."""
         how = f" ({self.stands_in})" if self.stands_in else ""
-        if not self.others:
-            return f"90 % of rows left out of the fit on {self.accelerator}{how}"
         rows = f"{self.rows} row{'' if self.rows == 1 else 's'} of its own" if self.rows else "no row of its own"
-        return f"90 %, from {rows} and those of {self.others} like it on {self.accelerator}{how}"
+        text = f"90 %, from {rows} on {self.accelerator}{how}"
+        more = [f"{self.elsewhere} elsewhere"] if self.elsewhere else []
+        more += [f"those of {self.others} like it"] if self.others else []
+        text += f" and {', '.join(more)}" if more else ""
+        if self.accelerator == self.here.key:
+            return text
+        rates = gains(case, accelerator_of(self.accelerator, self.roofs), self.here)
+        return f"{text}, carried to {self.here.key}: its rates are {min(rates):.2f} to {max(rates):.2f} times as high"
 
     def in_figures(self) -> dict[str, Any]:
-        """Return what a table says of the fit, constants of rates as efficiencies."""
-        factors = {name: self.constants[name] for name in self.model.factors}
+        """Return what a table says of the fit."""
         return {
-            "model": self.model.name,
+            "model": self.model,
             "fitted_on": self.accelerator,
             "fitted_rows": self.rows,
             "fitted_others": self.others,
-            **{name: self.constants[name] for name in self.model.latencies},
-            **{name.replace("factor", "efficiency"): 1 / each if each else None for name, each in factors.items()},
             "median_error": self.median_error,
             "worst_error": self.worst_error,
         }
 
-    def _parts(self, case: Query, accelerator: Accelerator) -> tuple[float, float]:
-        """Return the part of the time that no rate of a device shortens, and the one that rates do, in ms."""
-        found = self.model.terms(case, accelerator)
-        assert found is not None, "a case of another mode or kind is not predicted by this fit"
-        times = [self.constants[name] * value for name, value in zip(self.model.constants, found, strict=True)]
-        split = len(self.model.latencies)
-        return sum(times[:split]), sum(times[split:])
+
+Z90 = NormalDist().inv_cdf(0.95)
+"""Half of an interval that holds 90 % of the normal distribution, in standard deviations."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Sample:
-    """What was measured of one implementation: the terms of each row, its time and its problem."""
+def trust(errors: Sequence[float]) -> float:
+    """Return how many times as wide as the normal distribution's an interval must be to hold 90 % of such errors.
 
-    rows: Sequence[Row]
-    terms: np.ndarray
-    times: np.ndarray
-    problems: list[Any]
-
-    @property
-    def share(self) -> float:
-        """The largest share of the roof of the formulation's rows: of its rates the slower one, over the time."""
-        return float((self.terms[:, -2:].max(axis=1) / self.times).max())
-
-    @property
-    def told_apart(self) -> bool:
-        """Whether the two rates' terms are not proportional over the rows, so that a fit tells one from the other."""
-        products, memory = self.terms[:, -2] / self.times, self.terms[:, -1] / self.times
-        return float(products @ memory) < PROPORTIONAL * math.sqrt(float(products @ products) * float(memory @ memory))
+    Args:
+        errors: absolute ones of rows left out, in standard deviations. They count beside :data:`ORDINARY`, so that few
+            change little.
+    """
+    ordered = sorted((*errors, *ORDINARY))
+    return max(1.0, ordered[min(len(ordered), math.ceil(0.9 * (len(ordered) + 1))) - 1] / Z90)
 
 
-def fit_rows(
-    rows: Iterable[Row],
-    op: str,
-    impl: str,
-    mode: str,
-    dtype: str,
-    *,
-    device: str | None = None,
-    roofs: str = "spec",
-    models: Sequence[Model] = MODELS,
-) -> Fit | None:
-    """Fit an implementation's measured rows, where they are few together with those of others of its kind.
+class Fits:
+    """The fits to rows of a mode and dtype on an accelerator, each made when it is first asked for.
 
-    Of several rows of one case the newest counts; suspect and noisy ones are left out, and those of a chunk length at
-    which the kernel :data:`SPILLS`. None where there are too few rows, or where these say too little: an interval
-    beyond :data:`USELESS` times the prediction.
+    Of several rows of one case the newest counts; suspect and noisy ones are left out.
 
     Args:
         rows: measured rows of this mode and dtype, of any implementation, with :data:`ROW_COLUMNS`.
-        device: key of the device whose rows are preferred; without enough of them the device with most is taken.
-        roofs: spec, measured or a path, see :func:`.roofs.with_roofs`.
-        models: to take the first of that there are rows for.
+        here: the accelerator asked about.
+        roofs: spec, measured or a path, see :func:`.roofs.with_roofs`, of the accelerators that were measured.
     """
-    newest = newest_cases(row for row in rows if not row["noise"])
-    by_name = grouped(newest, itemgetter("op", "impl"))
-    fits = (_fit(by_name, model, (op, impl, mode, dtype), device, roofs) for model in models)
-    return next((fit for fit in fits if fit is not None), None)
+
+    def __init__(self, rows: Iterable[Row], mode: str, dtype: str, here: Accelerator, roofs: str = "spec") -> None:
+        newest = newest_cases(row for row in rows if not row["noise"])
+        by_name = grouped(newest, itemgetter("op", "impl"))
+        self.mode, self.dtype, self.here, self.roofs = mode, dtype, here, roofs
+        self.kinds = kinds({name: _enough(rows, here.key) for name, rows in by_name.items()}, mode, dtype)
+        self._fits: dict[tuple[str, str], Fit | None] = {}
+        self._made: dict[Any, tuple[Surface, np.ndarray, np.ndarray] | None] = {}
+
+    def of(self, op: str, impl: str) -> Fit | None:
+        """Return the fit of an implementation, None where there are no rows of its kind."""
+        if (op, impl) not in self._fits:
+            self._fits[op, impl] = self._of(op, impl)
+        return self._fits[op, impl]
+
+    def _of(self, op: str, impl: str) -> Fit | None:
+        import numpy as np
+
+        found = self._surface(op, impl)
+        if found is None:
+            return None
+        known, precision, errors = found
+        own = np.flatnonzero(known.points.names == f"{op} {impl}")
+        rows = [row for row in known.rows if (row["op"], row["impl"]) == (op, impl)] or known.rows
+        by_device = grouped(rows, itemgetter("device_accelerator"))
+        most = max(by_device, key=lambda key: (key == self.here.key, len(by_device[key])))
+        misses = [*map(float, np.abs(np.expm1(errors[0][own if len(own) else slice(None)])))]
+        number, measured_there = len(own), len(by_device[most])
+        return Fit(
+            accelerator=most,
+            here=self.here,
+            rows=measured_there if number else 0,
+            elsewhere=number - measured_there if number else 0,
+            others=len({*known.points.names}) - bool(number),
+            median_error=median(misses),
+            worst_error=max(misses),
+            trust=max(trust([*map(float, np.abs(each[own]))]) for each in errors[1:]),
+            stands_in=next((row["stands_in"] for row in by_device[most] if "stands_in" in row), None),
+            roofs=self.roofs,
+            surface=known,
+            precision=precision,
+        )
+
+    def _surface(self, op: str, impl: str) -> tuple[Surface, np.ndarray, np.ndarray] | None:
+        """Return the surface of a kind, the inverse of its covariance, and how rows miss that are left out: errors of
+        logarithms, these in standard deviations, and those of rows left out alone, not with their problem."""
+        import numpy as np
+
+        kind = kind_key(self.kinds, op, impl, self.mode, self.dtype)
+        rows = self.kinds.get(kind, [])
+        key = (kind, (op, impl) if len(rows) > MOST_ROWS else None)
+        if key not in self._made:
+            rows = sorted(rows, key=lambda row: (row["op"], row["impl"]) == (op, impl))[-MOST_ROWS:]
+            made = None
+            if known := surface(rows, self.mode, self.dtype, self.here, self.roofs):
+                means, variances = known.left_out(problems(known.rows))
+                misses = known.logs - means
+                precision = np.linalg.inv(known.covariance)
+                alone = precision @ known.logs / np.sqrt(np.diag(precision))
+                made = known, precision, np.array([misses, misses / np.sqrt(variances), alone])
+            self._made[key] = made
+        return self._made[key]
 
 
-def _fit(
-    by_name: Mapping[tuple[str, str], Sequence[Row]],
-    model: Model,
-    names: tuple[str, str, str, str],
-    device: str | None,
-    roofs: str,
+def fit_rows(
+    rows: Iterable[Row], op: str, impl: str, mode: str, dtype: str, *, here: Accelerator, roofs: str = "spec"
 ) -> Fit | None:
-    op, impl, mode, dtype = names
-    kind = model.kind(*names)
-    if kind is None:
-        return None
-    alike = {name: rows for name, rows in by_name.items() if model.kind(*name, mode, dtype) == kind}
-    taken = of_device(alike.get((op, impl), []), device, model.min_rows)
-    taken = taken or of_device([row for rows in alike.values() for row in rows], device, 1)
-    if not taken:
-        return None
-    key = str(taken[0]["device_accelerator"])
-    there = {name: [row for row in rows if row["device_accelerator"] == key] for name, rows in alike.items()}
-    own = _sample(there.pop((op, impl), []), model, mode, dtype, key, roofs)
-    number, problems = len(own.times), len(set(own.problems))
-    alone = number >= model.min_rows and problems >= MIN_PROBLEMS
-    # Rows whose time is the host's say nothing of kernels, so the two are not fitted together.
-    shared = not alone and not (own.rows and all(map(_times_host, own.rows)))
-    kin = [[row for row in rows if not _times_host(row)] for rows in there.values()] if shared else []
-    others = [_sample(each, model, mode, dtype, key, roofs) for each in kin]
-    others = [each for each in others if len(each.times)]
-    few = not others and (number >= MIN_PROBLEMS or problems >= FEWEST_PROBLEMS)
-    if alone or few:
-        constants = fitted(own.terms, own.times)
-        ratios = left_out_ratios(own.terms, own.times, own.problems)
-        low_ratio, high_ratio = likely_ratios(ratios, problems)
-    elif others and number + sum(len(each.times) for each in others) > len(model.constants):
-        constants, half, ratios = _pooled(own, others, model.min_rows)
-        low_ratio, high_ratio = math.exp(-half), math.exp(half)
-    else:
-        return None
-    if high_ratio > USELESS * low_ratio:
-        return None
-    median_error, worst_error = errors_of(ratios)
-    fitted_rows = [row for each in (own, *others) for row in each.rows]
-    extents = [_extent(row) for row in fitted_rows]
-    return Fit(
-        model=model,
-        accelerator=key,
-        roofs=roofs,
-        constants=MappingProxyType(dict(zip(model.constants, map(float, constants), strict=True))),
-        rows=number,
-        others=len(others),
-        median_error=median_error,
-        worst_error=worst_error,
-        low_ratio=low_ratio,
-        high_ratio=high_ratio,
-        best_share=max(each.share for each in ([own] if number else others)),
-        told_apart=model is FORMULATION and (alone or few) and own.told_apart,
-        stands_in=next((row["stands_in"] for row in fitted_rows if "stands_in" in row), None),
-        measured={name: (min(e[name] for e in extents), max(e[name] for e in extents)) for name in extents[0]},
-    )
+    """Return the fit of one implementation, as :class:`Fits` makes it."""
+    return Fits(rows, mode, dtype, here, roofs).of(op, impl)
+
+
+def kinds(
+    by_name: Mapping[tuple[str, str], Sequence[Row]], mode: str, dtype: str
+) -> dict[tuple[Kind | None, str], list[Row]]:
+    """Return the rows of each kind that a model is fitted to. An implementation whose kernels wait for the host, as an
+    eager loop's do, is a kind of its own: its times say nothing of kernels."""
+    found: dict[tuple[Kind | None, str], list[Row]] = {}
+    for (op, impl), rows in by_name.items():
+        if (kind := kind_of(op, impl, mode, dtype)) is not None:
+            alone = f"{op} {impl}" if all(map(_times_host, rows)) else ""
+            found.setdefault((kind, alone), []).extend(rows)
+    return found
+
+
+def kind_key(found: Mapping[Any, Any], op: str, impl: str, mode: str, dtype: str) -> tuple[Kind | None, str]:
+    """Return under which key of :func:`kinds` an implementation's rows are."""
+    kind, alone = kind_of(op, impl, mode, dtype), f"{op} {impl}"
+    return (kind, alone) if (kind, alone) in found else (kind, "")
+
+
+def _enough(rows: Sequence[Row], key: str) -> Sequence[Row]:
+    """Return an implementation's rows on an accelerator if they are :data:`ENOUGH`, else all."""
+    here = [row for row in rows if row["device_accelerator"] == key]
+    return here if len(here) >= ENOUGH else rows
+
+
+def problems(rows: Sequence[Row]) -> np.ndarray:
+    """Return a number for each row, the same for rows of one problem."""
+    import numpy as np
+
+    numbers: dict[Any, int] = {}
+    return np.array([numbers.setdefault(problem_of(row), len(numbers)) for row in rows])
 
 
 def _times_host(row: Row) -> bool:
     """Whether the kernels waited for the host for most of the time, as those of an eager loop do."""
     host_ms = row.get("host_ms") or 0.0
     return bool(host_ms > HIDDEN_HOST_MS and 2 / 3 < row["time_ms"] / host_ms < 3 / 2)
-
-
-def _spills(row: Row, others: Sequence[Row]) -> bool:
-    """Whether a row takes :data:`SPILLS` times longer than a shorter chunk of the problem explains."""
-    chunk = row["chunk_size"]
-    if chunk is None:
-        return False
-    per_step = [each["time_ms"] / each["chunk_size"] for each in others if each["chunk_size"] < chunk]
-    return bool(per_step) and row["time_ms"] / chunk > SPILLS * min(per_step)
-
-
-def _extent(sizes: Row) -> dict[str, int]:
-    """Return the sizes that a fit is extrapolated in."""
-    names = ("seq_len", "context", "head_dim_qk", "head_dim_v", "channels", "d_model", "d_ff")
-    found = {name: sizes[name] for name in names if sizes.get(name) is not None}
-    return found | {"tokens": sizes["batch"] * sizes["seq_len"]}
-
-
-def _sample(rows: Sequence[Row], model: Model, mode: str, dtype: str, key: str, roofs: str) -> _Sample:
-    """Return the terms and times of an implementation's rows on an accelerator, without those where it spills."""
-    import numpy as np
-
-    same = grouped(rows, problem_of)
-    rows = [row for row in rows if not _spills(row, same[problem_of(row)])]
-    cases: list[Any] = [case_of(row, mode, dtype) for row in rows]
-    terms = [_terms_of_row(model, case._replace(sizes=tuple(case.sizes.items())), key, roofs) for case in cases]
-    counted = [(found, row) for found, row in zip(terms, rows, strict=True) if found is not None]
-    problems = [problem_of(row) for _, row in counted]
-    times = np.array([float(row["time_ms"]) for _, row in counted])
-    matrix = np.array([found for found, _ in counted]).reshape(-1, len(model.constants))
-    return _Sample([row for _, row in counted], matrix, times, problems)
-
-
-@functools.cache
-def _terms_of_row(model: Model, case: Any, key: str, roofs: str) -> tuple[float, ...] | None:
-    """Return the terms of a measured case, its sizes in a tuple: every fit asks for them again."""
-    return model.terms(case._replace(sizes=dict(case.sizes)), accelerator_of(key, roofs))
-
-
-def _pooled(own: _Sample, others: Sequence[_Sample], few: int) -> tuple[np.ndarray, float, list[float]]:
-    """Return the constants of an implementation with few rows, the half width of its interval in logarithms, and the
-    measured over the predicted times of rows by a fit to the other implementations, their own factor taken out.
-
-    Implementations of a kind follow one model, each slower by a factor of its own. How far these factors lie apart, and
-    how well the model of all others fits each, says what to expect of this one. Its own rows, and their scatter, are
-    weighed against that by their number (James and Stein).
-    """
-    import numpy as np
-
-    everyone = [*others, *([own] if len(own.times) else [])]
-    residuals = []
-    for left_out in everyone:
-        constants = _common([each for each in everyone if each is not left_out] or everyone)
-        residuals.append(np.log(left_out.times / np.maximum(left_out.terms @ constants, TINY_MS)))
-    scatter = [float(np.var(each, ddof=1)) for each in residuals if len(each) > 1]
-    within = float(np.median(scatter)) if scatter else LEAST_BETWEEN
-    means = [float(each.mean()) for each in residuals[: len(others)]]
-    between = max(float(np.var(means, ddof=1)), LEAST_BETWEEN) if len(means) > 1 else BETWEEN
-    constants, shift, variance = _common(everyone), 0.0, within + between
-    if number := len(set(own.problems)):
-        off = np.log(own.times / np.maximum(own.terms @ constants, TINY_MS))
-        within = (KIND_COUNTS * within + float(((off - off.mean()) ** 2).sum())) / (KIND_COUNTS + len(off) - 1)
-        share = between / (between + within / number)
-        shift = share * float(off.mean())
-        variance = within + between * (1 - share)
-    half = student(len(others) - 1 + number) * math.sqrt(variance)
-    # Implementations of many rows decide the model: without them it is another one.
-    apart = [each for each in residuals if 1 < len(each) < few] or [each for each in residuals if len(each) > 1]
-    ratios = [float(ratio) for each in apart for ratio in np.exp(each - each.mean())]
-    return constants * math.exp(shift), half, ratios or [float(np.exp(each[0])) for each in residuals]
-
-
-def _common(samples: Sequence[_Sample]) -> np.ndarray:
-    """Return the constants that fit several implementations, each of which counts alike and has a factor of its own."""
-    import numpy as np
-
-    terms = np.vstack([each.terms for each in samples])
-    weights = np.concatenate([np.full(len(each.times), len(each.times) ** -0.5) for each in samples])
-    factors = np.zeros(len(samples))
-    for _ in range(3):
-        times = np.concatenate([each.times / math.exp(f) for each, f in zip(samples, factors, strict=True)])
-        constants = fitted(terms, times, weights)
-        apart = [np.log(each.times / np.maximum(each.terms @ constants, TINY_MS)).mean() for each in samples]
-        factors = np.array(apart) - np.mean(apart)
-    return np.asarray(constants * math.exp(np.mean(apart)))
 
 
 def case_of(row: Row, mode: str, dtype: str) -> Query:
@@ -384,120 +450,8 @@ def accelerator_of(key: str, roofs: str) -> Accelerator:
     return with_roofs(get_accelerator(key), roofs)
 
 
-def of_device(rows: Sequence[Row], device: str | None, least: int) -> list[Row]:
-    """Return the rows of the preferred device where there are ``least``, else of the one with most."""
-    by_device = grouped(rows, itemgetter("device_accelerator"))
-    preferred = by_device.get(device, [])
-    return preferred if len(preferred) >= least else max(by_device.values(), key=len, default=[])
-
-
-def errors_of(ratios: Sequence[float]) -> tuple[float, float]:
-    """Return the median and worst absolute relative error of predictions, given measured over predicted times."""
-    errors = [abs(1 / ratio - 1) for ratio in ratios]
-    return median(errors), max(errors)
-
-
 def newest_cases(rows: Iterable[Row]) -> list[Row]:
     """Return the newest row of every case on every known accelerator, without suspect ones."""
     known = (row for row in rows if row["device_accelerator"] and not row["suspect"])
     ordered = sorted(known, key=lambda row: row["measured_at"])
     return list({(row["case_id"], row["device_name"]): row for row in ordered}.values())
-
-
-def likely_ratios(ratios: Sequence[float], problems: int) -> tuple[float, float]:
-    """Return the interval in which the next ratio of measured to predicted time lies with 90 % chance.
-
-    Of n ratios that is between those of rank 0.05 (n + 1) from either end. Fewer than 19 have no such rank: then it
-    is the widest of them all and of Student's interval of their logarithms.
-
-    Args:
-        ratios: on rows left out of the fit.
-        problems: how many of them are independent: rows of one problem err alike.
-    """
-    ordered, n = sorted(ratios), len(ratios)
-    rank = int(0.05 * (n + 1))
-    if rank:
-        return ordered[rank - 1], ordered[n - rank]
-    logs = [math.log(ratio) for ratio in ordered]
-    mean = sum(logs) / n
-    variance = sum((value - mean) ** 2 for value in logs) / max(1, n - 1)
-    half = student(problems - 1) * math.sqrt(variance * (1 + 1 / problems))
-    return min(ordered[0], math.exp(mean - half)), max(ordered[-1], math.exp(mean + half))
-
-
-def student(freedom: int) -> float:
-    """Return the 95th percentile of Student's t, by its expansion in 1 / freedom; of 2 degrees where there are fewer.
-
-    Off by 1 % at 2 degrees. Source: Abramowitz and Stegun, 26.7.5.
-    """
-    z, d = 1.6449, max(2, freedom)
-    terms = (z, (z**3 + z) / 4, (5 * z**5 + 16 * z**3 + 3 * z) / 96, (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384)
-    return sum(term / d**n for n, term in enumerate(terms))
-
-
-def fitted(matrix: np.ndarray, times: np.ndarray, weights: np.ndarray | float = 1.0) -> np.ndarray:
-    """Return the constants of least relative error, that of a launch (the first) :data:`.runtime_model.LAUNCH_MS`.
-
-    It is fitted like the others only where the times are :data:`FAR_APART` and the squared error is :data:`WORSE`
-    without. In rows of much the same work any share of the time might as well be that of a launch, and other work would
-    take no longer.
-    """
-    import numpy as np
-
-    def error(constants: np.ndarray) -> float:
-        return float((((matrix @ constants / times - 1) * weights) ** 2).sum())
-
-    usual = np.append(LAUNCH_MS, relative_fit(matrix[:, 1:], times, weights, times - LAUNCH_MS * matrix[:, 0]))
-    if times.max() < FAR_APART * times.min():
-        return usual
-    free = relative_fit(matrix, times, weights)
-    return free if error(usual) > WORSE * error(free) else usual
-
-
-def relative_fit(
-    matrix: np.ndarray, times: np.ndarray, weights: np.ndarray | float = 1.0, left: np.ndarray | None = None
-) -> np.ndarray:
-    """Return x >= 0 of least sum of (w (matrix x - t) / t)^2.
-
-    Args:
-        matrix: one row an observation, one column a term, all >= 0.
-        times: the observations, > 0.
-        weights: of each observation.
-        left: what of each observation the terms are to explain, in place of t in the difference.
-    """
-    import numpy as np
-
-    scale = np.ones(len(times)) * weights / times
-    scaled = matrix * scale[:, None]
-    norms = np.linalg.norm(scaled, axis=0)
-    norms[norms == 0] = 1
-    # The normal equations: a few terms of many rows. So few that every set of terms can be tried, all of them first.
-    scaled, columns = scaled / norms, scaled.shape[1]
-    gram, aim = scaled.T @ scaled, scaled.T @ ((times if left is None else left) * scale)
-    best, least = np.zeros(columns), 0.0
-    for chosen in (list(some) for n in range(columns, 0, -1) for some in itertools.combinations(range(columns), n)):
-        x = np.zeros(columns)
-        x[chosen] = np.linalg.lstsq(gram[np.ix_(chosen, chosen)], aim[chosen], rcond=None)[0]
-        error = float(x @ gram @ x - 2 * aim @ x)
-        if (x >= 0).all() and error < least:
-            best, least = x, error
-            # Where the error grows with each term that is left out, no other set of terms has a smaller one.
-            if (gram @ x >= aim - 1e-13 * np.abs(aim)).all():
-                break
-    return best / norms
-
-
-def left_out_ratios(matrix: np.ndarray, times: np.ndarray, groups: Sequence[Hashable]) -> list[float]:
-    """Return measured over predicted time of every row, predicted by a fit without any row of its group.
-
-    Where all rows are of one group, single rows are left out.
-    """
-    import numpy as np
-
-    names = list(groups) if len(set(groups)) > 1 else list(range(len(times)))
-    ratios: list[float] = []
-    for name in dict.fromkeys(names):
-        held = np.array([each == name for each in names])
-        predicted = np.maximum(matrix[held] @ fitted(matrix[~held], times[~held]), TINY_MS)
-        ratios += [float(ratio) for ratio in times[held] / predicted]
-    return ratios

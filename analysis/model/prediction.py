@@ -16,9 +16,9 @@ from ...results.select import grouped, load_rows
 from ...results.store import current_files
 from ..accelerators.known import Accelerator
 from ..counts import count_case
-from .fit import ROW_COLUMNS, Fit, Row, accelerator_of, newest_cases
+from .fit import ROW_COLUMNS, USELESS, Fit, Row, newest_cases
 from .runtime_model import RuntimeModel, floor_ms, launches_ms, runtime_model
-from .terms import FORMULATION, Query
+from .terms import Query, walks
 
 SAME_PROBLEM = ("op", "impl", "state_dtype", "device_name", *SIZE_COLUMNS)
 """Rows of two modes or dtypes that agree in these columns are of one problem."""
@@ -40,10 +40,8 @@ class Prediction:
 
     Attributes:
         low_ms, high_ms: without a fit the model's bounds (roofline, and no overlap), between which an ideal kernel
-            lies; with one, where 90 % of left-out rows lay relative to their prediction, wider on another accelerator
-            than the one that was measured, and never below what the accelerator allows.
-        time_ms: the fitted time, None without a fit. On another accelerator each part changes with its own rate where
-            the rows tell the parts apart, else it is the middle of what the rates allow; with the rows' software.
+            lies; with one, between which 90 % of such cases lie, never below what the accelerator allows.
+        time_ms: the fitted time, with the rows' software; None without a fit.
         model: the runtime model's times.
         interval: what the interval means, in words.
     """
@@ -102,22 +100,18 @@ def stored_sizes(sizes: Mapping[str, int]) -> dict[str, int]:
     return {**sizes, "batch": 1, "seq_len": sizes["batch"] * sizes["seq_len"]} if "d_model" in sizes else {**sizes}
 
 
-def predict_case(case: Query, accelerator: Accelerator, fit: Fit | None, measured: Row | None = None) -> Prediction:
-    """Return the predicted time of a case by a fit or the model's bounds.
+def predict_case(case: Query, accelerator: Accelerator, fit: Fit | None) -> Prediction:
+    """Return the predicted time of a case by a fit for the accelerator, or the model's bounds.
 
-    Args:
-        fit: to measurements of this accelerator or of another that they are carried over from.
-        measured: the row of this very case on the accelerator that was fitted, if it is another one, or a row that
-            stands in for it: this time is then carried over, not the fitted one, and may be as far off as the fit is
-            in the median.
-
+    These are also taken where the fit says too little: an interval beyond :data:`.fit.USELESS` times its low end.
     ValueError where the operation is not counted in that mode.
     """
     count = count_case(*case)
     if count is None:
         raise ValueError(f"mode must be one that is counted for {case.op} {case.impl}, got {case.mode!r}")
     model = runtime_model(count, accelerator, case.dtype)
-    if fit is None:
+    low_ms, likely_ms, high_ms = fit.interval_ms(case) if fit else (0.0, 0.0, math.inf)
+    if fit is None or high_ms > USELESS * low_ms:
         launches = launches_ms(count, accelerator)
         return Prediction(
             low_ms=max(model.lower_ms, launches),
@@ -126,27 +120,9 @@ def predict_case(case: Query, accelerator: Accelerator, fit: Fit | None, measure
             model=model,
             interval="full overlap to no overlap at full rate, which is what an ideal kernel takes",
         )
-    low_ms, high_ms, carried = fit.carried_ms(case, accelerator)
-    # Where rows do not tell which rate limits the kernel, the time elsewhere is the geometric mean of the two ends.
-    time_ms = fit.time_ms(case, accelerator) if fit.told_apart else math.sqrt(low_ms * high_ms)
-    (low_ratio, high_ratio), basis = fit.ratios(case), fit.basis()
-    if measured is not None:
-        off = measured["time_ms"] / fit.time_ms(case, accelerator_of(fit.accelerator, fit.roofs))
-        low_ratio, high_ratio = 1 / (1 + fit.median_error), 1 + fit.median_error
-        time_ms, low_ms, high_ms = off * time_ms, off * low_ms, off * high_ms
-        how = f" ({measured['stands_in']})" if "stands_in" in measured else ""
-        basis = f"{measured['time_ms']:.4g} ms on {fit.accelerator}{how}"
-    # A fit to rows that matrix products limited has no term for a slow memory. So the time is at least that at the
-    # largest share of the roof that any row reached, and at least what the accelerator allows.
     least = floor_ms(count, accelerator, case.dtype)
-    likely_ms = max(time_ms, least, model.lower_ms / fit.best_share if fit.best_share else 0.0)
-    return Prediction(
-        low_ms=max(low_ratio * low_ms, least),
-        high_ms=max(high_ratio * high_ms * likely_ms / time_ms, least),
-        time_ms=likely_ms,
-        model=model,
-        interval=basis + carried,
-    )
+    low_ms, likely_ms, high_ms = (max(each, least) for each in (low_ms, likely_ms, high_ms))
+    return Prediction(low_ms=low_ms, high_ms=high_ms, time_ms=likely_ms, model=model, interval=fit.basis(case))
 
 
 def measured_on(where: str, noisy: bool) -> str:
@@ -192,16 +168,13 @@ class Answer:
     @functools.cached_property
     def predicted(self) -> Prediction:
         """What the model says."""
-        fit = self.fit()
-        known = self._newest.get(fit.accelerator) if fit else None
-        return predict_case(self.case, self.accelerator, fit, None if known is self.measured else known)
+        return predict_case(self.case, self.accelerator, self.fit())
 
     @property
     def may_be_chosen(self) -> bool:
         """Whether a model may choose the chunk length. That of walks may choose any. That of the formulation does not
         see that few chunks leave a device idle, so it chooses among those that were fastest somewhere."""
-        fit = self.fit()
-        fastest = _fastest_chunks(self.rows) if fit is not None and fit.model is FORMULATION else set()
+        fastest = set() if walks(self.case) else _fastest_chunks(self.rows)
         return not fastest or self.case.sizes.get("chunk_size") in fastest
 
     @property

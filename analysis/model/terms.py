@@ -1,30 +1,41 @@
-"""Models of a time, as what multiplies their constants: by the formulation, and by walks.
+"""What a case should take by its physics, part by part, and how that is carried from one accelerator to another.
 
-A kernel is slower than the roofline for reasons that stay much the same over sizes: it reaches a share of the matrix
-rate and a share of the bandwidth, a state waits for the one before it, and launching takes a while. By the formulation
+A kernel launches, waits for steps that follow one another, multiplies, and moves bytes. By its formulation a case takes
 
-    t = launches t_launch + n t_step + x_FLOPs tau_FLOPs + x_bytes tau_bytes
+    t = launches t_launch + steps t_step + sqrt((tau_FLOPs / e_FLOPs)^2 + (tau_bytes / e_bytes)^2)
 
-with n steps one after the other: chunks of a sequence, tokens of a recurrence. fused_chunk's and whole_state's programs
-wait partly for memory and partly for products, and run in waves, so that 264 programs and 265 take different times. So
-x_walk tau_walk + x_states tau_states replaces n t_step, where tau_walk and tau_states are the times of the walks and of
-the passes over the chunks that the choice of a chunk length expects on an H200. All constants are >= 0, and 1 / x are
-efficiencies. :mod:`.fit` fits them to measured rows.
+with steps one after the other: chunks of a sequence, tokens of a recurrence. fused_chunk's and whole_state's programs
+wait partly for memory and partly for products, and run in waves, so that 264 programs and 265 take different times: of
+these it is the time that the choice of a chunk length expects (kernels/scalar_decay/choice.py). How far a kernel is off
+this, and which part is to blame, :mod:`.fit` learns from measured rows.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import NamedTuple
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 from ...kernels.baselines import get_implementation, get_operation
 from ...kernels.scalar_decay.choice import backward_chunk, sizes_of_case, time_us
 from ...kernels.scalar_decay.plan import kept_chunk
-from ..accelerators.known import Accelerator
-from ..counts import FORMULATIONS, chunk_of, count_case, formulation_of, scalar_decay
-from .runtime_model import launch_count, runtime_model
+from ..accelerators.known import Accelerator, get_accelerator
+from ..counts import FORMULATIONS, Count, chunk_of, count_case, formulation_of, scalar_decay
+from .runtime_model import flop_rate, launches_ms, runtime_model
+
+STEP_MS = 1e-4
+"""Time of a step beside its work: the order of it."""
+
+FLOPS_REACHED, BYTES_REACHED = 0.5, 0.8
+"""Shares of the accelerator's rates that kernels reach, roughly."""
+
+MOVED = 0.8
+"""Share of the time of a kernel's bytes (those that its launches move, where they are counted) that changes with the
+bandwidth, whether or not memory limits the kernel: from an H200 to an H100 times then miss by 4 % in the median."""
+
+MOST_MEMORY = 0.9
+"""Largest share of a time that is taken for that of its bytes: where it would be more, they hit the cache."""
 
 
 class Query(NamedTuple):
@@ -38,38 +49,23 @@ class Query(NamedTuple):
     sizes: Mapping[str, int]
 
 
+class Parts(NamedTuple):
+    """Times in ms that add up to what a case should take; walks and states are those of programs that walk chunks."""
+
+    launches: float
+    steps: float
+    walks: float
+    states: float
+    products: float
+    memory: float
+
+
 Kind = tuple[object, ...]
-"""What implementations share that follow a model with the same constants, each with a factor of its own."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Model:
-    """A model of a time: the sum of its constants times the terms of a case.
-
-    Attributes:
-        name: formulation or walks.
-        latencies: constants in ms, that of a launch first.
-        factors: full rate over the rate reached.
-        min_rows: fewer measured rows than this of an implementation are fitted together with others of its kind.
-        kind: what implementations have in common, None where the model does not have op, impl, mode, dtype.
-        terms: what multiplies each constant for a case on an accelerator, None where that is not known.
-    """
-
-    name: str
-    latencies: tuple[str, ...]
-    factors: tuple[str, ...]
-    min_rows: int
-    kind: Callable[[str, str, str, str], Kind | None]
-    terms: Callable[[Query, Accelerator], tuple[float, ...] | None]
-
-    @property
-    def constants(self) -> tuple[str, ...]:
-        """What is fitted, in the order of the terms."""
-        return (*self.latencies, *self.factors)
+"""What implementations share that are off for the same reasons."""
 
 
 @functools.cache
-def _formulation_kind(op: str, impl: str, mode: str, dtype: str) -> Kind | None:
+def kind_of(op: str, impl: str, mode: str, dtype: str) -> Kind | None:
     """Return formulation and sizes; None of an implementation that is not declared or not counted."""
     try:
         get_implementation(op, impl)
@@ -80,20 +76,23 @@ def _formulation_kind(op: str, impl: str, mode: str, dtype: str) -> Kind | None:
     return (formulation_of(op, impl, mode, dtype), get_operation(op).cache, *get_operation(op).sizes)
 
 
-def _walks_kind(op: str, impl: str, mode: str, dtype: str) -> Kind | None:
-    """Return the kind of an implementation that walks; mLSTMexp's kernels, which are stabilised, are another kind."""
-    found = _formulation_kind(op, impl, mode, dtype)
-    return (impl, op == "mlstm_exp") if found is not None and found[0] in scalar_decay.WALKS else None
+def walks(case: Query) -> bool:
+    """Whether programs walk the chunks of a case tile by tile."""
+    scheme = formulation_of(case.op, case.impl, case.mode, case.dtype)
+    return scheme in scalar_decay.WALKS and "chunk_size" in case.sizes
 
 
-def _formulation_terms(case: Query, accelerator: Accelerator) -> tuple[float, ...] | None:
-    count = count_case(*case, launches=False)
-    if count is None:
-        return None
-    model, steps = runtime_model(count, accelerator, case.dtype), sequential_steps(case)
-    # Without chunks the only step cannot be told from a launch.
-    steps = steps if steps != 1 or "chunk_size" in case.sizes else 0.0
-    return launch_count(count), steps, model.flops_ms, model.bytes_ms
+_COUNTS: dict[object, tuple[bool, Count | None]] = {}
+"""What :func:`counted` returned, and whether with launches: every fit asks again."""
+
+
+def counted(case: Query, *, launches: bool = False) -> Count | None:
+    """Return what a case computes and moves, with ``launches`` also as executed; None where that is not counted."""
+    key = case._replace(sizes=tuple(case.sizes.items()))  # type: ignore[arg-type]
+    known = _COUNTS.get(key)
+    if known is None or (launches and not known[0]):
+        known = _COUNTS[key] = launches, count_case(*case, launches=launches)
+    return known[1]
 
 
 def sequential_steps(case: Query) -> float:
@@ -103,45 +102,60 @@ def sequential_steps(case: Query) -> float:
     """
     op, impl, mode, dtype, _, sizes = case
     formulation = formulation_of(op, impl, mode, dtype)
-    if op in ("attention", "gated_mlp", "projections") or mode == "step" or formulation == "parallel":
+    if op in ("attention", "gated_mlp", "projections") or mode == "step" or formulation in ("parallel", "scan"):
         return 1
     return -(-sizes["seq_len"] // (chunk_of(op, impl, formulation, sizes.get("chunk_size")) or 1))
 
 
-def _walks_terms(case: Query, accelerator: Accelerator) -> tuple[float, ...] | None:
-    found = _formulation_terms(case, accelerator)
-    if found is None or "chunk_size" not in case.sizes:
-        return None
-    launches, _, *rates_ms = found
-    scheme = formulation_of(case.op, case.impl, case.mode, case.dtype)
-    sizes, chunk = sizes_of_case(case.sizes, normalised=case.op == "mlstm_exp"), case.sizes["chunk_size"]
+@functools.cache
+def _walked_ms(case: Any) -> tuple[float, float]:
+    """Return the times on an H200 of the walks of a case and of the passes over its chunks, its sizes in a tuple."""
+    scheme, given = formulation_of(case.op, case.impl, case.mode, case.dtype), dict(case.sizes)
+    sizes, chunk = sizes_of_case(given, normalised=case.op == "mlstm_exp"), given["chunk_size"]
     config = sizes.config(scheme, chunk)
     passes = [time_us(sizes, config, chunk)] if case.mode != "bw" else []
     if case.mode != "fw":
         kept = kept_chunk(sizes, config, chunk)
         passes.append(time_us(sizes, config, min(chunk, backward_chunk(sizes, scheme, kept)), kept=kept))
-    return launches, *(1e-3 * sum(each) for each in zip(*passes, strict=True)), *rates_ms
+    walked, states = (1e-3 * sum(each) for each in zip(*passes, strict=True))
+    return walked, states
 
 
-FORMULATION = Model(
-    name="formulation",
-    latencies=("launch_ms", "step_ms"),
-    factors=("flops_factor", "bytes_factor"),
-    min_rows=8,
-    kind=_formulation_kind,
-    terms=_formulation_terms,
-)
-"""The model of every implementation that is counted."""
+def expected(case: Query, accelerator: Accelerator) -> Parts:
+    """Return what a counted case should take; ValueError if the accelerator has no rate for its dtype."""
+    count = counted(case)
+    assert count is not None, "only counted cases are asked about"
+    launches = launches_ms(count, accelerator)
+    if walks(case):
+        usual = get_accelerator("h200_sxm")
+        walked, states = _walked_ms(case._replace(sizes=tuple(case.sizes.items())))  # type: ignore[arg-type]
+        time_ms = launches_ms(count, usual) + walked + states
+        share = (carried_ms(time_ms, case, usual, accelerator) - launches) / (walked + states)
+        return Parts(launches, 0.0, share * walked, share * states, 0.0, 0.0)
+    model, steps = runtime_model(count, accelerator, case.dtype), sequential_steps(case)
+    products, memory = model.flops_ms / FLOPS_REACHED, model.bytes_ms / BYTES_REACHED
+    both = math.hypot(products, memory)
+    steps_ms = STEP_MS * steps if steps > 1 else 0.0
+    return Parts(launches, steps_ms, 0.0, 0.0, products**2 / both, memory**2 / both)
 
-WALKS = Model(
-    name="walks",
-    latencies=("launch_ms",),
-    factors=("walk_factor", "states_factor", "flops_factor", "bytes_factor"),
-    min_rows=8,
-    kind=_walks_kind,
-    terms=_walks_terms,
-)
-"""The model of programs that take a chunk's tiles in order."""
 
-MODELS = (WALKS, FORMULATION)
-"""In the order in which they are taken."""
+def carried_ms(time_ms: float, case: Query, here: Accelerator, there: Accelerator) -> float:
+    """Return how long a case takes on another accelerator by what it takes on one: launches take as long, the bytes
+    change with the bandwidth, the rest with the rate of its FLOPs."""
+    if here == there:
+        return time_ms
+    count = counted(case, launches=True)
+    assert count is not None, "only counted cases are asked about"
+    launches = min(launches_ms(count, here), MOST_MEMORY * time_ms)
+    bytes_ms = 1e3 * max(count.bytes, sum(count.executed_byte_parts.values())) / here.bandwidth_bytes_s
+    memory = min(MOVED * bytes_ms, MOST_MEMORY * (time_ms - launches))
+    rest = (time_ms - launches - memory) * flop_rate(count, here, case.dtype) / flop_rate(count, there, case.dtype)
+    return launches + memory * here.bandwidth_bytes_s / there.bandwidth_bytes_s + rest
+
+
+def gains(case: Query, here: Accelerator, there: Accelerator) -> list[float]:
+    """Return how many times as high the rates of one accelerator are as another's: FLOPs, vector FLOPs, bandwidth."""
+    count = counted(case)
+    assert count is not None, "only counted cases are asked about"
+    rates = [(flop_rate(count, each, case.dtype), each.vector_flops, each.bandwidth_bytes_s) for each in (there, here)]
+    return [high / low for high, low in zip(*rates, strict=True)]

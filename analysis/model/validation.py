@@ -1,111 +1,137 @@
-"""How often predictions hold: each problem left out of the rows in turn, and rows of one accelerator by another's fit.
+"""How often predictions hold, on rows that they have not seen: on an accelerator with rows of its own, with those of a
+calibration alone, and with none.
 
-A row counts as held if its time lies in the interval that a fit without any row of its problem gives it. A fit to
-another accelerator has none of the rows of this one, and carries the very case's time where it has it, as an answer
-would.
+A row counts as held if its time lies in the interval that is predicted for it
+
+- by the rows of its accelerator, those of its problem left out (``fit``: the accelerator);
+- by those of another accelerator alone (``other to this``), the very case's among them, as for a new accelerator;
+- by those of the other one and the calibration's on this, those of its problem left out on both (``calibrated``).
 """
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 from statistics import median_high
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...results.select import grouped, load_rows
 from ..accelerators.known import get_accelerator
 from ..counts.formulations import MODES
-from .fit import Row, case_of, errors_of, fit_rows, newest_cases, problem_of
-from .prediction import Answer, Prediction, stored_rows
-from .terms import FORMULATION
+from .fit import USELESS, Z90, Row, Surface, case_of, kinds, newest_cases, problems, surface, trust
+from .prediction import stored_rows
+from .runtime_model import floor_ms
+from .terms import counted
 
-FOLDS = 10
-"""Problems of more than these are left out several at a time."""
+if TYPE_CHECKING:
+    import numpy as np
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Coverage:
-    """Rows of one implementation, mode and dtype that a fit had not seen, and what it said of them.
+class LeftOut:
+    """A measured row and what was predicted for it.
 
     Attributes:
-        fitted_on, held_out_on: keys of the accelerators of the fit and of the rows.
-        rows: the number of rows that a fit was there for; ``held`` of them lay in their intervals.
-        unfitted: the number of rows that nothing could be fitted for.
-        median_error: absolute relative error of the predicted times, None without one.
-        width: median of the intervals' high over low end, None without one.
+        fitted_on, held_out_on: keys of the accelerators whose rows the prediction rests on, and of the row's own.
+        calibrated: whether it also rests on a calibration's rows on the row's own accelerator.
+        low_ms, likely_ms, high_ms: as predicted, None where the rows say too little.
     """
 
     op: str
     impl: str
     mode: str
     dtype: str
+    case_id: str
     fitted_on: str
     held_out_on: str
-    rows: int
-    held: int
-    unfitted: int
-    median_error: float | None
-    width: float | None
+    calibrated: bool = False
+    time_ms: float
+    low_ms: float | None = None
+    likely_ms: float | None = None
+    high_ms: float | None = None
+
+    @property
+    def held(self) -> bool:
+        """Whether the time lies in the interval."""
+        return self.low_ms is not None and self.high_ms is not None and self.low_ms <= self.time_ms <= self.high_ms
 
 
-def validate(results: Sequence[Path], ops: Sequence[str] | None = None, impl: str | None = None) -> Iterator[Coverage]:
-    """Yield the coverage of each implementation's 90 % intervals, mode by mode; not of what is no longer declared.
+def validate(
+    results: Sequence[Path],
+    ops: Sequence[str] | None = None,
+    impl: str | None = None,
+    calibration: Collection[str] = (),
+) -> Iterator[LeftOut]:
+    """Yield what is predicted for each measured row without it; not for what is no longer declared.
 
     Args:
         results: result files and folders.
         ops: operations; None for all.
         impl: an implementation; None for all.
+        calibration: ids of the cases of a calibration.
     """
     groups = load_rows(results, ("mode", "dtype"), {"status": "ok"})
     for mode, dtype in dict.fromkeys((row["mode"], row["dtype"]) for row in groups):
-        rows = newest_cases(stored_rows(results, mode, dtype))
-        devices = dict.fromkeys(row["device_accelerator"] for row in rows)
-        for op, name in dict.fromkeys((row["op"], row["impl"]) for row in rows):
-            declared = mode in MODES and FORMULATION.kind(op, name, mode, dtype) is not None
-            if declared and (ops is None or op in ops) and (impl is None or impl == name):
-                for here, fitted_on in itertools.product(devices, repeat=2):
-                    if found := _predicted(rows, op, name, mode, dtype, fitted_on, here):
-                        names = {"op": op, "impl": name, "mode": mode, "dtype": dtype}
-                        yield _coverage(found, **names, fitted_on=fitted_on, held_out_on=here)
+        rows = newest_cases(row for row in stored_rows(results, mode, dtype) if not row["noise"])
+        devices = [*dict.fromkeys(row["device_accelerator"] for row in rows)]
+        for kind in kinds(grouped(rows, itemgetter("op", "impl")), mode, dtype).values() if mode in MODES else ():
+            for one in _of_kind(kind, mode, dtype, devices, calibration):
+                if (ops is None or one.op in ops) and (impl is None or one.impl == impl):
+                    yield one
+
+
+def _of_kind(
+    rows: Sequence[Row], mode: str, dtype: str, known_on: Sequence[str], calibration: Collection[str]
+) -> Iterator[LeftOut]:
+    import numpy as np
+
+    rows = [row for row in rows if counted(case_of(row, mode, dtype)) is not None]
+    devices = np.array([row["device_accelerator"] for row in rows])
+    own = np.array(["stands_in" not in row for row in rows])
+    calibrating = own & np.array([row["case_id"] in calibration for row in rows])
+    groups = problems(rows)
+    for here in known_on:
+        if not (own & (devices == here)).any():
+            continue
+        known, at_here = surface(rows, mode, dtype, get_accelerator(here)), devices == here
+        assert known is not None, "the rows are counted"
+        yield from _predicted(known, groups, at_here, at_here & own, here, here)
+        for there in (each for each in known_on if each != here):
+            at_there = devices == there
+            apart = np.where(at_here, -1, groups)
+            if at_there.any():
+                yield from _predicted(known, apart, at_there, at_here & own, there, here)
+            if (calibrating & at_here).any():
+                seen = at_there | (calibrating & at_here)
+                yield from _predicted(known, groups, seen, at_here & own & ~seen, there, here, calibrated=True)
 
 
 def _predicted(
-    rows: Sequence[Row], op: str, impl: str, mode: str, dtype: str, fitted_on: str, here: str
-) -> list[tuple[Row, Prediction]]:
-    """Return an implementation's rows on an accelerator with what fits without them predict."""
-    others = [row for row in rows if row["device_accelerator"] == fitted_on]
-    same = [row for row in rows if (row["op"], row["impl"]) == (op, impl)]
-    own = [row for row in same if row["device_accelerator"] == here and "stands_in" not in row]
-    fold_of = {problem: n % FOLDS for n, problem in enumerate(dict.fromkeys(map(problem_of, own)))}
-    if not any(row["device_accelerator"] == fitted_on for row in same):
-        return []
-    found, accelerator = [], get_accelerator(here)
-    # A fit to another accelerator has seen none of these rows anyway.
-    for held_out in grouped(own, lambda row: fold_of[problem_of(row)] if fitted_on == here else 0).values():
-        seen = [row for row in others if not any(row is each for each in held_out)]
-        fit = functools.cache(functools.partial(fit_rows, seen, op, impl, mode, dtype, device=fitted_on))
-        known = [row for row in seen if (row["op"], row["impl"]) == (op, impl)]
-        for row in held_out:
-            asked = Answer(case=case_of(row, mode, dtype), accelerator=accelerator, rows=known, fit=fit)
-            found.append((row, asked.predicted))
-    return found
+    known: Surface, groups: np.ndarray, seen: np.ndarray, asked: np.ndarray, there: str, here: str, **names: bool
+) -> Iterator[LeftOut]:
+    """Yield the rows asked for as those seen predict them, without those of their group."""
+    import numpy as np
 
-
-def _coverage(found: Sequence[tuple[Row, Prediction]], **names: str) -> Coverage:
-    fitted = [(row["time_ms"], each) for row, each in found if each.time_ms is not None]
-    errors = [time_ms / each.time_ms for time_ms, each in fitted if each.time_ms is not None]
-    return Coverage(
-        **names,
-        rows=len(fitted),
-        held=sum(each.low_ms <= time_ms <= each.high_ms for time_ms, each in fitted),
-        unfitted=len(found) - len(fitted),
-        median_error=errors_of(errors)[0] if errors else None,
-        width=median_high(each.high_ms / each.low_ms for _, each in fitted) if fitted else None,
-    )
+    means, variances = known.left_out(groups, seen)
+    deviations = np.sqrt(variances)
+    errors = np.abs(known.logs - means) / deviations
+    for n in map(int, np.flatnonzero(asked)):
+        row, case, count = known.rows[n], known.cases[n], counted(known.cases[n], launches=True)
+        others = (known.points.names == known.points.names[n]) & (groups != groups[n]) & seen
+        likely = float(known.points.expected_ms[n] * np.exp(means[n]))
+        half = math.exp(trust([*map(float, errors[others])]) * Z90 * deviations[n])
+        said: tuple[float | None, ...] = (None,) * 3
+        if count is not None and half**2 <= USELESS:
+            least = floor_ms(count, get_accelerator(here), case.dtype)
+            said = tuple(max(each, least) for each in (likely / half, likely, likely * half))
+        yield LeftOut(
+            op=case.op, impl=case.impl, mode=case.mode, dtype=case.dtype, case_id=row["case_id"], fitted_on=there,
+            held_out_on=here, time_ms=row["time_ms"], low_ms=said[0], likely_ms=said[1], high_ms=said[2], **names,
+        )  # fmt: skip
 
 
 def by_chance(rows: int) -> tuple[int, int]:
@@ -115,57 +141,72 @@ def by_chance(rows: int) -> tuple[int, int]:
     chance has somewhat more room than this.
     """
 
-    def at_least(held: int, share: float) -> float:
-        return sum(math.comb(rows, n) * share**n * (1 - share) ** (rows - n) for n in range(held, rows + 1))
+    def at_least(share: float) -> list[float]:
+        chances = [math.comb(rows, n) * share**n * (1 - share) ** (rows - n) for n in range(rows, -1, -1)]
+        return [*itertools.accumulate(chances)][::-1]
 
-    few = next(held for held in range(rows + 1) if at_least(held + 1, 0.85) <= 0.95)
-    return few, next(held for held in range(rows, -1, -1) if at_least(held, 0.95) >= 0.05)
+    low, high = at_least(0.85), at_least(0.95)
+    few = next(held for held in range(rows + 1) if held == rows or low[held + 1] <= 0.95)
+    return few, next(held for held in range(rows, -1, -1) if high[held] >= 0.05)
 
 
-def by_implementation(found: Sequence[Coverage]) -> list[dict[str, Any]]:
-    """Return a row per implementation and accelerator, all modes together, the least held first.
+def summary(found: Sequence[LeftOut]) -> dict[str, Any]:
+    """Return of rows with a prediction how many there are and lie in their intervals, and the medians of the absolute
+    relative errors of the predicted times and of how many times as long the high end is as the time."""
+    fitted = [each for each in found if each.likely_ms]
+    return {
+        "rows": len(fitted),
+        "held": sum(each.held for each in fitted),
+        "error": median_high(abs((each.likely_ms or 0.0) / each.time_ms - 1) for each in fitted),
+        "width": median_high(math.sqrt((each.high_ms or 0.0) / (each.low_ms or 1.0)) for each in fitted),
+    }
 
-    ``chance`` is between which shares intervals of 85 to 95 % hold of so many rows (:func:`by_chance`). The median
-    error and the width, high over low end, are those of the worst mode. ``fit`` says from which accelerator to which,
-    where there is more than one.
+
+def _way(each: LeftOut) -> str:
+    if each.fitted_on == each.held_out_on:
+        return each.held_out_on
+    return f"{each.fitted_on} to {each.held_out_on}{', calibrated' * each.calibrated}"
+
+
+def by_implementation(found: Sequence[LeftOut]) -> list[dict[str, Any]]:
+    """Return a row per implementation and way to predict it, all modes together, the least held first.
+
+    ``chance`` is between which shares intervals of 85 to 95 % hold of so many rows (:func:`by_chance`). The error and
+    the width, how many times as long on either side, are medians.
     """
-    groups = _groups(found)
-    several = len({fit for *_, fit in groups}) > 1
     rows = []
-    for names, group in groups.items():
-        counted, held = sum(each.rows for each in group), sum(each.held for each in group)
+    for (op, impl, fit), group in _groups(found).items():
+        counted_rows = summary(group)
+        number = counted_rows["rows"]
         rows.append(
             {
-                **dict(zip(("op", "impl", *(("fit",) if several else ())), names, strict=False)),
-                "rows": counted,
-                "held": f"{held / counted:.0%}",
-                "chance": "{:.0%} to {:.0%}".format(*(each / counted for each in by_chance(counted))),
-                "error": f"{max(each.median_error or 0.0 for each in group):.0%}",
-                "width": f"{max(each.width or 0.0 for each in group):.3g}",
+                "op": op,
+                "impl": impl,
+                "fit": fit,
+                "rows": number,
+                "held": f"{counted_rows['held'] / number:.0%}",
+                "chance": "{:.0%} to {:.0%}".format(*(each / number for each in by_chance(number))),
+                "error": f"{counted_rows['error']:.1%}",
+                "width": f"{counted_rows['width']:.3g}",
             }
         )
     return sorted(rows, key=lambda row: float(row["held"].rstrip("%")))
 
 
-def _groups(found: Sequence[Coverage]) -> dict[tuple[str, str, str], list[Coverage]]:
-    """Return what was found of each implementation and pair of accelerators that there was a fit for."""
-
-    def names(each: Coverage) -> tuple[str, str, str]:
-        carried = "" if each.fitted_on == each.held_out_on else f"{each.fitted_on} to "
-        return each.op, each.impl, carried + each.held_out_on
-
-    return grouped((each for each in found if each.rows), names)
+def _groups(found: Sequence[LeftOut]) -> dict[tuple[str, str, str], list[LeftOut]]:
+    return grouped((each for each in found if each.likely_ms), lambda each: (each.op, each.impl, _way(each)))
 
 
-def in_words(found: Sequence[Coverage]) -> str:
-    """Return how many left-out rows lay in their intervals, where they were fitted and elsewhere."""
+def in_words(found: Sequence[LeftOut]) -> str:
+    """Return for each way to predict how many rows lay in their intervals, how far off and how wide these were."""
     lines = []
-    for what, same in (("on the accelerator of the fit", True), ("by a fit carried from another accelerator", False)):
-        group = [each for each in found if (each.fitted_on == each.held_out_on) == same]
-        rows, held = sum(each.rows for each in group), sum(each.held for each in group)
-        said = f"{held / rows:.1%} of {rows} rows left out lie in their 90 % intervals" if rows else "no rows"
-        lines.append(f"{what}: {said}")
-    totals = [(sum(each.rows for each in group), sum(each.held for each in group)) for group in _groups(found).values()]
+    for way, group in sorted(grouped((each for each in found if each.likely_ms), _way).items()):
+        of = summary(group)
+        lines.append(
+            f"{way}: {of['held'] / of['rows']:.1%} of {of['rows']} rows left out lie in their 90 % intervals; median "
+            f"error {of['error']:.1%}, intervals {of['width']:.3g} times each way"
+        )
+    totals = [(of["rows"], of["held"]) for of in map(summary, _groups(found).values())]
     if totals:
         few = sum(held < by_chance(rows)[0] for rows, held in totals)
         many = sum(held > by_chance(rows)[1] for rows, held in totals)
@@ -173,5 +214,5 @@ def in_words(found: Sequence[Coverage]) -> str:
             f"of {len(totals)} implementations {len(totals) - few - many} hold as many as 85 to 95 % come to by "
             f"chance, {few} fewer, {many} more"
         )
-    unfitted = sum(each.unfitted for each in found)
+    unfitted = sum(not each.likely_ms for each in found)
     return "\n".join([*lines, *([f"no fit for {unfitted} rows"] if unfitted else [])])

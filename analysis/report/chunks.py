@@ -11,8 +11,7 @@ from ...kernels.scalar_decay.declare import FUSED_CHUNK
 from ...results.select import PROBLEM_COLUMNS, best_rows, grouped, records
 from ..model.answers import Question, chunk_size_report
 from ..model.chunk_size import CHUNKWISE_OPERATIONS
-from ..model.fit import ROW_COLUMNS, Fit, fit_rows
-from ..model.terms import WALKS
+from ..model.fit import ROW_COLUMNS, Fits
 from .markup import ABSENT, Cell, Html, numeric, size, table
 from .subject import Subject, name_cell, problem_in_words
 
@@ -62,12 +61,12 @@ def choices(subject: Subject) -> list[Choice]:
 
 
 @functools.lru_cache(maxsize=64)
-def _fit(subject: Subject, op: str, mode: str, dtype: str) -> Fit | None:
-    """Fit the walks of fused_chunk to its rows of a mode and dtype, or return None."""
+def _fits(subject: Subject, mode: str, dtype: str) -> Fits:
+    """Return the fits to fused_chunk's rows of a mode and dtype."""
     rows = subject.trusted
     rows = rows[(rows["impl"] == FUSED_CHUNK) & (rows["mode"] == mode) & (rows["dtype"] == dtype)]
     rows = records(rows[rows["chunk_size"].notna()], ROW_COLUMNS)
-    return fit_rows(rows, op, FUSED_CHUNK, mode, dtype, device=subject.accelerator.key, models=(WALKS,))
+    return Fits(rows, mode, dtype, subject.accelerator)
 
 
 def _choice(subject: Subject, problem: list[Any]) -> Choice | None:
@@ -76,11 +75,11 @@ def _choice(subject: Subject, problem: list[Any]) -> Choice | None:
     if best.op not in CHUNKWISE_OPERATIONS:
         return Choice(row=best, measured=measured, report=None)
     names = ("batch", "seq_len", "num_heads", "head_dim_qk", "head_dim_v")
-    fit = _fit(subject, best.op, best.mode, best.dtype) if best.impl == FUSED_CHUNK else None
+    fits = _fits(subject, best.mode, best.dtype) if best.impl == FUSED_CHUNK else None
     question = Question(
         op=best.op, mode=best.mode, dtype=best.dtype, sizes={name: int(getattr(best, name)) for name in names}, rows=(),
         state_dtype=best.state_dtype if isinstance(best.state_dtype, str) else "fp32",
-        accelerator=subject.accelerator, known_fits={(best.op, best.impl): (fit, 0)},
+        accelerator=subject.accelerator, fits=fits,
     )  # fmt: skip
     try:
         report = chunk_size_report(question, best.impl)
@@ -97,20 +96,16 @@ def choice_table(subject: Subject, found: list[Choice]) -> Html:
     for each in found:
         report = each.report or {}
         row: dict[str, str | Cell] = {
-            "implementation": name_cell(each.row),
-            "mode": each.row.mode,
-            "sizes": problem_in_words(each.row),
-            "T": size(each.row.seq_len),
+            "implementation": name_cell(each.row), "mode": each.row.mode,
+            "sizes": problem_in_words(each.row), "T": size(each.row.seq_len),
             "L of least FLOPs": numeric(report.get("flop_optimal")),
             "L of least modelled time": numeric(report.get("runtime_optimal")),
-            "modelled choice": size(each.modelled),
-            "model of it": report.get("model", ABSENT),
-            "measured best": size(each.row.chunk_size),
-            "time at it (ms)": numeric(each.row.time_ms),
+            "modelled choice": size(each.modelled), "model of it": report.get("model", ABSENT),
+            "measured best": size(each.row.chunk_size), "time at it (ms)": numeric(each.row.time_ms),
             "peak memory at it (GiB)": numeric(each.row.peak_memory_bytes / 2**30),
             "measured slowest": size(each.slowest.chunk_size),
             "takes more by (%)": numeric(100 * (each.slowest.time_ms / each.row.time_ms - 1), 2),
-        }
+        }  # fmt: skip
         if subject.on_target:
             share = None if each.regret_ms is None else 100 * (each.regret_ms / each.row.time_ms)
             row |= {"regret (ms)": numeric(each.regret_ms, 2), "regret (%)": numeric(share, 2)}

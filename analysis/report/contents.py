@@ -32,6 +32,7 @@ FINDINGS = 5
 
 GIB = 2**30
 
+SPANS = {"clock (MHz)": "sm_clock_mhz", "sustained power (W)": "sustained_power_w", "temperature (°C)": "temperature_c"}
 HOST = "host (ms)"
 """Column of the table of results, where a row was measured with it."""
 
@@ -257,9 +258,7 @@ def _runs(rows: pd.DataFrame) -> Html:
                 "device": _values(group, "device_name"),
                 **{title: _values(group, f"{name}_version") for title, name in versions.items()},
                 "commit": f"{commit[:7]}{dirty}" if isinstance(commit, str) else ABSENT,
-                "clock (MHz)": _span(measured["sm_clock_mhz"]),
-                "power (W)": _span(measured["power_w"]),
-                "temperature (°C)": _span(measured["temperature_c"]),
+                **{title: _span(measured[name]) for title, name in SPANS.items()},
                 "lowered clocks": size(measured["throttled"].notna().sum()),
             }
         )

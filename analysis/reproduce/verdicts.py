@@ -29,7 +29,7 @@ from ..counts import count, count_case, kv_savings
 from ..derive import ONCE_SINCE
 from ..model.answers import Question
 from ..model.chunk_size import coefficients
-from ..model.fit import case_of
+from ..model.fit import Fits, case_of
 from ..model.prediction import stored_rows
 from ..model.runtime_model import runtime_model
 from . import training
@@ -134,7 +134,7 @@ class Store:
         self, results: Sequence[Path], device: str | None = None, wanted: Callable[[Row], bool] = lambda _: True
     ) -> None:
         """Read files and folders; ValueError for one that is not there or holds no rows of :data:`ROW_SETS`."""
-        self.fitted: dict[tuple[str, str, str], tuple[list[dict[str, Any]], dict[tuple[str, str], Any]]] = {}
+        self.fitted: dict[tuple[str, str, str], tuple[list[dict[str, Any]], Fits]] = {}
         files = result_files(results, ROW_SETS) if results else []
         self.sweeps = [file for file in files if holds_results(file)]
         tables = [read_file(file, row_set(file)[0]) for file in files if not holds_results(file)]
@@ -422,12 +422,12 @@ def _translated(asked: Asked, line: ClaimLine, store: Store) -> ClaimLine:
     sizes = {name: terms[name] for name in SIZE_COLUMNS if name in terms and name != "chunk_size"}
     mode, dtype, device = key = terms["mode"], terms["dtype"], asked.document.device
     if key not in store.fitted:
-        rows = stored_rows(store.sweeps, mode, dtype)
-        store.fitted[key] = [row for row in rows if row["device_accelerator"] == store.device], {}
+        rows = [row for row in stored_rows(store.sweeps, mode, dtype) if row["device_accelerator"] == store.device]
+        store.fitted[key] = rows, Fits(rows, mode, dtype, get_accelerator(device))
     rows, fits = store.fitted[key]
     question = Question(
         op=terms["op"], mode=mode, dtype=dtype, state_dtype=terms.get("state_dtype", "fp32"), sizes=sizes, rows=rows,
-        accelerator=get_accelerator(device), known_fits=fits,
+        accelerator=get_accelerator(device), fits=fits,
     )  # fmt: skip
     chunk = terms.get("chunk_size")
     found = question.answer(terms["impl"], None if chunk is None else str(chunk)).predicted

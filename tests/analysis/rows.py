@@ -1,18 +1,21 @@
-"""Made-up results for tests of frames and figures: the runtime model's times, slower for some than for others."""
+"""Made-up results: with the runtime model's times, slower for some than for others, for tests of frames and figures;
+and with samples around a median, for tests of comparisons."""
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pyarrow as pa
 
 from lrbench.analysis.accelerators.known import get_accelerator
 from lrbench.analysis.accelerators.roofs import RoofRow
+from lrbench.analysis.check.thresholds import load_thresholds
 from lrbench.analysis.counts import Count, count_case
 from lrbench.analysis.derive import derive
 from lrbench.analysis.model.answers import Question
@@ -22,6 +25,9 @@ from lrbench.kernels import get_operation
 from lrbench.results.schema import CASE_COLUMNS, Case, Record
 from lrbench.results.select import load_rows, with_totals
 from lrbench.results.store import arrow_schema, committed_results, write_parquet
+from lrbench.tests import ROOT
+
+Row = dict[str, Any]
 
 SLOWNESS = {
     "fused_chunk": 1.3,
@@ -105,7 +111,7 @@ def question(
     heads = {"num_heads": 4096 // head_dim, "head_dim_v": head_dim}
     qk = {"head_dim_qk": get_operation(op).default_head_dim_qk(head_dim)}
     sizes = {"batch": 65536 // seq_len, "seq_len": seq_len, **heads, **qk}
-    asked = {"mode": "fw", "rows": (), "fitted": False, **more}
+    asked = {"mode": "fw", "rows": (), **more}
     return Question(op=op, dtype="bf16", state_dtype="fp32", sizes=sizes, accelerator=get_accelerator(gpu), **asked)
 
 
@@ -196,3 +202,72 @@ def write(rows: Iterable[Mapping[str, Any]], path: Path) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     write_parquet(rows, path)
     return path
+
+
+BASE_MS = 2.0
+THRESHOLDS = load_thresholds(ROOT / "results" / "thresholds.toml")
+"""Those of the committed results."""
+
+
+def samples(median_ms: float, *, noise: float = 0.01, count: int = 10, seed: int = 0) -> list[float]:
+    """Return normal samples around a median, ``noise`` relative to it."""
+    return list(map(float, median_ms * (1 + noise * np.random.default_rng(seed).standard_normal(count))))
+
+
+def measured(
+    op: str = "mlstm_sig", impl: str = "fused_chunk", *, times: Sequence[float] | None = None, **columns: Any
+) -> dict[str, Any]:
+    """Return a row with samples."""
+    drawn = list(times) if times is not None else samples(BASE_MS)
+    defaults: dict[str, Any] = {
+        "time_ms": float(np.median(drawn)),
+        "time_samples_ms": drawn,
+        "rel_error": 2e-3, "checked": "same shape", "peak_memory_bytes": 2**30, "git_commit": "a" * 40,
+        "git_dirty": False, "driver_version": "580", "torch_version": "2.11", "triton_version": "3.6.0",
+        "sm_clock_mhz": 1980.0,
+    }  # fmt: skip
+    return row(op, impl, **{**defaults, **columns})
+
+
+def timed(median_ms: float, scatter: float = 0.002, **columns: Any) -> dict[str, Any]:
+    """Return a row with samples that scatter around a median."""
+    return measured(times=samples(median_ms, noise=scatter), **columns)
+
+
+def slower(row: Mapping[str, Any], factor: float) -> dict[str, Any]:
+    """Return a row whose every time is ``factor`` times as long."""
+    times = [factor * ms for ms in row["time_samples_ms"]]
+    return {**row, "time_ms": factor * row["time_ms"], "time_samples_ms": times}
+
+
+def failed(status: str, reason: str, **columns: Any) -> dict[str, Any]:
+    """Return the row of a case that was not measured."""
+    return {**measured(**columns, status=status, reason=reason), "time_samples_ms": None, "rel_error": None}
+
+
+def three_commits() -> list[dict[str, Any]]:
+    """Return the rows of one case at three commits: 2 ms, a crash, 3 ms with another Triton."""
+    rows = []
+    for day, (commit, time_ms) in enumerate({"c": 2.0, "b": None, "a": 3.0}.items(), start=1):
+        at = {"git_commit": commit * 40, "run_id": f"run-{commit}", "measured_at": f"2026-01-0{day}T00:00:00+00:00"}
+        if time_ms is None:
+            rows.append(failed("crash", "died", **at))
+        else:
+            triton = {"triton_version": "3.7.1" if commit == "a" else "3.6.0"}
+            rows.append(timed(time_ms, **triton, **at))
+    return rows
+
+
+def run_of(
+    count: int, *, slower: float = 1.0, noise: float = 0.002, seed: int = 0, **columns: Any
+) -> list[dict[str, Any]]:
+    """Return a run of ``count`` cases at different chunk lengths, all ``slower`` times their base."""
+    return [
+        measured(
+            chunk_size=16 * (n + 1),
+            times=samples(slower * BASE_MS, noise=noise, seed=seed * 1000 + n),
+            run_id=f"run{seed}",
+            **columns,
+        )
+        for n in range(count)
+    ]

@@ -88,9 +88,11 @@ def test_columns_are_order_statistics_of_the_samples() -> None:
 
 
 def test_throttling_in_any_batch_marks_the_case() -> None:
-    states = iter([DeviceState(throttled="hardware slowdown", power_w=1.0)] + [DeviceState(power_w=2.0)] * 100)
+    states = iter(
+        [DeviceState(throttled="hardware slowdown", temperature_c=1.0)] + [DeviceState(temperature_c=2.0)] * 100
+    )
     timing = measure(cycle((1.0, 1.015, 1.03)), budget_s=1e9, states=states)
-    assert timing.state == DeviceState(throttled="hardware slowdown", power_w=2.0)
+    assert timing.state == DeviceState(throttled="hardware slowdown", temperature_c=2.0)
 
 
 def test_the_cpu_clock_times_the_call_and_not_its_preparation() -> None:

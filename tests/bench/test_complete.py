@@ -13,48 +13,12 @@ from lrbench.bench.environment import current_environment
 from lrbench.bench.plan import Request, plan
 from lrbench.kernels import FAMILIES
 from lrbench.results.select import load_rows
+from lrbench.tests import ROOT
 from lrbench.tests.command_line import Lrbench
 
-CLAIM = """
-title = "A document"
-kernel = "wkv"
-device = "h100_sxm"
+CLAIM = (ROOT / "tests/data/claim.toml").read_text()
 
-[sides]
-ours = { op = "wkv4", impl = "torch", channels = 16, chunk_size = 16, dtype = "fp32" }
-
-[entries.fig1]
-where = "figure 1"
-rows = { batch = 1 }
-over = { seq_len = [32, 64] }
-
-[[entries.fig1.claims]]
-text = "a claim"
-span = "ours"
-at_most = 2
-"""
-
-SWEEPS = """
-[[sweeps]]
-kernel = "tfla"
-ops = ["mlstm_sig"]
-impls = ["torch", "fused_chunk"]
-modes = ["fw"]
-seq_lens = [32]
-tokens = 32
-head_dims = [32]
-num_heads = 1
-chunk_sizes = [16]
-
-[[sweeps]]
-kernel = "wkv"
-impls = ["torch"]
-modes = ["fw"]
-seq_lens = [32]
-batches = [1]
-channels = [16]
-chunk_sizes = [16]
-"""
+SWEEPS = (ROOT / "tests/data/sweeps.toml").read_text()
 
 
 def days(path: Path) -> dict[tuple[str, str, int], str]:

@@ -87,8 +87,8 @@ def test_provider_version_and_same_math() -> None:
 
 def test_numbers_that_are_none_become_null() -> None:
     run = Run.start(H200)
-    reply = {"status": "ok", "reason": None, "columns": {"time_ms": 2.0, "power_w": float("nan")}}
-    assert build_record(run, PLANNED, reply).power_w is None
+    reply = {"status": "ok", "reason": None, "columns": {"time_ms": 2.0, "energy_j": float("nan")}}
+    assert build_record(run, PLANNED, reply).energy_j is None
 
 
 def test_a_row_that_names_no_implementation_says_that_a_slower_one_ran() -> None:

@@ -8,30 +8,10 @@ import pytest
 
 from lrbench.bench import ncu
 from lrbench.bench.ncu import KernelCounts, add_up, parse_raw_csv, total
+from lrbench.tests import ROOT
 from lrbench.tests.command_line import script
 
-RAW_PAGE = """\
-==PROF== Connected to process 4242 (/usr/bin/python3.12)
-==PROF== Profiling "spin_kernel" - 0: 0%....50%....100% - 4 passes
-==PROF== Profiling "states_kernel" - 1: 0%....50%....100% - 4 passes
-==PROF== Profiling "walk_kernel" - 2: 0%....50%....100% - 4 passes
-==PROF== Profiling "void at::native::vectorized_elementwise_kernel<4, FillFunctor<float>, 1>" - 3: 0%....100% - 4 passes
-==PROF== Disconnected from process 4242
-"ID","Process ID","Process Name","Host Name","Kernel Name","Context","Stream","Block Size","Grid Size","Device","CC",\
-"dram__bytes_read.sum","dram__bytes_write.sum","lts__t_bytes.sum","sm__ops_path_tensor_src_bf16_dst_fp32.sum",\
-"sm__ops_path_tensor_src_fp16_dst_fp16.sum","sm__ops_path_tensor_src_fp16_dst_fp32.sum",\
-"sm__ops_path_tensor_src_fp64.sum","sm__ops_path_tensor_src_tf32_dst_fp32.sum"
-"","","","","","","","","","","","byte","Kbyte","Mbyte","inst","inst","inst","",""
-"0","4242","python3.12","127.0.0.1","spin_kernel(long)","1","7","(1, 1, 1)","(1, 1, 1)","0","9.0",\
-"1,024","0","0.01","0","0","0","0","0"
-"1","4242","python3.12","127.0.0.1","states_kernel","1","7","(128, 1, 1)","(2048, 1, 1)","0","9.0",\
-"805,306,368","134,217.728","1,073.74","68,719,476,736","0","0","0","0"
-"2","4242","python3.12","127.0.0.1","walk_kernel","1","7","(256, 1, 1)","(8, 128, 1)","0","9.0",\
-"1,342,177,280","536,870.912","4,294.97","103,079,215,104","0","0","0","1,000"
-"3","4242","python3.12","127.0.0.1",\
-"void at::native::vectorized_elementwise_kernel<4, FillFunctor<float>, 1>(int, float)","1","7",\
-"(128, 1, 1)","(512, 1, 1)","0","9.0","n/a","2,097.152","2.1","n/a","0","0","0","0"
-"""
+RAW_PAGE = (ROOT / "tests/data/ncu_raw_page.csv").read_text()
 
 
 def test_kernels_numbers_and_units() -> None:

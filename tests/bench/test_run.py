@@ -19,7 +19,6 @@ import psutil
 import pytest
 
 from lrbench.analysis.accelerators.roofs import RoofRow
-from lrbench.analysis.check.compare import compare
 from lrbench.bench import run as runner
 from lrbench.bench import session
 from lrbench.bench.executors import LocalExecutor, alone, as_taken, autotunes
@@ -65,7 +64,7 @@ def faulty_run(tmp_path_factory: pytest.TempPathFactory) -> Faulty:
     progress = Silent()
     planned = [faulty_case(n, fault) for n, fault in enumerate(FAULTS)]
     began = time.monotonic()
-    outcome = run(tmp_path_factory.mktemp("faulty"), planned, progress, timeout_s=10.0)
+    outcome = run(tmp_path_factory.mktemp("faulty"), planned, progress, timeout_s=6.0)
     return outcome, progress, began, time.monotonic()
 
 
@@ -80,7 +79,7 @@ def rows_of(outcome: Outcome, fault: str) -> list[Record]:
         ("killed", "crash", "the process was ended by SIGKILL (as the system's out-of-memory killer does)"),
         ("aborts", "crash", "the process was ended by SIGABRT; its output: LLVM ERROR: operation destroyed but still"),
         ("exits", "crash", "the process ended with exit code 3"),
-        ("hangs", "timeout", "no result within 10 s; it was in hangs (bench/faults.py:"),
+        ("hangs", "timeout", "no result within 6 s; it was in hangs (bench/faults.py:"),
         ("exhausts_memory", "oom", "allocate memory: you tried to allocate 1125899906842624 bytes"),
         ("wrong", "incorrect", "output has relative error 1.00e-03, above"),
         ("unwritten", "incorrect", "output contains non-finite values"),
@@ -123,7 +122,7 @@ def test_where_the_time_went(faulty_run: Faulty) -> None:
     """All of it is told: what cases took, a worker's start, the wait for one that hangs; and what was compiled."""
     outcome, _, began, ended = faulty_run
     assert 0.5 * (ended - began) < sum(outcome.seconds.values()) <= ended - began
-    assert outcome.seconds["failed cases, messages"] > 10.0
+    assert outcome.seconds["failed cases, messages"] > 6.0
     assert outcome.seconds["warm-up, timed kernels"] > 10 * 0.05
     compiled = dataclasses.replace(outcome, asked=5, kernels={"a": "x", "b": "x", "c": "y"})
     lines = session.where_time_went(compiled, began, 1.5, 2)
@@ -152,14 +151,6 @@ def test_resume_runs_what_is_not_ok(tmp_path: Path) -> None:
     again = run(tmp_path, planned, executor=Instant(), resume=True)
     assert [record.impl for record in again.resumed] == ["right"]
     assert [record.impl for record in again.records] == ["raises"]
-
-
-def test_a_time_limit_leaves_the_rest(tmp_path: Path) -> None:
-    planned = [faults.planned("right", seq_len=32 + n) for n in range(3)]
-    outcome = run(tmp_path, planned, executor=Instant(), time_limit_s=0.0)
-    assert (len(outcome.records), outcome.remaining) == (1, 2)
-    rest = run(tmp_path, planned, executor=Instant(), resume=True)
-    assert (len(rest.resumed), len(rest.records), rest.remaining) == (1, 2, 0)
 
 
 ENGINE, TRITON = "kernels.scalar_decay.declare:why_not_engine", PROCESSOR.triton_version
@@ -346,29 +337,6 @@ def renamed(item: PlannedCase, name: str, call: str | None = None) -> PlannedCas
     same = f"{get_operation(item.case.op).call}:{item.target.name}"
     target = dataclasses.replace(item.target, name=name, call=call or item.target.call or same)
     return PlannedCase(case=dataclasses.replace(item.case, impl=name), target=target)
-
-
-def test_both_sides_are_checked_measured_and_compared(tmp_path: Path) -> None:
-    """The same code under two names: every case of both is right, has its samples and memory, and matches.
-
-    A third side that is wrong is a row, and the others are measured.
-    """
-    broken = renamed(PLANNED[0], "broken", call="kernels.mlstm_sig:missing")
-    planned = [*PLANNED, *(renamed(item, "twin") for item in PLANNED), broken]
-    *records, wrong = sorted(
-        run(tmp_path, planned, rounds=12, group_by=runner.problem_beside()).records, key=lambda r: r.impl == "broken"
-    )
-    assert (wrong.impl, wrong.status) == ("broken", "error")
-    assert "missing" in (wrong.reason or "")
-    assert {(r.impl, r.mode): r.status for r in records} == {
-        (impl, mode): "ok" for impl in ("torch", "twin") for mode in ("fw", "fwbw")
-    }
-    assert all(len(r.time_samples_ms or ()) == 12 and r.peak_memory_bytes and r.checked for r in records)
-    rows = [dataclasses.asdict(record) for record in records]
-    found = compare([r for r in rows if r["impl"] == "torch"], [r for r in rows if r["impl"] == "twin"])
-    assert len(found.pairs) == 2
-    assert found.unmatched == ()
-    assert {pair.a["peak_memory_bytes"] - pair.b["peak_memory_bytes"] for pair in found.pairs} == {0}
 
 
 def test_a_pair_has_an_id_and_what_dies_in_turn_runs_again_alone(tmp_path: Path) -> None:

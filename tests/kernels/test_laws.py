@@ -121,7 +121,7 @@ PORTABLE_MLPS = [
 PORTABLE_HEADS = ((16, 1, 4, 16, 16), (20, 1, 3, 24, 40), (1, 33, 3, 40, 24), (3, 70, 1, 8, 5))
 PORTABLE_SHAPES = {
     **dict.fromkeys(HEADS, tuple(heads(*sizes) for sizes in PORTABLE_HEADS)),
-    **dict.fromkeys(CHANNELS, (channels(3, 1, 40), channels(3, 2, 50), channels(1, 300, 5))),
+    **dict.fromkeys(CHANNELS, (channels(3, 1, 40), channels(3, 2, 50), channels(1, 150, 5))),
     "rglru_layer": (channels(2, 1, 24),),
     "gated_mlp": (mlp_sizes(1, 8, 8),),
 }  # fmt: skip

@@ -20,7 +20,7 @@ SMALL = SIZES["interpret"][0]
 CHUNKED: dict[str, Any] = {"impl": "torch", "kwargs": {"chunk_size": 16}}
 
 
-LONG = heads(1, 300, 2, 16, 24)
+LONG = heads(1, 150, 2, 16, 24)
 
 
 @on_each(

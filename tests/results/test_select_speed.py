@@ -69,7 +69,6 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "check run:{new} --baseline kernel:wkv,device:h200_sxm",
         "check run:{old},kernel:wkv --baseline run:{older},kernel:wkv",
         "history op:wkv4,impl:scan,mode:fw,seq_len:16k,channels:2k",
-        "best wkv --gpu h200",
         "best tfla --gpu h200",
     ],
 )

@@ -16,22 +16,9 @@ from lrbench.analysis.accelerators.known import (
 )
 from lrbench.analysis.counts import count
 from lrbench.analysis.model.runtime_model import runtime_model
+from lrbench.tests import ROOT
 
-H100_NVL = """
-[h100_nvl]
-name = "NVIDIA H100 NVL"
-part = "H100 94 GB HBM3 PCIe"
-source = "NVIDIA H100 NVL product brief"
-device_names = ["NVIDIA H100 NVL"]
-matrix_flops = { bf16 = 835e12, fp16 = 835e12, fp32 = 60e12 }
-vector_flops = 60e12
-bandwidth_bytes_s = 3.9e12
-l2_bytes = 62914560
-smem_bytes = 232448
-sms = 132
-memory_bytes = 94_000_000_000
-capability = "9.0"
-"""
+H100_NVL = (ROOT / "tests/data/accelerators.toml").read_text()
 
 
 @pytest.fixture

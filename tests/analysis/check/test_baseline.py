@@ -11,8 +11,7 @@ import pytest
 from lrbench.analysis.check.baseline import promote
 from lrbench.results.select import load_rows, newest
 
-from ..measured import failed, measured, run_of
-from ..rows import write
+from ..rows import failed, measured, run_of, write
 
 
 def run(tmp_path: Path) -> Path:

@@ -11,7 +11,7 @@ from lrbench.analysis.check.compare import as_dict, case_rows, compare, group_ro
 from lrbench.analysis.check.statistics import Interval
 from lrbench.results.select import newest
 
-from ..measured import failed, measured, run_of, samples, timed
+from ..rows import failed, measured, run_of, samples, timed
 
 
 def test_a_verdict_follows_from_the_interval_and_the_margin() -> None:

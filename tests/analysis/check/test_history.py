@@ -8,8 +8,7 @@ import pytest
 
 from lrbench.analysis.check.history import case_history, history_rows
 
-from ..measured import measured, three_commits
-from ..rows import write
+from ..rows import measured, three_commits, write
 
 
 @pytest.fixture

@@ -16,8 +16,7 @@ from lrbench.results.store import committed_results
 from lrbench.tests import ROOT
 from lrbench.tests.command_line import Lrbench
 
-from ..measured import failed, timed
-from ..rows import write
+from ..rows import failed, timed, write
 
 
 def of(version: str, time_ms: float, **columns: Any) -> dict[str, Any]:

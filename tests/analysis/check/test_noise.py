@@ -15,8 +15,7 @@ from lrbench.analysis.check.regression import check, summary, worth_measuring_ag
 from lrbench.results.select import load_rows, with_slowness
 from lrbench.tests.command_line import Lrbench
 
-from ..measured import THRESHOLDS, Row, failed, slower, timed
-from ..rows import write
+from ..rows import THRESHOLDS, Row, failed, slower, timed, write
 
 BUSY = "busy CPU: load 3.1"
 NOISY = "unclear: noisy"

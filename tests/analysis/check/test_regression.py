@@ -26,7 +26,7 @@ from lrbench.analysis.check.thresholds import Limits, Thresholds, load_threshold
 from lrbench.results.select import load_rows, select
 from lrbench.tests import ROOT
 
-from ..measured import BASE_MS, THRESHOLDS, Row, failed, measured, run_of, samples, slower, timed
+from ..rows import BASE_MS, THRESHOLDS, Row, failed, measured, run_of, samples, slower, timed
 
 H200 = ROOT / "results" / "h200_sxm"
 

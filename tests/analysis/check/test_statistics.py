@@ -8,7 +8,7 @@ import pytest
 from lrbench.analysis.check import statistics
 from lrbench.analysis.check.statistics import median, median_ranks, percentile, ratio_interval, relative_half_width
 
-from ..measured import samples
+from ..rows import samples
 
 
 @pytest.mark.parametrize("n", [1, 2, 5, 6, 10, 20, 37, 100])

@@ -1,4 +1,5 @@
-"""Totals of every formula, written out once more: the papers' tables, and the sums of the derived formulas' docstrings.
+"""Totals of every formula, written out once more in tests/data/totals.toml: the papers' tables, and the sums of the
+derived formulas' docstrings.
 
 A row says what one chunk, sequence or step of a head takes, or a whole problem without heads: FLOPs on matrix units,
 all other FLOPs, FLOPs that a backward pass recomputes, bytes. L is the length, K and V are the head dims, c is the
@@ -9,6 +10,7 @@ state. Without heads N = B T C are the elements of an input; a gated MLP has M =
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -27,6 +29,8 @@ from lrbench.analysis.counts import (
     scalar_decay,
     wkv,
 )
+from lrbench.results.toml_tables import read_toml
+from lrbench.tests import ROOT
 
 FUNCTIONS = ("exp", "log", "sig", "max", "mask", "abs")
 SYMBOLS: dict[str, Any] = {name: sympy.Symbol(name, positive=True) for name in (*"LKVcwgsBTCDn", *FUNCTIONS)}
@@ -45,12 +49,23 @@ LAYER = Problem(
 TOKENS = Problem(op="", formulation="", seq_len=16, channels=SYMBOLS["C"], f=F, widths=WIDTHS)
 
 
+ROWS = Mapping[str, tuple[str, ...]]
+FORM = {"terms": Mapping[str, str], "heads": ROWS, "scalar_decay": ROWS, "layers": ROWS, "gated_mlp": ROWS}
+WRITTEN = read_toml(ROOT / "tests/data/totals.toml", FORM, "totals")
+for term, written in WRITTEN["terms"].items():
+    SYMBOLS[term] = sympy.sympify(written, locals=SYMBOLS)
+
+
 def head(op: str, **changes: Any) -> Problem:
     return dataclasses.replace(HEAD, op=op, **changes)
 
 
 def layer(formulation: str, *, published: bool = False) -> Problem:
     return dataclasses.replace(LAYER, formulation=formulation, published=published)
+
+
+def chunked(tally: Tally, **how: bool) -> Tally:
+    return rglru.chunked(tally, LAYER, SYMBOLS["n"], **how)
 
 
 def check(tally: Tally, matrix: str, vector: str, recomputed: str, moved: str, **known: Any) -> None:
@@ -64,103 +79,34 @@ def check(tally: Tally, matrix: str, vector: str, recomputed: str, moved: str, *
         assert sympy.expand(sympy.sympify(value) - expected) == 0, f"{name}: {sympy.expand(value)}"
 
 
-CHUNK = "4*L*K*V + 2*c*L**2*(K + V)"
 HEADS = {
-    # TFLA paper, tables 8 and 9, 10 and 11, 12 and 13.
-    "mLSTMexp chunk": (
-        mlstm.chunk(head("mlstm_exp")), CHUNK,
-        "2*L + L*(L + 1)/2 + L*(1 + exp + log + sig) + 3 + max + exp + 2*K*V + L*K + 2*K + 2*L*K + L*(L + 1)/2"
-        " + L*(log + sig) + c*(L**2*(3 + exp + max) + L*(1 + max)) + 3*c*L**2 + 3*L*K + 2*L*V"
-        " + L*(1 + max + abs + exp)",
-        "0", "L*(3*K + 3*V)*w + 4*L*g + 2*(K*V + K + 1)*s + 2*L*s",
-    ),
-    "mLSTMsig chunk": (
-        mlstm.chunk(head("mlstm_sig")), CHUNK,
-        "2*L + L*(L + 1)/2 + L*exp + exp + 2*L*(log + sig) + 2*K*V + L*K + L*(L + 1)/2 + 2*L*(log + sig)"
-        " + c*L**2*(2 + exp) + 3*c*L**2 + L*K + L*V",
-        "0", "L*(3*K + 3*V)*w + 4*L*g + 2*K*V*s",
-    ),
-    "mLSTMexp parallel": (
-        mlstm.parallel(head("mlstm_exp")), "2*c*L**2*(K + V)",
-        "L*(L + 1)/2 + L*(log + sig) + L**2*(3 + exp + max + mask) + 2*c*L**2 + c*(L**2*(3 + abs) + L*(exp + max))",
-        "0", "L*(2*K + 2*V)*w + 2*L*g + 2*L*s",
-    ),
-    "mLSTMsig parallel": (
-        mlstm.parallel(head("mlstm_sig")), "2*c*L**2*(K + V)",
-        "L*(L + 1)/2 + 2*L*(log + sig) + L**2*(2 + exp + mask) + 2*c*L**2", "0", "L*(2*K + 2*V)*w + 2*L*g",
-    ),
-    "mLSTMexp step": (
-        mlstm.step(head("mlstm_exp")), "0",
-        "4 + 2*exp + log + sig + max + 4*K*V + 6*K + V + 1 + abs + max + 2*K*V + K",
-        "0", "(2*K + 2*V)*w + 2*g + 2*(K*V + K + 1)*s",
-    ),
-    "mLSTMsig step": (
-        mlstm.step(head("mlstm_sig")), "0", "2*sig + 4*K*V + 2*K*V + K", "0", "(2*K + 2*V)*w + 2*g + 2*K*V*s",
-    ),
-    # Equation 118 prints mLSTMexp's gates in mLSTMsig's total, and table 10 its gate matrix.
-    "mLSTMsig chunk as printed": (
-        mlstm.chunk(head("mlstm_sig", published=True, f=Factors(), widths=Widths())),
-        CHUNK, "6*c*L**2 + L**2 + L*(2*K + V + 11) + 2*K*V + 5", "0", "6*L*(K + V) + 8*L + 8*K*V",
-    ),
-    "mLSTMsig parallel as printed": (
-        mlstm.parallel(head("mlstm_sig", published=True)), "2*c*L**2*(K + V)",
-        "L*(L + 1)/2 + 2*L*(log + sig) + L**2*(3 + exp + max + mask) + 2*c*L**2", "0", "L*(2*K + 2*V)*w + 2*L*g",
-    ),
-    "lightning2's decays": (
-        lightning.decays(HEAD), "0", "L**2*(2 + exp + mask) + L*(3 + 2*exp) + 1 + exp", "0", "0",
-    ),
-    "lightning2 block": (
-        lightning.block_forward(HEAD), CHUNK, "c*L**2 + L*K + L*V + 2*K*V + L*K", "0", "L*(2*K + 2*V)*w",
-    ),
-    "lightning2 block, backward": (
-        lightning.block_backward(HEAD), f"2*({CHUNK})", "c*L**2 + 3*L*(K + V) + 2*K*V + L*K",
-        "2*L*K*V + 2*K*V + L*K + 2*c*L**2*(K + V) + 2*c*L**2", "L*(4*K + 3*V)*w + L*(K + 2*V)*w",
-    ),
-    "lightning1": (
-        lightning.quadratic_forward(HEAD), "2*c*L**2*(K + V)", "c*L**2*(3 + exp + mask)", "0", "L*(2*K + 2*V)*w",
-    ),
-    "lightning1, backward": (
-        lightning.quadratic_backward(HEAD), "4*c*L**2*(K + V)", "c*L**2", "c*L**2*(2*K + 3 + exp + mask)",
-        "L*(4*K + 3*V)*w",
-    ),
-    "attention": (
-        baselines.attention_forward(HEAD), "2*c*L**2*(K + V)", "c*L**2*(3 + max + exp) + L*(1 + log) + L*V", "0",
-        "L*(2*K + 2*V)*w + 4*L",
-    ),
-    "attention, backward": (
-        baselines.attention_backward(HEAD), "4*c*L**2*(K + V)", "2*L*V + 2*c*L**2 + 2*L*K",
-        "c*L**2*(2*K + 2 + exp)", "L*(4*K + 4*V)*w + 12*L",
-    ),
-    "attention step": (
-        baselines.attention_step(HEAD), "0", "2*L*(K + V) + L*(3 + max + exp) + V", "0", "(L*(K + V) + 2*K + 2*V)*w",
-    ),
-    "gla step": (
-        baselines.gla_step(HEAD), "0", "K*exp + 5*K*V + K", "0", "(2*K + 2*V)*w + K*g + 2*K*V*s",
-    ),
-    "gla chunk": (
-        baselines.gla_chunk_forward(HEAD), CHUNK,
-        "L*K*(2 + 3*exp) + K*exp + 4*L*K + 2*K*V + c*L**2*mask + L*V", "0",
-        "L*(3*K + 3*V)*w + 2*L*K*g + 2*K*V*s",
-    ),
-    "gla chunk, backward": (
-        baselines.gla_chunk_backward(HEAD), f"2*({CHUNK})",
-        "2*K*V + L*V + c*L**2*mask + 6*L*K + 7*L*K + 2*K*V + 2*K",
-        "L*K*(6 + 3*exp) + 2*L*K*V + 2*K*V + c*L**2*(2*K + mask)",
-        "L*(5*K + 4*V)*w + 3*L*K*g + 3*K*V*s",
-    ),
-    "selective scan": (
-        baselines.selective_scan(HEAD, "forward"), "0", "L*K*V*(6 + exp) + L*V", "0", "L*(3*V + 2*K)*w + 4*K*V",
-    ),
-    "selective scan, backward": (
-        baselines.selective_scan(HEAD, "backward"), "0", "15*L*K*V + 3*L*V", "L*K*V*(4 + exp) + L*V",
-        "L*(5*V + 4*K)*w + 8*K*V",
-    ),
-}  # fmt: skip
+    "mLSTMexp chunk": mlstm.chunk(head("mlstm_exp")),
+    "mLSTMsig chunk": mlstm.chunk(head("mlstm_sig")),
+    "mLSTMexp parallel": mlstm.parallel(head("mlstm_exp")),
+    "mLSTMsig parallel": mlstm.parallel(head("mlstm_sig")),
+    "mLSTMexp step": mlstm.step(head("mlstm_exp")),
+    "mLSTMsig step": mlstm.step(head("mlstm_sig")),
+    "mLSTMsig chunk as printed": mlstm.chunk(head("mlstm_sig", published=True, f=Factors(), widths=Widths())),
+    "mLSTMsig parallel as printed": mlstm.parallel(head("mlstm_sig", published=True)),
+    "lightning2's decays": lightning.decays(HEAD),
+    "lightning2 block": lightning.block_forward(HEAD),
+    "lightning2 block, backward": lightning.block_backward(HEAD),
+    "lightning1": lightning.quadratic_forward(HEAD),
+    "lightning1, backward": lightning.quadratic_backward(HEAD),
+    "attention": baselines.attention_forward(HEAD),
+    "attention, backward": baselines.attention_backward(HEAD),
+    "attention step": baselines.attention_step(HEAD),
+    "gla step": baselines.gla_step(HEAD),
+    "gla chunk": baselines.gla_chunk_forward(HEAD),
+    "gla chunk, backward": baselines.gla_chunk_backward(HEAD),
+    "selective scan": baselines.selective_scan(HEAD, "forward"),
+    "selective scan, backward": baselines.selective_scan(HEAD, "backward"),
+}
 
 
 @pytest.mark.parametrize("name", HEADS)
 def test_totals_of_a_head(name: str) -> None:
-    check(*HEADS[name])
+    check(HEADS[name], *WRITTEN["heads"][name])
 
 
 GATES: dict[str, dict[str, Any]] = {
@@ -174,127 +120,47 @@ GATES: dict[str, dict[str, Any]] = {
 }
 """Gate tensors, the work of a token's gates and of their gradients, and 1 for: a log input, a scale, summed decays."""
 
-SCALAR_DECAY = {
-    "chunk_forward": (
-        CHUNK,
-        "L*a + L*(1 + sums*(L - 1)/2) + L*(1 + u) + (2*L + 1)*exp + 2*K*V + L*K + c*L**2*(2 + u + exp + scale)"
-        " + L*K*(1 + scale) + L*V",
-        "0",
-        "L*(3*K + 3*V)*w + 2*gates*L*g + 2*K*V*s",
-    ),
-    "chunk_backward": (
-        f"2*({CHUNK})",
-        "2*K*V + L*V + c*L**2 + 2*L*K*(2 + scale) + tensors*(6*L*K + 2*K*V + 2 + L*(L + 1) + 3*L + L*da) + stable*L*V",
-        "2*L*K*V + 2*K*V + L*K + c*L**2*(2*K + 1 + scale) + c*L**2*(1 + u + exp + stable*(1 + max))",
-        "L*(5*K + 4*V)*w + 3*gates*L*g + (3*K*V + stable*(4*L + K + 1))*s",
-    ),
-    "parallel_forward": (
-        "2*c*L**2*(K + V)",
-        "L*a + L*(1 + sums*(L + 1)/2 - sums) + L**2*(1 + u + exp + mask) + c*L**2*(1 + scale)",
-        "0",
-        "L*(2*K + 2*V)*w + gates*L*g",
-    ),
-    "parallel_backward": (
-        "4*c*L**2*(K + V)",
-        "c*L**2 + 2*L*K*scale + tensors*(4*L*K + L*(L + 1)/2 + L + L*da) + stable*L*V",
-        "c*L**2*(2*K + 1 + scale) + L**2*(1 + u + exp + mask + stable*(1 + max))",
-        "L*(4*K + 3*V)*w + 2*gates*L*g + stable*2*L*s",
-    ),
-    "step": (
-        "0", "a + exp*(1 + u) + 3*K*V + K*u + 2*K*V + K*scale", "0", "(2*K + 2*V)*w + gates*g + 2*K*V*s",
-    ),
-}  # fmt: skip
-
 
 @pytest.mark.parametrize("op", scalar_decay.GATE_MODELS)
-@pytest.mark.parametrize("formula", SCALAR_DECAY)
+@pytest.mark.parametrize("formula", WRITTEN["scalar_decay"])
 def test_totals_of_a_scalar_decay(op: str, formula: str) -> None:
     known = GATES[op] | {"tensors": min(GATES[op]["gates"], 1), "stable": int(op == "mlstm_exp")}
     known |= {name: sympy.sympify(known[name], locals=SYMBOLS) for name in ("a", "da")}
-    check(getattr(scalar_decay, formula)(head(op)), *SCALAR_DECAY[formula], **known)
+    check(getattr(scalar_decay, formula)(head(op)), *WRITTEN["scalar_decay"][formula], **known)
 
-
-SOFTPLUS = "C*(1 + exp + log)"
-RGLRU = f"2*N*sig + N*(9 + 2*exp) + {SOFTPLUS}"
-STATES = "-2*B*C*s*floor(-T/8)"
-SUMS = "8 + max + abs + 3*exp + log"
 
 LAYERS = {
-    "rglru": (rglru.forward(layer("fused")), "0", RGLRU, "0", "(4*N + C)*w"),
-    "rglru, backward": (
-        rglru.backward(layer("fused")), "0", "21*N + C*(1 + sig)", RGLRU, f"(7*N + 2*C)*w + {STATES}",
-    ),
-    "rglru in chunks": (
-        rglru.chunked(rglru.forward(layer("fused")), LAYER, SYMBOLS["n"], gated=True, backward=False),
-        "0", RGLRU, f"5*N + 2*n*B*C + 2*N*sig + N*(7 + 2*exp) + {SOFTPLUS} - 2*N", "(7*N + 2*C)*w + 6*n*B*C*s",
-    ),
-    "rglru in chunks, backward": (
-        rglru.chunked(rglru.backward(layer("fused")), LAYER, SYMBOLS["n"], gated=True, backward=True),
-        "0", "21*N + C*(1 + sig)", f"{RGLRU} + 3*N + 2*n*B*C + N*sig + N*(2 + exp) + {SOFTPLUS}",
-        f"(9*N + 3*C)*w + 6*n*B*C*s + {STATES}",
-    ),
-    "rglru with its GEMMs": (rglru.forward(layer("layer")), "4*N*C", RGLRU, "0", "(8*N + 2*C*C + C)*w"),
-    "rglru with its GEMMs, backward": (
-        rglru.backward(layer("layer")), "8*N*C", "21*N + C*(1 + sig)", RGLRU,
-        f"(17*N + 4*C*C + 2*C)*w + {STATES}",
-    ),
-    "rglru line by line": (rglru.forward(layer("lines")), "0", RGLRU, "0", "(19*N + C)*w"),
-    "rglru line by line, backward": (
-        rglru.backward(layer("lines")), "0", "23*N + C*(1 + sig)", f"{SOFTPLUS} + 2*N", "(31*N + 2*C)*w",
-    ),
-    "rglru layer line by line": (rglru.forward(layer("unfused")), "4*N*C", RGLRU, "0", "(23*N + 2*C*C + C)*w"),
-    "rglru layer line by line, backward": (
-        rglru.backward(layer("unfused")), "8*N*C", "23*N + C*(1 + sig)", f"{SOFTPLUS} + 2*N",
-        "(41*N + 4*C*C + 2*C)*w",
-    ),
-    # The page: unfused one store more than its listing has lines; fused without the GEMMs' activations.
-    "rglru as printed": (rglru.forward(layer("fused", published=True)), "4*N*C", RGLRU, "0", "(3*N + 2*C*C + C)*w"),
-    "rglru layer as printed": (
-        rglru.forward(layer("unfused", published=True)), "4*N*C", RGLRU, "0", "(24*N + 2*C*C + C)*w",
-    ),
-    "scan": (rglru.scan_forward(LAYER), "0", "2*N", "0", "3*N*w"),
-    "scan, backward": (rglru.scan_backward(LAYER), "0", "3*N", "0", "5*N*w"),
-    "scan in chunks": (
-        rglru.chunked(rglru.scan_forward(LAYER), LAYER, SYMBOLS["n"], gated=False, backward=False),
-        "0", "2*N", "3*N + 2*n*B*C", "5*N*w + 6*n*B*C*s",
-    ),
-    "scan in chunks, backward": (
-        rglru.chunked(rglru.scan_backward(LAYER), LAYER, SYMBOLS["n"], gated=False, backward=True),
-        "0", "3*N", "3*N + 2*n*B*C", "7*N*w + 6*n*B*C*s",
-    ),
-    "wkv": (wkv.recurrent_forward(LAYER), "0", "N*(17 + 4*exp + 2*max)", "0", "(3*N + 2*C)*w"),
-    "wkv, backward": (
-        wkv.recurrent_backward(LAYER), "0", "N*(37 + 4*exp + max)", "N*(17 + 4*exp + 2*max)",
-        "(8*N + 4*C)*w + 4*N*s",
-    ),
-    # 16 tokens: a scan combines 26 pairs, and 15 outputs take what came before them.
-    "wkv as a scan": (wkv.scan_forward(TOKENS), "0", f"C*(26*(2 + {SUMS}) + 15*(1 + {SUMS}))", "0", "50*C*w"),
-    "wkv as a scan, backward": (
-        wkv.scan_backward(TOKENS), "0", "C*(26*(10 + max + 2*exp) + 16*(14 + 2*exp) + 16*(7 + exp))",
-        f"C*(26*(2 + {SUMS}) + 15*(1 + {SUMS}))", "100*C*w + 48*C*s",
-    ),
-}  # fmt: skip
-
-X, W, Y = "M*D*w", "D*C*w", "M*C*w"
-GATED_MLP = {
-    "fused": (f"{X} + 2*{W} + {Y}", "7*N", "4*M*D*C + N*(sig + 1)", f"2*{X} + 4*{W} + 7*{Y}"),
-    "fused_save": (f"{X} + 2*{W} + 3*{Y}", "7*N", "N*(sig + 1)", f"2*{X} + 4*{W} + 9*{Y}"),
-    "cublas_activation": (f"{X} + 2*{W} + 5*{Y}", "7*N", "N*(sig + 1)", f"2*{X} + 4*{W} + 9*{Y}"),
-    "gemms_activation": (f"2*{X} + 2*{W} + 5*{Y}", "7*N + M*D", "N*(sig + 1)", f"7*{X} + 4*{W} + 9*{Y}"),
-    "eager": (f"2*{X} + 2*{W} + 7*{Y}", "7*N + M*D", "N*sig", f"7*{X} + 4*{W} + 13*{Y}"),
-    "gemms": (f"2*{X} + 2*{W} + 2*{Y}", "M*D", "0", f"7*{X} + 4*{W} + 4*{Y}"),
+    "rglru": rglru.forward(layer("fused")),
+    "rglru, backward": rglru.backward(layer("fused")),
+    "rglru in chunks": chunked(rglru.forward(layer("fused")), gated=True, backward=False),
+    "rglru in chunks, backward": chunked(rglru.backward(layer("fused")), gated=True, backward=True),
+    "rglru with its GEMMs": rglru.forward(layer("layer")),
+    "rglru with its GEMMs, backward": rglru.backward(layer("layer")),
+    "rglru line by line": rglru.forward(layer("lines")),
+    "rglru line by line, backward": rglru.backward(layer("lines")),
+    "rglru layer line by line": rglru.forward(layer("unfused")),
+    "rglru layer line by line, backward": rglru.backward(layer("unfused")),
+    "rglru as printed": rglru.forward(layer("fused", published=True)),
+    "rglru layer as printed": rglru.forward(layer("unfused", published=True)),
+    "scan": rglru.scan_forward(LAYER),
+    "scan, backward": rglru.scan_backward(LAYER),
+    "scan in chunks": chunked(rglru.scan_forward(LAYER), gated=False, backward=False),
+    "scan in chunks, backward": chunked(rglru.scan_backward(LAYER), gated=False, backward=True),
+    "wkv": wkv.recurrent_forward(LAYER),
+    "wkv, backward": wkv.recurrent_backward(LAYER),
+    "wkv as a scan": wkv.scan_forward(TOKENS),
+    "wkv as a scan, backward": wkv.scan_backward(TOKENS),
 }
-"""Formulation -> bytes forward; FLOPs outside the products, recomputation and bytes backward."""
 
 
 @pytest.mark.parametrize("name", LAYERS)
 def test_totals_without_heads(name: str) -> None:
-    check(*LAYERS[name])
+    check(LAYERS[name], *WRITTEN["layers"][name])
 
 
-@pytest.mark.parametrize("formulation", GATED_MLP)
+@pytest.mark.parametrize("formulation", WRITTEN["gated_mlp"])
 def test_totals_of_a_gated_mlp(formulation: str) -> None:
-    forward, vector, again, backward = GATED_MLP[formulation]
+    forward, vector, again, backward = WRITTEN["gated_mlp"][formulation]
     check(
         gated_mlp.forward(layer(formulation)), "4*M*D*C", "0" if formulation == "gemms" else "N*(2 + sig)", "0", forward
     )

@@ -8,7 +8,7 @@ import pytest
 
 from lrbench.analysis.figures.history import MAX_CASES, history_figure
 
-from ..measured import failed, run_of, three_commits
+from ..rows import failed, run_of, three_commits
 
 
 def test_runs_stand_in_the_order_of_time_and_those_of_a_busy_machine_are_hollow() -> None:

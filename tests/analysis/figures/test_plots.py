@@ -41,7 +41,7 @@ def test_runtime_shows_every_implementation_at_its_best_chunk() -> None:
     assert [tick.get_text() for tick in figure.axes[0].get_xticklabels()][:2] == ["1k", "2k"]
 
 
-@pytest.mark.parametrize("kind", [kind for kind in RESULT_KINDS if kind != "context"])
+@pytest.mark.parametrize("kind", [kind for kind in RESULT_KINDS if kind not in ("context", "sustained", "energy")])
 def test_failures_are_named(kind: str) -> None:
     selection = Selection(ops=("mlstm_exp", "mlstm_sig"), head_dim=256, seq_len=8192, every=True)
     said = words(drawing(kind, sweep(), selection))
@@ -98,6 +98,14 @@ def test_a_failed_chunk_size_is_no_gap_where_another_one_was_measured() -> None:
     assert "oom (out of memory)" in words(drawing("chunk-size", frame))
 
 
+def test_a_figure_over_head_dims_leaves_out_fixed_ones_and_one_of_nothing_is_refused() -> None:
+    drawn = lines(plot("head-dim", sweep(), Selection(seq_len=8192)), 0)
+    assert [x for x, _ in drawn[series_label("mlstm_sig", "fused_chunk")]] == [64, 128, 256, 512]
+    assert series_label("attention", "flash_attn.v4") not in drawn
+    with pytest.raises(ValueError, match="got none that match the selection"):
+        drawing("runtime", sweep()[sweep()["status"] != "ok"])
+
+
 def test_chunk_size_figure_is_at_one_length() -> None:
     figure = plot("chunk-size", sweep(), Selection(head_dim=512, seq_len=8192))
     assert "T = 8,192" in text(figure)
@@ -105,17 +113,6 @@ def test_chunk_size_figure_is_at_one_length() -> None:
     assert [x for x, _ in drawn[series_label("mlstm_sig", "fused_chunk")]] == list(made.CHUNKS)
     assert [x for x, _ in drawn[series_label("mlstm_sig", "limit_chunk")]] == [64, 128]
     assert series_label("attention", "flash_attn.v4") not in drawn
-
-
-def test_head_dim_figure_leaves_out_fixed_head_dims() -> None:
-    drawn = lines(plot("head-dim", sweep(), Selection(seq_len=8192)), 0)
-    assert [x for x, _ in drawn[series_label("mlstm_sig", "fused_chunk")]] == [64, 128, 256, 512]
-    assert series_label("attention", "flash_attn.v4") not in drawn
-
-
-def test_what_was_not_measured_is_not_drawn() -> None:
-    with pytest.raises(ValueError, match="got none that match the selection"):
-        plot("runtime", sweep()[sweep()["status"] != "ok"])
 
 
 def test_memory_is_in_gib() -> None:
@@ -190,6 +187,54 @@ def test_files_carry_the_alt_text(tmp_path: Path) -> None:
     assert root.findtext("{http://www.w3.org/2000/svg}title") == said
 
 
+def loaded() -> pd.DataFrame:
+    """Return the made-up sweep with what --sustained measures: mLSTMsig was slowed, and energy is of 500 W."""
+    frame = sweep()
+    slowed = frame["op"].eq("mlstm_sig").map({True: 1.1, False: 1.0}) * frame["time_ms"]
+    return frame.assign(sustained_ms=slowed, energy_j=0.5 * slowed, net_energy_j=0.4 * slowed)
+
+
+def test_sustained_times_are_drawn_with_their_ratio_to_burst_times() -> None:
+    at = Selection(head_dim=256, modes=("fw",), impls=("fused_chunk", "flash_attn.v4"))
+    figure = plot("sustained", loaded(), at)
+    assert [axes.get_title(loc="left") for axes in figure.axes] == [
+        "Forward: sustained time",
+        "Forward: over burst time",
+    ]
+    times, ratios = lines(figure, 0), lines(figure, 1)
+    ours, others = series_label("mlstm_sig", "fused_chunk"), series_label("attention", "flash_attn.v4")
+    assert [y for _, y in ratios[ours]] == pytest.approx([1.1] * len(times[ours]))
+    assert [y for _, y in ratios[others]] == pytest.approx([1.0] * len(times[others]))
+    burst = dict(lines(plot("runtime", sweep(), at), 0)[ours])
+    assert dict(times[ours]) == pytest.approx({x: 1.1 * y for x, y in burst.items()})
+    assert "after 5 to 7 s of calls without a pause" in text(figure)
+    assert "times as fast as" in text(figure)
+
+
+def test_energy_is_drawn_per_token() -> None:
+    figure = plot("energy", loaded(), Selection(head_dim=256, modes=("fw",), impls=("fused_chunk", "flash_attn.v4")))
+    labels = [axes.get_ylabel() for axes in figure.axes]
+    assert labels == ["energy per token (\N{MICRO SIGN}J)", "without idle power (\N{MICRO SIGN}J)"]
+    every, net = (lines(figure, n)[series_label("mlstm_sig", "fused_chunk")] for n in (0, 1))
+    row = loaded().query("op == 'mlstm_sig' and impl == 'fused_chunk' and mode == 'fw' and seq_len == 8192")
+    least = row[row["head_dim_v"] == 256]["energy_j"].min()
+    assert dict(every)[8192] == pytest.approx(1e6 * least / 65536)
+    assert [y for _, y in net] == pytest.approx([0.8 * y for _, y in every])
+    assert "times the energy of attention at every sequence length" in text(figure)
+
+
+@pytest.mark.parametrize("kind", ["sustained", "energy"])
+def test_figures_of_load_take_rows_of_it_alone(kind: str) -> None:
+    """A newer row without is no row of theirs; failed cases are named all the same."""
+    newer = sweep().assign(measured_at="2026-02-01T00:00:00+00:00")
+    at = Selection(head_dim=256, every=True)
+    both = drawing(kind, pd.concat([loaded(), newer], ignore_index=True), at)
+    assert both.rows["sustained_ms"].notna().all()
+    assert "crash (the compiler aborted the process)" in words(both)
+    with pytest.raises(ValueError, match=r"must hold rows of lrbench sweep --sustained.* got none"):
+        drawing(kind, sweep(), at)
+
+
 def test_trade_off_runs_from_much_memory_to_little_over_chunk_size() -> None:
     figure = plot("trade-off", sweep(), Selection(head_dim=256, seq_len=8192))
     points = lines(figure, 0)[series_label("mlstm_sig", "fused_chunk")]
@@ -257,9 +302,8 @@ def test_points_of_a_busy_machine_are_hollow() -> None:
     ],
 )
 def test_what_was_not_measured_is_refused_with_what_was(selection: dict[str, Any], message: str) -> None:
-    for kind in ("chunk-size", "runtime", "head-dim"):
-        with pytest.raises(ValueError, match=message):
-            plot(kind, sweep(), Selection(**selection))
+    with pytest.raises(ValueError, match=message):
+        drawing("runtime", sweep(), Selection(**selection))
 
 
 def test_one_family_is_drawn_unless_operations_are_named(run: Run, lrbench: Lrbench, tmp_path: Path) -> None:

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import itertools
-import re
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
-from PIL import Image
 
+from lrbench.analysis.figures.plots import drawing
 from lrbench.analysis.figures.selection import Selection
-from lrbench.analysis.figures.style import save_figure, series_label
-from lrbench.tests.command_line import Run
+from lrbench.analysis.figures.style import series_label
 
 from .. import rows as made
 from .drawing import lines, plot, text
@@ -59,17 +56,6 @@ def test_a_line_has_one_number_of_channels(channels: pd.DataFrame, width: int) -
         assert drawn[series_label(op, impl)] == list(line.groupby("seq_len")["time_ms"].min().items())
 
 
-def test_a_width_that_was_not_measured_is_refused(channels: pd.DataFrame, mlp: pd.DataFrame) -> None:
-    with pytest.raises(ValueError, match="channels must be one of 64, 256, 4096 in these results, got 128"):
-        plot("runtime", channels, Selection(channels=128))
-    with pytest.raises(ValueError, match="d_ff must be left out for these results, which have none, got 128"):
-        plot("runtime", channels, Selection(d_ff=128))
-    with pytest.raises(ValueError, match="head_dim must be one of 64, 128 in these results, got 37"):
-        plot("runtime", channels, Selection(head_dim=37))
-    with pytest.raises(ValueError, match="d_model must be one of 128, 256 in these results, got 512"):
-        plot("runtime", mlp, Selection(d_model=512))
-
-
 def test_channels_stand_along_the_axis_of_the_figure_over_width(channels: pd.DataFrame) -> None:
     figure = plot("head-dim", channels, Selection(seq_len=4096))
     drawn = lines(figure, 0)
@@ -81,15 +67,7 @@ def test_channels_stand_along_the_axis_of_the_figure_over_width(channels: pd.Dat
     assert figure.axes[0].get_xlabel() == "channels"
 
 
-def test_a_figure_over_width_needs_two(channels: pd.DataFrame, mlp: pd.DataFrame) -> None:
-    one = channels[channels["embedding_dim"] == 64]
-    for frame in (one, mlp):
-        with pytest.raises(ValueError, match=r"more than one head dim, or number of channels, .*, got none"):
-            plot("head-dim", frame, Selection(seq_len=1024, d_model=None if frame is one else 128))
-
-
-@pytest.mark.parametrize("d_model", [128, 256])
-def test_tokens_of_an_mlp_are_its_axis(mlp: pd.DataFrame, d_model: int) -> None:
+def test_tokens_of_an_mlp_are_its_axis(mlp: pd.DataFrame, d_model: int = 256) -> None:
     figure = plot("runtime", mlp, Selection(d_model=d_model))
     here = mlp[mlp["d_model"] == d_model]
     drawn = lines(figure, 0)[series_label("gated_mlp", "torch")]
@@ -120,17 +98,14 @@ def test_small_quantities_have_units_of_their_size(channels: pd.DataFrame) -> No
     assert memory.get_ylabel() == "peak memory (MiB)"
 
 
-@pytest.mark.parametrize("command", ["plot runtime", "plot rate", "roofline --gpu cpu"])
-def test_commands_choose_a_width(command: str, run: Run, tmp_path: Path) -> None:
-    results = made.write(channel_rows(), tmp_path / "rows.parquet")
-    output = tmp_path / "figure.png"
-    at = [] if command == "plot runtime" else ["--seq-len", "8k"]
-    run(command, results, "--channels", 64, *at, "-o", output)
-    assert "64 channels" in Image.open(output).info["Description"]
-
-
-def test_a_file_that_cannot_be_written_is_said(mlp: pd.DataFrame, tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    output = tmp_path / "file" / "figure.png"
-    with pytest.raises(ValueError, match=f"--output must be a file that can be written, got {re.escape(str(output))}"):
-        save_figure(plot("runtime", mlp, Selection(d_model=128)), output)
+def test_what_no_row_has_is_refused(channels: pd.DataFrame, mlp: pd.DataFrame) -> None:
+    one, two = channels[channels["embedding_dim"] == 64], "more than one head dim, or number of channels, .*, got none"
+    for kind, frame, chosen, said in (
+        ("runtime", channels, {"d_ff": 128}, "d_ff must be left out for these results, which have none, got 128"),
+        ("runtime", channels, {"head_dim": 37}, "head_dim must be one of 64, 128 in these results, got 37"),
+        ("runtime", mlp, {"d_model": 512}, "d_model must be one of 128, 256 in these results, got 512"),
+        ("head-dim", one, {"seq_len": 1024}, two),
+        ("head-dim", mlp, {"seq_len": 1024, "d_model": 128}, two),
+    ):
+        with pytest.raises(ValueError, match=said):
+            drawing(kind, frame, Selection(**chosen))

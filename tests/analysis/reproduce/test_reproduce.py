@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from lrbench.analysis.model.fit import likely_ratios
+from lrbench.analysis.figures import style
+from lrbench.analysis.figures.layout import Drawing
 from lrbench.analysis.reproduce import entries, published, verdicts, written
 from lrbench.analysis.reproduce.entries import Asked
 from lrbench.bench import complete, mlp_errors, plan, session
@@ -26,26 +27,7 @@ from lrbench.tests import ROOT
 from ...command_line import Lrbench, refused
 from ..rows import row, stored, write
 
-DIMS = "num_heads = 16, head_dim_qk = 128, head_dim_v = 256"
-HEAD = f"""
-title = "A document"
-kernel = "tfla"
-device = "h100_sxm"
-[sides]
-ours = {{ op = "mlstm_sig", impl = "fused_chunk", {DIMS} }}
-theirs = {{ like = "ours", impl = "mlstm_kernels.xl_chunk_siging" }}
-attention = {{ op = "attention", num_heads = 32, head_dim_qk = 128, head_dim_v = 128 }}
-counted = {{ op = "mlstm_sig", formulation = "chunkwise", head_dim_qk = 128, head_dim_v = 256, causal_factor = 0.5 }}
-device = {{}}
-kv = {{ model = "Llama 3.1 8B", baseline = "plain", seq_len = 512 }}
-[entries.fig1]
-where = "figure 1"
-rows = {{ tokens = 65536 }}
-over = {{ seq_len = [1024, 8192] }}
-figure = "plot runtime RESULTS --device GPU --mode fw"
-[[entries.fig1.claims]]
-text = "a claim"
-"""
+HEAD = (ROOT / "tests/data/document.toml").read_text()
 
 
 def in_turn(pair_id: str, rows: Iterable[dict[str, Any]], spread: float = 0.0) -> Iterable[dict[str, Any]]:
@@ -328,27 +310,32 @@ def test_training_steps_that_lack_are_what_is_planned(entry: str, layers: set[in
     assert len(cases) == len({frozenset(terms.items()) for terms in wanted})
 
 
-def test_nine_of_ten_published_times_lie_in_the_intervals() -> None:
-    """Also those of an implementation that says nothing of what other software costs; without that too few do."""
+def test_published_times_lie_in_the_intervals_if_other_software_is_allowed_for() -> None:
+    """Nothing is fitted to them. An H100 takes two thirds of what papers state of one for the same cases."""
     times = published.published_times(evaluated())
     excess = published.excess(times)
     assert len(times) > 90 and len(excess) > 5
-    assert math.ceil(10 * likely_ratios([*excess.values()], len(excess))[1]) == 10 * verdicts.OTHER_SOFTWARE
-    for impl in {each.impl for each in times}:
-        own = [each.is_held(verdicts.OTHER_SOFTWARE) for each in times if each.impl == impl]
-        assert sum(own) >= 0.8 * len(own)
-    assert published.held_left_out(times) >= 0.9 * len(times)
-    assert sum(each.is_held(1.0) for each in times) < 0.9 * len(times)
+    assert math.ceil(10 * published.software_factor([*excess.values()])) == 10 * verdicts.OTHER_SOFTWARE
     held = sum(each.is_held(verdicts.OTHER_SOFTWARE) for each in times)
+    assert held >= published.held_left_out(times) >= 0.8 * len(times)
+    assert sum(each.is_held(1.0) for each in times) < 0.4 * len(times)
     assert f"{held} of {len(times)} lie in the 90 %" in (ROOT / "docs" / "accelerators.md").read_text(encoding="utf-8")
-    # They are neither longer nor shorter than what the model says, in the median.
-    assert 1 / 1.1 < median(each.ratio for each in times) < 1.1
+    assert 1.0 < median(each.ratio for each in times) < 1.2
 
 
-@pytest.mark.parametrize("entry", dict.fromkeys(each.id for each in entries.load() if each.entry.figure))
-def test_committed_figures_are_drawn(entry: str, lrbench: Lrbench, tmp_path: Path) -> None:
-    """But where nothing was measured yet."""
-    code, _, err = lrbench("reproduce", entry, "-o", tmp_path / "figure.svg")
+FIGURES = {each.id: each.entry.figure for each in entries.load() if each.entry.figure}
+
+
+@pytest.mark.parametrize("entry", FIGURES)
+def test_commands_of_committed_figures_draw_something(
+    entry: str, lrbench: Lrbench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """But where nothing was measured yet. How a figure is composed is tested where figures are, which takes longer."""
+    monkeypatch.setattr(Drawing, "at", lambda drawing, width: drawing)
+    monkeypatch.setattr(style, "save_figure", lambda drawing, output, dpi: output.write_text(drawing.described))
+    words = FIGURES[entry].replace("GPU", "h200_sxm").split("RESULTS")
+    results = map(str, committed_results("h200_sxm"))
+    code, _, err = lrbench(" ".join(results).join(words), "-o", tmp_path / "figure.svg")
     lacking = all(each.verdict == "not measured" or each.missing for each in evaluated() if each.asked.id == entry)
     assert lacking or (code, (tmp_path / "figure.svg").exists()) == (0, True), err
 
@@ -364,7 +351,8 @@ def test_command(lrbench: Lrbench, results: Path, tmp_path: Path, monkeypatch: p
     assert "--figure needs one entry that has one: tfla-fig4, tfla-fig9, " in several
     claims(tmp_path, 'ratio = ["theirs", "ours"]\nat_least = 3\n')
     monkeypatch.setattr(entries, "FOLDER", tmp_path)
-    shown = lrbench("reproduce a-doc-fig1", "--results", results)[1]
+    shown = lrbench("reproduce a-doc-fig1", "--results", results, "-o", tmp_path / "figure.svg")[1]
+    assert (tmp_path / "figure.svg").stat().st_size > 5000
     assert "8192  ≥ 3       4 (4 to 4)  4 ms    1 ms  holds" in shown
     assert "holds in part: holds at seq_len 8k (4); not at seq_len 1k (2)" in shown
     assert "a-doc-fig1  figure 1  a claim  holds in part" in lrbench("reproduce", "--results", results)[1]
