@@ -115,6 +115,11 @@ def option(help: str, *flags: str, **more: Any) -> Any:
     return typer.Option(*flags, help=help, **more)
 
 
+def files(which: str = "") -> Any:
+    """Return an argument of result files or folders."""
+    return typer.Argument(metavar="RESULTS", help=f"Result files or folders{which}.")
+
+
 def field(
     help: str,
     parse: Callable[[Any, str], Any] | None = None,
@@ -494,10 +499,10 @@ def sweep(
         one = axes.request(kernel, _names(impl, "--impl"), preset=preset, baselines=_names(baselines, "--baselines"))
         requests = (dataclasses.replace(one, shard=parse_shard(shard)),)
     requests = tuple(dataclasses.replace(each, sustained=sustained or each.sustained) for each in requests)
+    about: dict[str, Any] = {"gpu": gpu, "output": output, "jobs": jobs, "devices": devices}
+    about |= {"resume": resume, "tritons": tritons}
     if dry_run:
-        rows = session.planned_rows(
-            *requests, gpu=gpu, output=output, jobs=jobs, devices=devices, resume=resume, tritons=tritons
-        )
+        rows = session.planned_rows(*requests, **about)
         if format == "table" and not every:
             display.show_planned(rows)
         else:
@@ -505,17 +510,12 @@ def sweep(
         return
     outcome = session.run_sweep(
         *requests,
-        tritons=tritons,
+        **about,
         pairs=pairs,
-        gpu=gpu,
-        output=output,
         timeout_s=timeout,
         budget_s=budget,
         time_limit_s=time_limit,
-        resume=resume,
-        jobs=jobs,
         executor=executor,
-        devices=devices,
         wait=wait,
         calibrate=calibrate,
         profile_harness=profile_harness,
@@ -875,10 +875,10 @@ def _without(needed: str) -> str:
 
 def _accelerator(gpu: str | None, roofs: str) -> Accelerator:
     """Return the accelerator of ``--gpu`` with the roofs of ``--roofs``; say on stderr what a short name stands for."""
-    from .analysis.accelerators.known import canonical_key, default_key, get_accelerator
+    from .analysis.accelerators.known import USUAL, canonical_key, get_accelerator, key_here
     from .analysis.accelerators.roofs import with_roofs
 
-    gpu = gpu or default_key()
+    gpu = gpu or key_here() or USUAL
     accelerator = with_roofs(get_accelerator(gpu), roofs)
     if canonical_key(gpu) != gpu.strip().lower().replace("-", "_"):
         note(f"--gpu {gpu} means {accelerator.key}: {accelerator.part}")
@@ -898,9 +898,7 @@ def plot(
             "intensity; model takes both. From definitions: transfer, kv-savings."
         ),
     ],
-    results: Annotated[
-        list[Path] | None, typer.Argument(help="Result files or folders, for the kinds that show some.")
-    ] = None,
+    results: Annotated[list[Path] | None, files(", for the kinds that show some")] = None,
     output: Figure = Path("figure.png"),
     width: Width = None,
     dpi: Dpi = 130,
@@ -939,7 +937,7 @@ def plot(
 def roofline(
     context: typer.Context,
     shown: Shown,
-    results: Annotated[list[Path] | None, typer.Argument(help="Result files or folders.")] = None,
+    results: Annotated[list[Path] | None, files()] = None,
     of: Annotated[str | None, option("Measure a function of yours, my_module:function, in place of RESULTS.")] = None,
     counters: Annotated[bool, field("FLOPs and bytes of --of from Nsight Compute's counters.")] = False,
     gpu: Annotated[
@@ -982,10 +980,7 @@ def roofline(
 
 @command(DRAW, "report results/h200_sxm -o report.html")
 def report(
-    results: Annotated[
-        list[Path] | None,
-        typer.Argument(help="Result files or folders [those committed of --gpu and results/local, else all]."),
-    ] = None,
+    results: Annotated[list[Path] | None, files(" [those committed of --gpu and results/local, else all]")] = None,
     gpu: Gpu = None,
     output: Annotated[Path, option("The page: .html.", "--output", "-o")] = Path("report.html"),
     pdf: Annotated[
@@ -993,7 +988,7 @@ def report(
     ] = None,
 ) -> None:
     """Write a report: one HTML file with figures, tables, a summary and the rows; it opens without a network."""
-    from .analysis.accelerators.known import default_key
+    from .analysis.accelerators.known import USUAL, key_here
     from .analysis.report import export
     from .analysis.report.subject import load_subjects
     from .results.arguments import check_file
@@ -1005,7 +1000,7 @@ def report(
     browser = None if pdf is False else export.find_browser()
     if pdf and browser is None:
         raise ValueError(f"pdf needs one of {', '.join(export.BROWSERS)}: install one, or leave --pdf out")
-    gpu = gpu or (_measured_on(results) if results else None) or default_key()
+    gpu = gpu or (_measured_on(results) if results else None) or key_here() or USUAL
     paths = results or _reported(gpu)
     # Refuse bad input in a line here, rather than by a traceback of the notebook.
     load_subjects(paths, gpu)
@@ -1267,9 +1262,7 @@ def kernels(kernel: Kernel = None, every: Every = False, format: Format = "table
 @command(LIST, "results results/h200_sxm")
 def results(
     context: typer.Context,
-    paths: Annotated[
-        list[Path] | None, typer.Argument(metavar="RESULTS", help="Result files or folders [the committed ones].")
-    ] = None,
+    paths: Annotated[list[Path] | None, files(" [the committed ones]")] = None,
     run: Annotated[
         bool,
         field("Measure what the folder [results/ACCELERATOR] lacks of a complete set for this code, then merge."),
@@ -1344,10 +1337,7 @@ def results(
 
 @command(LIST, "runs --limit 5")
 def runs(
-    paths: Annotated[
-        list[Path] | None,
-        typer.Argument(metavar="RESULTS", help="Result files or folders [results/local and the committed ones]."),
-    ] = None,
+    paths: Annotated[list[Path] | None, files(" [results/local and the committed ones]")] = None,
     limit: Annotated[int | None, option("Runs to show at most [20; JSON and CSV: all].", min=1)] = None,
     format: Format = "table",
 ) -> None:

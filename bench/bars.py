@@ -19,6 +19,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter, itemgetter
 from pathlib import Path
+from statistics import geometric_mean
 from typing import Any, NamedTuple
 
 from ..analysis.accelerators.known import get_accelerator
@@ -426,9 +427,9 @@ def judge_overall(bar: Bar, verdicts: Sequence[Verdict]) -> Verdict:
         mean, worst = median(ratios), min(verdicts, key=itemgetter("ratio"))
         words = f"median of {len(ratios)} problems; worst {min(ratios):.3g} at {worst['problem']}"
     else:
-        mean, words = _geometric_mean(ratios), f"geometric mean of {len(ratios)} problems"
+        mean, words = geometric_mean(ratios), f"geometric mean of {len(ratios)} problems"
         if all(each["ci_low"] is not None for each in verdicts):
-            low, high = (_geometric_mean([each[end] for each in verdicts]) for end in ("ci_low", "ci_high"))
+            low, high = (geometric_mean(each[end] for each in verdicts) for end in ("ci_low", "ci_high"))
             interval = Interval(low=low, high=high)
     claim = dataclasses.replace(bar.asked.claim, at_least=bar.asked.claim.overall)
     asked = bar._replace(asked=bar.asked._replace(claim=claim))
@@ -453,10 +454,6 @@ def _verdict(
         "outcome": {None: "not measured", 1.0: "held", 0.0: missed}[line.holds],
         **({"regret": line.ours and 1 / line.ours - 1} if BEST in bar.impls else {}),
     }
-
-
-def _geometric_mean(values: Sequence[float]) -> float:
-    return math.prod(values) ** (1 / len(values))
 
 
 def entry_rows(entries: Sequence[Entry]) -> list[dict[str, Any]]:

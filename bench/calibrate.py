@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 
 from ..analysis.accelerators import cpu
 from ..analysis.accelerators import known as accelerators
-from ..analysis.accelerators.known import Accelerator
 from ..analysis.accelerators.roofs import RoofRow, as_roofs
 from ..analysis.check import statistics
 from . import clock
@@ -113,9 +112,10 @@ def calibrate(*, short: bool, gpu_only: bool = False, session: ReplaceableWorker
 
 def summary_rows(rows: Sequence[RoofRow]) -> list[dict[str, Any]]:
     """Return what people see of a calibration: rates in TFLOP/s and TB/s, and their share of the specification."""
+    names = {"copy": "copy of {1:.3g} GiB, read + written", "matmul": "{0.size}^3 {0.dtype} matrix product"}
     return [
         {
-            "what": _describe(row),
+            "what": names.get(row.quantity, "{0.dtype} multiply-adds").format(row, row.size / 2**30),
             "unit": "TB/s" if row.quantity == "copy" else "TFLOP/s",
             "measured": row.rate / 1e12,
             "best": row.best_rate / 1e12,
@@ -129,18 +129,12 @@ def summary_rows(rows: Sequence[RoofRow]) -> list[dict[str, Any]]:
     ]
 
 
-def _describe(row: RoofRow) -> str:
-    if row.quantity == "copy":
-        return f"copy of {row.size / 2**30:.3g} GiB, read + written"
-    return f"{row.size}^3 {row.dtype} matrix product" if row.quantity == "matmul" else f"{row.dtype} multiply-adds"
-
-
 def remember_cpu(rows: list[RoofRow]) -> None:
     """Make the rates measured on a CPU those of the accelerator ``cpu`` on this machine.
 
     The best ones: a CPU is shared, and load only lengthens a time.
     """
-    best = [dataclasses.replace(row, rate=row.best_rate) for row in rows]
+    best = [{**dataclasses.asdict(row), "rate": row.best_rate} for row in rows]
     cpu.remember(as_roofs(best, where="by lrbench calibrate, best of all samples"))
     cpu.local_cpu.cache_clear()
 
@@ -154,13 +148,15 @@ def measure_roofs(environment: Environment, form: Form, *, short: bool) -> list[
     run_id, rows = uuid.uuid4().hex, []
     the_clock: clock.Clock = clock.CudaClock() if device == "cuda" else clock.CpuClock()
     sampling = clock.Sampling(budget_s=form.budget_s, ci_target=form.ci_target)
-    for item in _workloads(device, form):
-        (timing,) = clock.measure(the_clock, [clock.Call(call=item.call)], sampling)
+    for call, what in _workloads(the_clock, device, form):
+        (timing,) = clock.measure(the_clock, [clock.Call(call=call)], sampling)
         if timing.failure is not None:
             raise timing.failure
-        what: dict[str, Any] = {name: getattr(item, name) for name in ("work", "quantity", "dtype", "size")}
-        what |= {"spec_rate": _spec_rate(spec, item), "short": short}
-        rows.append(roof_row(run_id, environment, timing.columns(), **what))
+        rate = None
+        if spec is not None:
+            rates = {"copy": spec.bandwidth_bytes_s, "fma": spec.vector_flops}
+            rate = rates.get(what["quantity"], spec.matrix_flops.get(what["dtype"]))
+        rows.append(roof_row(run_id, environment, timing.columns(), **what, spec_rate=rate, short=short))
     return rows
 
 
@@ -188,18 +184,11 @@ def roof_row(
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Workload:
-    """What is timed: ``work`` FLOPs or bytes per call."""
-
-    quantity: str
-    dtype: str | None
-    size: int
-    work: float
-    call: Callable[[Any], Any]
+Workload = tuple[Callable[[Any], Any], dict[str, Any]]
+"""What is timed, and of its row quantity, dtype and size, with the ``work``, FLOPs or bytes per call."""
 
 
-def _workloads(device: str, form: Form) -> Iterator[_Workload]:
+def _workloads(the_clock: clock.Clock, device: str, form: Form) -> Iterator[Workload]:
     """Make one workload after the other; the tensors of one are gone when the next is made."""
     import torch
 
@@ -208,12 +197,12 @@ def _workloads(device: str, form: Form) -> Iterator[_Workload]:
     old = device == "cuda" and torch.cuda.get_device_capability()[0] < 8
     for dtype in form.dtypes:
         if not (old and dtype in ("bf16", "tf32")):
-            yield from _matmul(device, dtype, form.max_sample_s)
+            yield from _matmul(the_clock, device, dtype, form.max_sample_s)
     if form.fma:
         yield _fma()
 
 
-def _copy(device: str) -> _Workload:
+def _copy(device: str) -> Workload:
     import torch
 
     if device == "cuda":
@@ -224,12 +213,11 @@ def _copy(device: str) -> _Workload:
     size = min(max(MIN_COPY_BYTES[device], CACHES[device] * last_cache), free // MEMORY_SHARE) // 8 * 8
     source = torch.empty(size // 8, dtype=torch.int64, device=device).random_()
     target = torch.empty_like(source)
-    return _Workload(
-        quantity="copy", dtype=None, size=size, work=2 * size, call=lambda _: target.copy_(source, non_blocking=True)
-    )
+    what = {"quantity": "copy", "dtype": None, "size": size, "work": 2 * size}
+    return lambda _: target.copy_(source, non_blocking=True), what
 
 
-def _matmul(device: str, dtype: str, max_sample_s: float) -> Iterator[_Workload]:
+def _matmul(the_clock: clock.Clock, device: str, dtype: str, max_sample_s: float) -> Iterator[Workload]:
     import torch
 
     kinds = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp64": torch.float64}
@@ -244,29 +232,15 @@ def _matmul(device: str, dtype: str, max_sample_s: float) -> Iterator[_Workload]
 
     try:
         pilot = PILOT_SIDES[device]
-        pilot_s = _seconds(product(pilot), device)
+        pilot_s = min(the_clock.sample(clock.Call(call=product(pilot)), 3)[0]) / 1e3
         fitting = [side for side in SIDES if pilot_s * (side / pilot) ** 3 <= max_sample_s]
         side = fitting[0] if fitting else SIDES[-1]
-        yield _Workload(quantity="matmul", dtype=dtype, size=side, work=2 * side**3, call=product(side))
+        yield product(side), {"quantity": "matmul", "dtype": dtype, "size": side, "work": 2 * side**3}
     finally:
         torch.set_float32_matmul_precision(before)
 
 
-def _seconds(call: Callable[[Any], Any], device: str) -> float:
-    """Return the wall time of a call after a first one, several in a row so that launching them hardly counts."""
-    import torch
-
-    synchronize = torch.cuda.synchronize if device == "cuda" else lambda: None
-    call(None)
-    synchronize()
-    start = time.perf_counter()
-    for _ in range(3):
-        call(None)
-    synchronize()
-    return (time.perf_counter() - start) / 3
-
-
-def _fma() -> _Workload:
+def _fma() -> Workload:
     import torch
 
     from . import vector_rate
@@ -274,17 +248,8 @@ def _fma() -> _Workload:
     sms = torch.cuda.get_device_properties(torch.cuda.current_device()).multi_processor_count
     out = torch.empty(sms * vector_rate.PROGRAMS_PER_SM, vector_rate.BLOCK, dtype=torch.float32, device="cuda")
     flops = vector_rate.run_chains(out)
-    return _Workload(
-        quantity="fma", dtype="fp32", size=flops // 2, work=flops, call=lambda _: vector_rate.run_chains(out)
-    )
-
-
-def _spec_rate(spec: Accelerator | None, item: _Workload) -> float | None:
-    if spec is None:
-        return None
-    if item.quantity == "copy":
-        return spec.bandwidth_bytes_s
-    return spec.vector_flops if item.quantity == "fma" else spec.matrix_flops.get(item.dtype or "")
+    what = {"quantity": "fma", "dtype": "fp32", "size": flops // 2, "work": flops}
+    return lambda _: vector_rate.run_chains(out), what
 
 
 def measure_here(worker: object, *, short: bool, gpu_only: bool) -> dict[str, Any]:

@@ -127,9 +127,8 @@ def run_missing(
         if time_limit_s is not None and time.monotonic() - began > time_limit_s:
             note("out of time: the same command measures the rest")
             return True
-        here = {"dtype": "bf16", "device": "cuda" if torch.cuda.is_available() else "cpu"}
-        rows = mlp_errors.error_rows(sizes=[size], draws=10, impls=("fused",), against=("eager",), **here)
-        mlp_errors.write_rows(list(rows), output)
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        mlp_errors.write_row(mlp_errors.error_row(size, "fused", device), output)
     if groups := verdicts.apart(*evaluated()):
         left_s = None if time_limit_s is None else max(0.0, began + time_limit_s - time.monotonic())
         in_turn = session.run_in_turn(groups, output=output, timeout_s=sweep["timeout_s"], time_limit_s=left_s)

@@ -175,38 +175,25 @@ def evaluate(
     """
     first = next(iter(inputs.values()))
     channels = first.shape[-1]
-    slices = -(-first.numel() // _SLICE_ELEMENTS) if operation.channelwise else 1
-    if slices == 1:
-        return _evaluate(operation, function, inputs, grad_out, exact=exact)
-    whole = None if grad_out is None else grad_out(first)
+    slices = min(channels, -(-first.numel() // _SLICE_ELEMENTS)) if operation.channelwise else 1
     results: dict[str, Tensor] = {}
-    step = -(-channels // slices)
-    for start in range(0, channels, step):
-        part = slice(start, start + step)
-        given = {name: x[..., part].contiguous() for name, x in inputs.items()}
-        some = None if whole is None else lambda _, whole=whole, part=part: whole[..., part].contiguous()
-        values = _evaluate(operation, function, given, some, exact=exact)
-        for name, value in values.items():
-            if start == 0:
-                results[name] = value.new_empty(*value.shape[:-1], channels)
-            results[name][..., part] = value
-    return results
-
-
-def _evaluate(
-    operation: Operation,
-    function: Callable[..., Tensor],
-    inputs: Mapping[str, Tensor],
-    grad_out: Callable[[Tensor], Tensor] | None,
-    *,
-    exact: bool,
-) -> dict[str, Tensor]:
+    if slices > 1:
+        whole, step = None if grad_out is None else grad_out(first), -(-channels // slices)
+        for start in range(0, channels, step):
+            part = slice(start, start + step)
+            given = {name: x[..., part].contiguous() for name, x in inputs.items()}
+            some = None if whole is None else lambda _, whole=whole, part=part: whole[..., part].contiguous()
+            for name, value in evaluate(operation, function, given, some, exact=exact).items():
+                if start == 0:
+                    results[name] = value.new_empty(*value.shape[:-1], channels)
+                results[name][..., part] = value
+        return results
     wanted = operation.differentiable if grad_out is not None else ()
     widened = {name: x.double() if exact and x.is_floating_point() else x for name, x in inputs.items()}
     tensors = {name: x.detach().requires_grad_(name in wanted) for name, x in widened.items()}
     with torch.set_grad_enabled(grad_out is not None):
         out = function(*tensors.values())
-    results = {"out": out.detach()}
+    results["out"] = out.detach()
     if grad_out is not None:
         results |= differentiate(out, {name: tensors[name] for name in wanted}, grad_out(out).to(out.dtype))
     return results

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import csv
-import itertools
 import json
 import os
-import re
 import sys
+import textwrap
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,13 +17,14 @@ from operator import itemgetter
 from types import MappingProxyType
 from typing import Any
 
-from rich.cells import cell_len
 from rich.console import Console, RenderableType
+from rich.measure import measure_renderables
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
 from rich.text import Text
 
 from ..results.schema import Record
-from ..results.select import MODE_NAMES, describe, describe_axes, grouped, short_size
+from ..results.select import MODE_NAMES, describe, describe_axes, describe_sizes, grouped, short_size
 from .executors import NOT_SUSTAINED
 from .plan import Identity, PlannedCase
 
@@ -42,8 +42,11 @@ MODEL_OF = "(model of "
 GAP = 2
 """Blanks between the columns of a table."""
 
-COMMAND = "pip install "
-"""What commands in a text begin with."""
+LONG_WORD = 20
+"""Characters of a word beyond which a column may be too narrow for it."""
+
+UNLIMITED = 10**6
+"""A width in which no table is wrapped."""
 
 Row = Mapping[str, Any]
 
@@ -78,97 +81,54 @@ def reader_may_leave() -> Iterator[None]:
 def _print_table(rows: Sequence[Row], title: str | None) -> None:
     """Print a table, on a terminal wrapped to its width; elsewhere lines are as long as the table needs.
 
-    Where the terminal is too narrow for the words, columns with one value are printed above the table instead, and
-    where that is not enough, each row as "name: value" pairs.
+    Where the terminal is too narrow for all but long words, columns with one value are printed above the table instead,
+    and where that is not enough, each row as "name: value" pairs. A single column is never wrapped: its lines may be
+    commands to copy.
     """
-    terminal = Console(highlight=False)
+    console = Console(highlight=False, markup=False, emoji=False)
+    screen, console.width = console.width, UNLIMITED
     if title is not None:
-        _print_styled(title, "italic", terminal)
+        _print(console, Text(title, "italic"))
+    columns = {name: [_cell(row.get(name)) for row in rows] for name in dict.fromkeys(n for row in rows for n in row)}
     # Columns that are empty in every row are left out.
-    names = [n for n in dict.fromkeys(n for row in rows for n in row) if any(_cell(row.get(n)) for row in rows)]
-    cells = [[_cell(row.get(name)) for name in names] for row in rows]
-    columns = list(zip(names, *cells, strict=True))
-    widths = [max(map(cell_len, column)) for column in columns]
-    available = terminal.width - GAP * (len(columns) - 1)
-    if terminal.is_terminal and sum(widths) > available:
-        least = _least_widths(columns, dots=False)
-        shared = {name: column[0] for name, *column in columns if len(column) > 1 and len(set(column)) == 1}
-        if sum(least) > available and 0 < len(shared) < len(names):
-            said = ", ".join(f"{name} {text}" for name, text in shared.items())
-            _print_table([{name: row.get(name) for name in names if name not in shared} for row in rows], said)
-            return
+    columns = {name: texts for name, texts in columns.items() if any(texts)}
+    words = ([Text(text) for text in (name, *texts)] for name, texts in columns.items())
+    measured = [measure_renderables(console, console.options, each) for each in words]
+    widths, least = [each.maximum for each in measured], [min(each.minimum, LONG_WORD) for each in measured]
+    if console.is_terminal and len(columns) > 1:
+        available = screen - GAP * (len(columns) - 1)
         if sum(least) > available:
-            least = _least_widths(columns, dots=True)
-        if sum(least) > available:
-            _print_values(names, cells, terminal)
+            shared = {name: texts[0] for name, texts in columns.items() if len(rows) > 1 and len(set(texts)) == 1}
+            if 0 < len(shared) < len(columns):
+                said = ", ".join(f"{name} {text}" for name, text in shared.items())
+                _print_table([{name: row.get(name) for name in columns if name not in shared} for row in rows], said)
+                return
+            for line in zip(*columns.values(), strict=True):
+                pairs = [f"{name}: {text}" for name, text in zip(columns, line, strict=True) if text]
+                # A pair that fits on a line is not broken.
+                text = (GAP * " ").join(x.replace(" ", "\0") if len(x) <= screen - 4 else x for x in pairs)
+                broken = textwrap.wrap(text, screen - 4, break_long_words=False, break_on_hyphens=False)
+                print("\n    ".join(broken).replace("\0", " "))
             return
         for _ in range(sum(widths) - available):
-            widest = max(range(len(widths)), key=lambda n: (widths[n] > least[n], widths[n]))
-            widths[widest] -= 1
-    right = [any(isinstance(row.get(name), (int, float)) for row in rows) for name in names]
-    for n, texts in enumerate([names, *cells] if names else []):
-        parts = itertools.zip_longest(*map(_wrapped, texts, widths), fillvalue="")
-        lines = "\n".join((" " * GAP).join(map(_justified, line, widths, right)).rstrip() for line in parts)
-        if n:
-            print(lines)
-        else:
-            _print_styled(lines, "bold", terminal)
+            spare = [(w > of.minimum, w > low, w) for w, of, low in zip(widths, measured, least, strict=True)]
+            widths[spare.index(max(spare))] -= 1
+    table = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0), header_style="none")
+    for name, width in zip(columns, widths, strict=True):
+        right = any(isinstance(row.get(name), (int, float)) for row in rows)
+        how: dict[str, Any] = {"justify": "right" if right else "left", "overflow": "fold"}
+        table.add_column(Text.assemble((name, "bold")), width=width, **how)
+    for line in zip(*columns.values(), strict=True):
+        table.add_row(*line)
+    if columns:
+        _print(console, table)
 
 
-def _justified(text: str, width: int, right: bool) -> str:
-    blanks = " " * (width - cell_len(text))
-    return blanks + text if right else text + blanks
-
-
-def _print_styled(text: str, style: str, console: Console) -> None:
+def _print(console: Console, what: RenderableType) -> None:
     """Print without blanks at the ends of lines, and leave to the caller what a closed pipe means."""
     with console.capture() as printed:
-        console.print(Text(text, style=style), soft_wrap=True)
+        console.print(what)
     print("\n".join(line.rstrip() for line in printed.get().splitlines()))
-
-
-def _print_values(names: Sequence[str], cells: Sequence[Sequence[str]], console: Console) -> None:
-    """Print each row as "name: value  name: value", wrapped between values where that is possible."""
-    for texts in cells:
-        lines = [""]
-        for item in (f"{name}: {text}" for name, text in zip(names, texts, strict=True) if text):
-            joined = f"{lines[-1]}{' ' * GAP}{item}" if lines[-1] else item
-            if cell_len(joined) <= console.width:
-                lines[-1] = joined
-            else:
-                lines += _wrapped(item, console.width - 2 * GAP)
-        first, *rest = filter(None, lines)
-        print("\n".join([first, *(" " * 2 * GAP + line for line in rest)]))
-
-
-def _least_widths(columns: Sequence[Sequence[str]], *, dots: bool) -> list[int]:
-    return [max(cell_len(part.rstrip()) for text in column for part in _unbroken(text, dots)) for column in columns]
-
-
-def _unbroken(text: str, dots: bool = True) -> list[str]:
-    """Split a text where a line may break: after blanks, never in a command; a single word after "/" as in fw/fwbw.
-
-    Args:
-        dots: break names such as package.function after the dot too.
-    """
-    before, command, rest = text.partition(COMMAND)
-    end = r"(?<=\w\.)(?=[^\W\d])" if dots else "(?!)"
-    parts = re.split(rf"(?<=\s)|{end}" if " " in text else rf"(?<=/)(?!/)|{end}", before)
-    return [part for part in (*parts, command + rest) if part] or [""]
-
-
-def _wrapped(text: str, width: int) -> list[str]:
-    """Return a text in lines of ``width``; a command starts a line of its own where the text does not fit on one."""
-    if cell_len(text) <= width:
-        return [text]
-    lines = [""]
-    for word in _unbroken(text, dots=False):
-        for part in _unbroken(word) if cell_len(word.rstrip()) > width else [word]:
-            if cell_len((lines[-1] + part).rstrip()) <= width and not part.startswith(COMMAND):
-                lines[-1] += part
-            else:
-                lines.append(part)
-    return [line.rstrip() for line in lines if line]
 
 
 def _cell(value: Any) -> str:
@@ -321,7 +281,9 @@ def best_tables(records: Sequence[Record]) -> list[tuple[str, list[Row]]]:
         several = len({(r.seq_len, r.batch) for r in here}) > len({r.seq_len for r in here})
         best: dict[tuple[Any, ...], Record] = {}
         for r in sorted(here, key=lambda r: r.time_ms or 0.0):
-            best.setdefault((r.op, r.impl, several and r.batch, _size(r), r.state_dtype, _column_of(r)), r)
+            # Without a context the column of a step is 0.
+            column = (r.context if mode == "step" else r.seq_len) or 0
+            best.setdefault((r.op, r.impl, several and r.batch, _size(r), r.state_dtype, column), r)
         columns = dict.fromkeys(map(_column_title, sorted({key[-1] for key in best})))
         for key in sorted(best, key=_place):
             record = best[key]
@@ -365,26 +327,14 @@ def _place(key: tuple[Any, ...]) -> tuple[Any, ...]:
     return op not in {"mlstm_sig", "mlstm_exp"}, op, sizes, impl.startswith(MODEL_OF), impl, column
 
 
-def _column_of(record: Record) -> int:
-    """Return the column of a row: its context in mode step (0 without one), else its sequence length."""
-    return (record.context if record.mode == "step" else record.seq_len) or 0
-
-
 def _column_title(column: int) -> str:
     return short_size(column) if column else "any"
 
 
-def _size(sizes: Record, *, batch: bool = False) -> str:
-    """Return the sizes other than sequence length: heads x head dims, channels or matrices, layers, and the batch."""
-    if batch:
-        return f"B={sizes.batch}, {_size(sizes)}"
-    layers = f", {sizes.layers} layers" if sizes.layers else ""
-    if sizes.num_heads is not None:
-        dims = (dim for dim in (sizes.head_dim_qk, sizes.head_dim_v) if dim is not None)
-        return f"{sizes.num_heads} x {'/'.join(map(str, dims))}{layers}"
-    if sizes.d_model is not None:
-        return f"{sizes.d_model} -> {sizes.d_ff}"
-    return f"{sizes.channels} channels{layers}" if sizes.channels else ""
+def _size(record: Record, *, batch: bool = False) -> str:
+    """Return the sizes other than the sequence length and what has a place of its own: widths, layers, the batch."""
+    elsewhere = ("seq_len", "context", "chunk_size", "dtype", "state_dtype", *(() if batch else ("batch",)))
+    return describe_sizes({**vars(record), **dict.fromkeys(elsewhere)})
 
 
 def print_summary(records: Sequence[Record]) -> None:

@@ -156,8 +156,7 @@ class Rewrite:
 def rewrites() -> tuple[Rewrite, ...]:
     """Return the rewrites that results/same_code.toml lists, oldest first."""
     path, form = HERE / "same_code.toml", {"rewrites": tuple[Rewrite, ...]}
-    found: tuple[Rewrite, ...] = read_toml(path, form, "rewrites")["rewrites"]
-    return found
+    return read_toml(path, form, "rewrites")["rewrites"]
 
 
 @functools.cache
@@ -209,8 +208,13 @@ def current_environment() -> Environment:
     import torch
 
     commit, dirty = git_state()
-    cuda = torch.cuda.is_available()
+    driver, cuda = None, torch.cuda.is_available()
     if cuda:
+        import pynvml
+
+        with contextlib.suppress(pynvml.NVMLError):
+            pynvml.nvmlInit()
+            driver = str(pynvml.nvmlSystemGetDriverVersion())
         properties = torch.cuda.get_device_properties(0)
         name, memory = properties.name, properties.total_memory
         accelerator = accelerators.match_device(name)
@@ -230,7 +234,7 @@ def current_environment() -> Environment:
         triton_version=version_of("triton"),
         **(_compiler(properties.major * 10 + properties.minor) if cuda else {}),
         cuda_version=torch.version.cuda,
-        driver_version=_driver_version() if cuda else None,
+        driver_version=driver,
         python_version=platform.python_version(),
         lrbench_version=__version__,
         git_commit=commit,
@@ -267,16 +271,6 @@ def worker_settings(extra: Mapping[str, str] | None = None, first: str | None = 
     folders = [Path(entry).resolve() for entry in [first, *sys.path] if entry and os.path.isdir(entry)]
     path = os.pathsep.join(str(folder) for folder in folders if folder != ROOT)
     return {"PYTHONSAFEPATH": "1", "PYTHONPATH": path, "TRITON_CACHE_AUTOTUNING": "1", **(extra or {})}
-
-
-def _driver_version() -> str | None:
-    import pynvml
-
-    try:
-        pynvml.nvmlInit()
-        return str(pynvml.nvmlSystemGetDriverVersion())
-    except pynvml.NVMLError:
-        return None
 
 
 def gpu_uuids(names: Sequence[str]) -> dict[str, str]:

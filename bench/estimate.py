@@ -107,9 +107,6 @@ def compile_s(planned: Sequence[PlannedCase], environment: Environment, jobs: in
     if environment.device_kind == "cpu":
         return 0.0
     units = grouped(uncompiled(planned, environment), unit_of).values()
-    seconds = [sum(map(_compile_s, unit)) for unit in units]
+    kinds = ([(autotunes(item), item.case.provider == "lrbench") for item in unit] for unit in units)
+    seconds = [sum(COMPILE_S["autotuned" if a else "lrbench" if ours else "others"] for a, ours in u) for u in kinds]
     return max(COMPILE_ANY_S, *seconds, sum(seconds) / max(1, jobs)) if seconds else 0.0
-
-
-def _compile_s(item: PlannedCase) -> float:
-    return COMPILE_S["autotuned" if autotunes(item) else "lrbench" if item.case.provider == "lrbench" else "others"]

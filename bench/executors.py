@@ -100,14 +100,9 @@ class Queue:
             return group
 
     def _choose(self, process: Hashable) -> Key | None:
-        free = [key for key in self._left if key not in self._begun]
-        for key in free:
-            if key[0] == process:
-                return key
-        for key in free:
-            if key[0] not in self._processes_begun:
-                return key
-        shared = free[:1] or [key for key, left in self._left.items() if not any(map(autotunes, left[0]))]
+        if free := [key for key in self._left if key not in self._begun]:
+            return min(free, key=lambda key: (key[0] != process, key[0] in self._processes_begun))
+        shared = [key for key, left in self._left.items() if not any(map(autotunes, left[0]))]
         return max(shared, key=lambda key: len(self._left[key]), default=None)
 
     def put_back(self, group: Group) -> None:

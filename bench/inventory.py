@@ -18,7 +18,7 @@ from ..kernels.baselines.operations import OPERATIONS
 from ..kernels.baselines.spec import Baseline
 from ..kernels.common.spec import Implementation
 from ..results.arguments import one_of
-from ..results.schema import ENVIRONMENT_COLUMNS, Case
+from ..results.schema import ENVIRONMENT_COLUMNS
 from ..results.select import grouped, short_size
 from .environment import Environment, version_of
 from .plan import named_family, package_of
@@ -244,11 +244,9 @@ def _tera(rate: float | None) -> float | None:
 def doctor_sections(environment: Environment) -> dict[str, list[Row]]:
     """Return by title what is here: device and versions, outside packages, ours that do not run, known failures."""
     names = (*ENVIRONMENT_COLUMNS[:3], "capability", "device_count", "memory_bytes", *ENVIRONMENT_COLUMNS[3:])
-    values = {name: getattr(environment, name) for name in names}
+    values = ((name, getattr(environment, name)) for name in names)
     return {
-        "environment": [
-            {"what": name, "value": None if value is None else str(value)} for name, value in values.items()
-        ],
+        "environment": [{"what": name, "value": None if value is None else str(value)} for name, value in values],
         "packages": package_rows(),
         "ours that do not run here": unable_rows(environment),
         "known failures": known_bad_rows(environment),
@@ -323,18 +321,17 @@ def known_bad_rows(environment: Environment) -> list[Row]:
     rows = []
     for baseline in baselines.BASELINES:
         for known in baseline.known_bad:
-            named: dict[str, Any] = {"op": baseline.op, "impl": baseline.name}
-            how: Any = {"mode": (known.modes or baseline.modes)[0], "dtype": (known.dtypes or baseline.dtypes)[0]}
-            case = Case(kernel=baseline.kernels[0], provider=baseline.provider, **named, **how)
-            alone = dataclasses.replace(baseline, known_bad=(known,))
-            applies = baselines.known_bad_here(alone, case, versions, environment.capability) is not None
-            said = {"when": _condition(known), "reason": known.reason, "source": known.source}
-            rows.append({"impl": baseline.name, **named, "applies_here": "yes" if applies else "no", **said})
+            lists = {"compute capability": known.architectures, "mode": known.modes, "dtype": known.dtypes}
+            parts = [f"{name} {spec}" for name, spec in known.versions.items()]
+            parts += [f"{what} {' or '.join(values)}" for what, values in lists.items() if values]
+            rows.append(
+                {
+                    "impl": baseline.name,
+                    "op": baseline.op,
+                    "applies_here": "yes" if known.is_of(versions, environment.capability) else "no",
+                    "when": ", ".join(parts) or "always",
+                    "reason": known.reason,
+                    "source": known.source,
+                }
+            )
     return rows
-
-
-def _condition(known: baselines.KnownBad) -> str:
-    parts = [f"{name} {spec}" for name, spec in known.versions.items()]
-    lists = {"compute capability": known.architectures, "mode": known.modes, "dtype": known.dtypes}
-    parts += [f"{what} {' or '.join(values)}" for what, values in lists.items() if values]
-    return ", ".join(parts) or "always"

@@ -77,8 +77,12 @@ class Watch:
 
     def noise(self, samples_ms: Sequence[float], state: DeviceState) -> str | None:
         """Return what was noticed, each as "kind: numbers", joined by "; "; None where nothing was."""
-        device = self._others_on_gpu() if self.gpu else self._slowness()
-        return "; ".join(filter(None, (self._load(), device, _lowered(state), _drifted(samples_ms)))) or None
+        slower = 1.0 if self.gpu else median(self._yardsticks_ms) / min(self._yardsticks_ms)
+        slow = f"slow CPU: {slower:.2f}x slower than at other times" if slower > MAX_SLOWDOWN else None
+        device = self._others_on_gpu() if self.gpu else slow
+        lowered = ", ".join(each for each in (state.throttled or "").split(", ") if each not in ("", POWER_CAP))
+        clocks = lowered and f"lowered clocks: {lowered}"
+        return "; ".join(filter(None, (self._load(), device, clocks, _drifted(samples_ms)))) or None
 
     def _load(self) -> str | None:
         load, cores = os.getloadavg()[0], os.cpu_count() or 1
@@ -88,10 +92,6 @@ class Watch:
             return f"busy CPU: {machine}" if load > cores + 0.5 else None
         waiting = (waited - self._waited) / max(time.time() - self._begin, 1e-9)
         return f"busy CPU: waited {waiting:.2f} s per s for a core, {machine}" if waiting > MAX_WAITING else None
-
-    def _slowness(self) -> str | None:
-        ratio = median(self._yardsticks_ms) / min(self._yardsticks_ms)
-        return f"slow CPU: {ratio:.2f}x slower than at other times" if ratio > MAX_SLOWDOWN else None
 
     def _others_on_gpu(self) -> str | None:
         import pynvml
@@ -135,11 +135,6 @@ def _waited_s() -> float | None:
         with contextlib.suppress(OSError):
             waits.append(int(path.read_text().split()[1]))
     return sum(waits) / 1e9 if waits else None
-
-
-def _lowered(state: DeviceState) -> str | None:
-    reasons = [reason for reason in (state.throttled or "").split(", ") if reason not in ("", POWER_CAP)]
-    return f"lowered clocks: {', '.join(reasons)}" if reasons else None
 
 
 def _drifted(samples_ms: Sequence[float]) -> str | None:

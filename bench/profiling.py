@@ -186,9 +186,3 @@ def kernel_rows(rows: Sequence[ProfileRow]) -> list[dict[str, Any]]:
             total["tensor_gflop"] += flops / 1e9
             total["dram_gb"] += moved / 1e9
     return list(shown.values())
-
-
-def remarks(rows: Sequence[ProfileRow]) -> list[str]:
-    """Return a line for every case that failed or whose ratios ask for an explanation."""
-    lines = [f"case {n}: {row.status}: {row.reason}" for n, row in enumerate(rows) if row.reason]
-    return lines + [f"case {n}: {row.explanation}" for n, row in enumerate(rows) if row.explanation]

@@ -48,11 +48,9 @@ def show_comparison(found: Comparison, a: str, b: str, *, every: bool, output_fo
         title = f"geometric means, 95 % interval, equal within {found.margin:g}"
         print()
         show(compare.group_rows(found), "table", title=title)
-    tables = {"what differs": compare.brief_rows, "not compared": compare.unmatched_causes}
-    if every:
-        tables = {"every case": compare.case_rows, "not compared": compare.unmatched_rows}
-    for title, rows_of in tables.items():
-        if rows := rows_of(found):
+    tables = {"every case": compare.case_rows(found)} if every else {"what differs": compare.brief_rows(found)}
+    for title, rows in {**tables, "not compared": compare.unmatched_rows(found, brief=not every)}.items():
+        if rows:
             print()
             show_first(rows, every=every, title=title)
 
@@ -114,8 +112,9 @@ def show_profile(rows: Sequence[ProfileRow], output_format: str) -> None:
     if output_format == "table":
         print()
         show(profiling.kernel_rows(rows), "table", title="kernels")
-        for line in profiling.remarks(rows):
-            print(line)
+        for n, row in enumerate(rows):
+            for said in filter(None, (row.reason and f"{row.status}: {row.reason}", row.explanation)):
+                print(f"case {n}: {said}")
 
 
 def count_in_words(result: Count, columns: Mapping[str, Any]) -> str:

@@ -289,7 +289,7 @@ class ReplaceableWorker(contextlib.AbstractContextManager["ReplaceableWorker"]):
     def start(self, folder: str | None = None) -> None:
         """Start the worker of a folder's Triton, unless there is one, and do not wait for it."""
         if folder not in self._workers:
-            spare = self._spares.pop(folder) if folder in self._spares else None
+            spare = self._spares.pop(folder, None)
             self._workers[folder] = spare or WorkerProcess(self._environ, folder)
 
     def start_spare(self, folder: str | None = None) -> None:

@@ -11,17 +11,7 @@ from typing import Any
 
 from .schema import Record, RoofRow, TritonRow
 from .select import device_of, grouped, load_rows, newest
-from .store import (
-    HERE,
-    JOURNAL_SUFFIX,
-    files_in,
-    is_complete,
-    planned_rows,
-    read_file,
-    read_journal,
-    result_files,
-    row_set,
-)
+from .store import HERE, JOURNAL_SUFFIX, files_in, planned_rows, read_file, read_journal, result_files, row_set
 
 Declared = Mapping[tuple[str, str, str], Sequence[str]]
 """(family, operation, implementation) -> the kinds of devices that it runs on."""
@@ -78,7 +68,7 @@ def run_rows(paths: Sequence[Path]) -> list[dict[str, Any]]:
         ValueError: as :func:`.store.read_results`.
     """
     columns = (*COLUMNS, "run_id", "git_dirty")
-    found = [(load_rows(path, columns), is_complete(path)) for path in result_files(paths, (Record, TritonRow))]
+    found = [(load_rows(path, columns), planned_rows(path)[0]) for path in result_files(paths, (Record, TritonRow))]
     for path in itertools.chain.from_iterable(p.rglob(f"*{JOURNAL_SUFFIX}") for p in paths if p.is_dir()):
         with open(path, "rb") as journal:
             found.append(([row for row in read_journal(journal) if row is not None], False))
@@ -118,9 +108,8 @@ def cases_left(path: Path) -> int:
         rows = load_rows(file, ("measured_at",))
         sizes[max((row["measured_at"] for row in rows), default="")] = file, len(rows)
     newest_file, size = sizes[max(sizes)]
-    if (planned := planned_rows(newest_file)) is None:
-        return int(is_complete(newest_file) is False)
-    return max(0, planned - size)
+    complete, planned = planned_rows(newest_file)
+    return int(complete is False) if planned is None else max(0, planned - size)
 
 
 def implementation_rows(paths: Sequence[Path], declared: Declared) -> list[dict[str, Any]]:

@@ -14,12 +14,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-SCHEMA_VERSION = 4
-ROOFS_VERSION = 1
-PROFILE_VERSION = 3
-ERRORS_VERSION = 2
-TRAINING_VERSION = 1
-
 STATUSES = ("ok", "oom", "timeout", "crash", "error", "incorrect", "unsupported", "unavailable")
 IMPORT_FAILED = "import failed"
 """Beginning of the reason where a package is installed and does not import."""
@@ -241,7 +235,7 @@ class _Target:
 class Record(_Versions, Sustained, DeviceState, _Target, _Device, _Measured, _Problem, _SameMath, _Code, _Run):
     """One row of the results, see docs/results.md. Null where a column does not apply; units are in the names."""
 
-    schema_version: int = SCHEMA_VERSION
+    schema_version: int = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -274,7 +268,7 @@ class _Rate:
 class RoofRow(_Versions, _Device, DeviceState, _Rate):
     """One measured rate of a device, see "Measured roofs" in docs/accelerators.md."""
 
-    roofs_version: int = ROOFS_VERSION
+    roofs_version: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -306,7 +300,7 @@ class _Counters:
 class ProfileRow(_Versions, _Device, _Counters, _Problem, _Package, _Code, _Run):
     """One profiled case, see "Hardware counters" in docs/accelerators.md."""
 
-    profile_version: int = PROFILE_VERSION
+    profile_version: int = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -326,13 +320,13 @@ class ErrorsRow(_Versions, _Device, _Differences, _Problem, _Code, _Run):
     """The errors of one implementation of the gated MLP on square matrices; its sizes are those of the matrices.
 
     Attributes:
-        against: what the results are compared with: eager or exact, see :mod:`..bench.mlp_errors`.
+        against: what the results are compared with, see :mod:`..bench.mlp_errors`.
         draws: of all matrices; mean and standard deviation are over them.
         max_abs, mean_abs: largest and mean absolute difference.
         relative: norm of the difference over the norm of the results compared with.
     """
 
-    errors_version: int = ERRORS_VERSION
+    errors_version: int = 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -353,7 +347,7 @@ class TrainingRow(_Versions, _Device, _Trained, _Problem, _Code, _Run):
         losses, gradient_norms: at each step; the norms are from before clipping.
     """
 
-    training_version: int = TRAINING_VERSION
+    training_version: int = 1
 
 
 def _names(row: type) -> tuple[str, ...]:

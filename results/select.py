@@ -405,11 +405,6 @@ def is_ok(frame: pd.DataFrame) -> pd.Series:
     return (frame["status"] == "ok") & frame["time_ms"].notna()
 
 
-def failed_rows(frame: pd.DataFrame) -> pd.DataFrame:
-    """Keep the rows that were not measured."""
-    return frame[frame["status"] != "ok"]
-
-
 def best_rows(frame: pd.DataFrame, by: Sequence[str] = PROBLEM_COLUMNS) -> pd.DataFrame:
     """Keep one measured row per value of ``by``, the fastest.
 

@@ -390,21 +390,12 @@ def files_in(folder: Path, row_sets: Sequence[type] = (Record,)) -> list[Path]:
     return sorted(p for p in folder.rglob("*.parquet") if not p.name.startswith(".") and row_set(p)[0] in row_sets)
 
 
-def is_complete(path: Path) -> bool | None:
-    """Return whether a file holds all rows that its run planned; None where it does not say."""
-    said = _metadata(path, COMPLETE)
-    return None if said is None else said == b"yes"
-
-
-def planned_rows(path: Path) -> int | None:
-    """Return how many rows the run of a file planned; None where it does not say."""
-    said = _metadata(path, PLANNED)
-    return None if said is None else int(said)
-
-
-def _metadata(path: Path, key: str) -> bytes | None:
+def planned_rows(path: Path) -> tuple[bool | None, int | None]:
+    """Return whether a file holds all rows that its run planned, and how many these are; None where it does not say."""
     with _opened(path) as file:
-        return (file.metadata.metadata or {}).get(key.encode())
+        said = file.metadata.metadata or {}
+    complete, number = (said.get(key.encode()) for key in (COMPLETE, PLANNED))
+    return None if complete is None else complete == b"yes", None if number is None else int(number)
 
 
 def committed_results(accelerator: str | None = None) -> list[Path]:

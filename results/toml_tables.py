@@ -7,7 +7,7 @@ import functools
 import sys
 import types
 import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -69,13 +69,21 @@ def _convert(form: Any, value: Any, where: str, expected: str | None = None) -> 
     """Return a value as its form wants it; ``expected``: what to say that it must be, if not what the form says."""
     origin, arguments = typing.get_origin(form), typing.get_args(form)
     expected = expected or _expected(form)
-    if isinstance(form, dict):
-        return _convert_table(form, value, where, (), expected)
-    if isinstance(form, type) and dataclasses.is_dataclass(form):
-        fields = dataclasses.fields(form)
+    if isinstance(form, dict) or dataclasses.is_dataclass(form):
+        made: Any = None if isinstance(form, dict) else form
+        forms: Any = form if made is None else _hints(made, include_extras=True)
+        fields = () if made is None else dataclasses.fields(made)
         required = [each.name for each in fields if each.default is each.default_factory is dataclasses.MISSING]
-        forms = {each.name: _hints(form, include_extras=True)[each.name] for each in fields}
-        return form(**_convert_table(forms, value, where, required, expected))
+        if not isinstance(value, Mapping):
+            raise Refused(where, expected, value)
+        for key in value:
+            if key not in forms:
+                raise Refused(where, f"a table without other keys than {', '.join(forms)}", key)
+        for key in required:
+            if key not in value:
+                raise Refused(_below(where, key), _expected(forms[key]), None)
+        table = {key: _convert(forms[key], each, _below(where, key)) for key, each in value.items()}
+        return table if made is None else made(**table)
     if origin is Annotated:
         converted = _convert(arguments[0], value, where, expected)
         if arguments[1].holds(converted):
@@ -101,20 +109,6 @@ def _convert(form: Any, value: Any, where: str, expected: str | None = None) -> 
     elif type(value) is form and form is not float:
         return value
     raise Refused(where, expected, value)
-
-
-def _convert_table(
-    forms: Mapping[str, Any], table: Any, where: str, required: Iterable[str], expected: str
-) -> dict[str, Any]:
-    if not isinstance(table, Mapping):
-        raise Refused(where, expected, table)
-    for key in table:
-        if key not in forms:
-            raise Refused(where, f"a table without other keys than {', '.join(forms)}", key)
-    for key in required:
-        if key not in table:
-            raise Refused(_below(where, key), _expected(forms[key]), None)
-    return {key: _convert(forms[key], value, _below(where, key)) for key, value in table.items()}
 
 
 def _below(where: str, key: str) -> str:

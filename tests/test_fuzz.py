@@ -95,7 +95,7 @@ def test_a_damaged_parquet_file_is_read_or_named(tmp_path: Path, content: bytes)
     path = tmp_path / "run.parquet"
     path.write_bytes(content)
     read(store.read_results, path)
-    read(store.is_complete, path)
+    read(store.planned_rows, path)
 
 
 @fuzz

@@ -15,7 +15,7 @@ import json
 import os
 import platform
 import re
-import time
+import timeit
 from collections.abc import Callable
 from datetime import datetime, timezone
 from pathlib import Path
@@ -39,20 +39,28 @@ def local_cpu() -> Accelerator:
         roofs = recall() or measured
         if roofs is measured:
             remember(roofs)
-    return _accelerator(roofs)
+    return Accelerator(
+        key="cpu",
+        name=model_name(),
+        part="this machine",
+        matrix_flops=roofs.matrix_flops,
+        # The same units do both.
+        vector_flops=roofs.matrix_flops["fp32"],
+        bandwidth_bytes_s=roofs.bandwidth_bytes_s,
+        memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        l2_bytes=cache_bytes(level=3) or 32 * _MIB,
+        smem_bytes=cache_bytes(level=1) or 32 * _KIB,
+        sms=available_cores(),
+        source=roofs.source,
+    )
 
 
-def remember(roofs: Roofs) -> Path | None:
-    """Write rates measured on this CPU into the cache folder; None where it cannot be written."""
-    path = cache_file()
+def remember(roofs: Roofs) -> None:
+    """Write rates measured on this CPU into the cache folder, if it can be written."""
     data: dict[str, Any] = {"machine": _machine(), "matrix_flops": dict(roofs.matrix_flops)}
     data |= {"bandwidth_bytes_s": roofs.bandwidth_bytes_s, "source": roofs.source}
-    try:
-        with replacing(path) as file:
-            file.write(json.dumps(data, indent=2).encode())
-    except OSError:
-        return None
-    return path
+    with contextlib.suppress(OSError), replacing(cache_file()) as file:
+        file.write(json.dumps(data, indent=2).encode())
 
 
 def recall() -> Roofs | None:
@@ -74,23 +82,6 @@ def recall() -> Roofs | None:
 def cache_file() -> Path:
     """Return the path of the file that remembers this CPU: one for each machine, home folders being shared."""
     return cache_folder() / f"cpu-{hashlib.sha256(json.dumps(_machine()).encode()).hexdigest()[:12]}.json"
-
-
-def _accelerator(roofs: Roofs) -> Accelerator:
-    """The vector rate is the fp32 matrix rate: the same units do both."""
-    return Accelerator(
-        key="cpu",
-        name=model_name(),
-        part="this machine",
-        matrix_flops=roofs.matrix_flops,
-        vector_flops=roofs.matrix_flops["fp32"],
-        bandwidth_bytes_s=roofs.bandwidth_bytes_s,
-        memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
-        l2_bytes=cache_bytes(level=3) or 32 * _MIB,
-        smem_bytes=cache_bytes(level=1) or 32 * _KIB,
-        sms=available_cores(),
-        source=roofs.source,
-    )
 
 
 def _measure() -> Roofs:
@@ -118,17 +109,8 @@ def _measure() -> Roofs:
 
 
 def _rate(work: int, call: Callable[[], object]) -> float:
-    """Return the work over the shortest time of a call, to three digits; load only lengthens a call.
-
-    It is called for a quarter of a second, three times at least.
-    """
-    times: list[float] = []
-    end = time.perf_counter() + 0.25
-    while len(times) < 3 or time.perf_counter() < end:
-        start = time.perf_counter()
-        call()
-        times.append(time.perf_counter() - start)
-    return float(f"{work / min(times):.3g}")
+    """Return the work over the shortest time of ten calls, to three digits; load only lengthens a call."""
+    return float(f"{work / min(timeit.repeat(call, number=1, repeat=10)):.3g}")
 
 
 def _machine() -> dict[str, Any]:

@@ -53,11 +53,6 @@ DRIVER = Path("/proc/driver/nvidia/gpus")
 """Where NVIDIA's driver says which GPUs there are."""
 
 
-def default_key() -> str:
-    """Return the key of the GPU that is here, else :data:`USUAL`."""
-    return key_here() or USUAL
-
-
 def key_here() -> str | None:
     """Return the key of the GPU that is here, as its driver calls it, or None. Imports no torch."""
     if visible_gpus(1):

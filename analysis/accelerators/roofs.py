@@ -35,11 +35,9 @@ def write_roofs(rows: Iterable[RoofRow], path: Path) -> None:
     store.write_parquet([*check_output(path), *map(dataclasses.asdict, rows)], path, RoofRow)
 
 
-def as_roofs(rows: Sequence[RoofRow] | Sequence[dict[str, Any]], *, where: str) -> Roofs:
+def as_roofs(rows: Sequence[dict[str, Any]], *, where: str) -> Roofs:
     """Return the rates of one calibration's rows; ``where`` they are stored goes into the source."""
-    each = [dataclasses.asdict(row) if isinstance(row, RoofRow) else row for row in rows]
-    rates = {(row["quantity"], row["dtype"]): row["rate"] for row in each}
-    about = each[0]
+    rates, about = {(row["quantity"], row["dtype"]): row["rate"] for row in rows}, rows[0]
     versions = [f"{name} {version}" for name in ("driver", "torch") if (version := about[f"{name}_version"])]
     form = "short calibration" if about["short"] else "calibration"
     return Roofs(

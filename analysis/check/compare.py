@@ -324,16 +324,6 @@ def in_words(found: Comparison) -> str:
     return f"B takes {every.ratio:.4g}{interval} times as long as A, of {every.cases} cases {verdicts}{unmatched}"
 
 
-def unmatched_causes(found: Comparison) -> list[dict[str, Any]]:
-    """Return what could not be compared as rows for people, by cause."""
-    another = re.compile(r"(has it with) (\S+) .*")
-    causes = grouped(found.unmatched, lambda each: (each.side, another.sub(r"\1 another \2", each.reason)))
-    return [
-        {"in": side, "cases": len(alike), "reason": reason, "such as": describe(alike[0].row)}
-        for (side, reason), alike in sorted(causes.items(), key=lambda item: -len(item[1]))
-    ]
-
-
 def _times(pair: Pair) -> dict[str, Any]:
     times = {"a_ms": pair.a["time_ms"], "b_ms": pair.b["time_ms"]}
     beside = {name: (pair.a if name[0] == "a" else pair.b)[name[2:]] for name in BESIDE_COLUMNS}
@@ -350,14 +340,24 @@ def _mean(group: Group) -> dict[str, Any]:
     return {"cases": group.cases, "ratio": group.ratio, **ends(group.interval), **group.verdicts}
 
 
-def unmatched_rows(found: Comparison) -> list[dict[str, Any]]:
-    """Return what could not be compared as rows to print, equal reasons together."""
-    names = ("op", "impl", "mode")
-    causes = grouped(found.unmatched, lambda each: (each.side, *(each.row[name] for name in names), each.reason))
+def unmatched_rows(found: Comparison, *, brief: bool = False) -> list[dict[str, Any]]:
+    """Return what could not be compared as rows to print, equal reasons together, the most cases first.
+
+    Args:
+        brief: whether reasons are equal for all operations, implementations, modes and values of a column.
+    """
+    names = () if brief else ("op", "impl", "mode")
+    another, say = re.compile(r"(has it with) (\S+) .*"), describe if brief else describe_sizes
+
+    def cause(each: Unmatched) -> tuple[str, ...]:
+        reason = another.sub(r"\1 another \2", each.reason) if brief else each.reason
+        return each.side, *(each.row[name] for name in names), reason
+
+    causes = sorted(grouped(found.unmatched, cause).items(), key=lambda item: -len(item[1]))
     return [
         {"in": side, **dict(zip(names, values, strict=True)), "cases": len(alike), "reason": reason,
-         "such as": describe_sizes(alike[0].row)}
-        for (side, *values, reason), alike in sorted(causes.items(), key=lambda item: -len(item[1]))
+         "such as": say(alike[0].row)}
+        for (side, *values, reason), alike in causes
     ]  # fmt: skip
 
 

@@ -10,6 +10,9 @@ from typing import Any
 from ...results.select import COMPARED_COLUMNS, Row, describe, device_of, grouped, parse_terms, select, with_slowness
 from .compare import MARGIN, is_measured, is_noisy, judge, time_interval
 
+WITH = (*COMPARED_COLUMNS, "provider_version", "throttled")
+"""Columns that say how a row was measured."""
+
 
 def case_history(case: str, results: Sequence[str | Path]) -> dict[tuple[str, str], list[Row]]:
     """Return the rows of cases, oldest first, by case id and device.
@@ -40,6 +43,7 @@ def history_rows(rows: Sequence[Row]) -> list[dict[str, Any]]:
     before: Row | None = None
     for row in with_slowness(rows)[0]:
         ratio = verdict = None
+        changed = [f"{name} {before[name]} -> {row[name]}" for name in WITH if before and before[name] != row[name]]
         if before is not None and is_measured(row):
             ratio = row["time_ms"] / before["time_ms"]
             verdict = judge(time_interval(row, before), MARGIN, noisy=is_noisy(row, before))
@@ -56,14 +60,8 @@ def history_rows(rows: Sequence[Row]) -> list[dict[str, Any]]:
                 "peak_memory_bytes": row["peak_memory_bytes"],
                 "rel_error": row["rel_error"],
                 "noise": ", ".join(reason.partition(":")[0] for reason in (row["noise"] or "").split("; ")) or None,
-                "changed": None if before is None else _changed(before, row),
+                "changed": "; ".join(changed) or None,
             }
         )
         before = row if is_measured(row) else before
     return lines
-
-
-def _changed(old: Row, new: Row) -> str | None:
-    columns = (*COMPARED_COLUMNS, "provider_version", "throttled")
-    changes = [f"{name} {old[name]} -> {new[name]}" for name in columns if old[name] != new[name]]
-    return "; ".join(changes) or None

@@ -39,21 +39,8 @@ class MatrixCell:
     verdict: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MatrixLine:
-    """A case: side -> cell, of the sides that have a row of it."""
-
-    cells: Mapping[str, MatrixCell]
-
-    @property
-    def row(self) -> Row:
-        """Any of its rows."""
-        return next(iter(self.cells.values())).row
-
-    @property
-    def use(self) -> list[str]:
-        """The sides that are not slower than the fastest."""
-        return [side for side, cell in self.cells.items() if cell.verdict not in (None, "slower")]
+MatrixLine = Mapping[str, MatrixCell]
+"""A case: side -> cell, of the sides that have a row of it."""
 
 
 def triton_sides(rows: Iterable[Row]) -> dict[str, list[Row]]:
@@ -89,7 +76,7 @@ def _line(rows: Mapping[str, Row], margin: float) -> MatrixLine:
         verdict = judge(interval, margin, noisy=is_noisy(row, fastest))
         return MatrixCell(row=row, ratio=row["time_ms"] / fastest["time_ms"], interval=interval, verdict=verdict)
 
-    return MatrixLine(cells={side: cell(row) for side, row in rows.items()})
+    return {side: cell(row) for side, row in rows.items()}
 
 
 def load_guesses() -> Mapping[str, Mapping[str, float]]:
@@ -104,17 +91,17 @@ def surprises(lines: Sequence[MatrixLine], guesses: Mapping[str, Mapping[str, fl
     versions = {GUESSED_WITH}.union(*guesses.values())
     found = []
     for line in lines:
-        if (own := guesses.get(f"{line.row['op']} {line.row['impl']}")) is None:
+        if (own := guesses.get(f"{_row(line)['op']} {_row(line)['impl']}")) is None:
             continue
-        base = line.cells[GUESSED_WITH].ratio if GUESSED_WITH in line.cells else None
-        for side in [side for side in line.cells if side in versions]:
-            cell, guess = line.cells[side], {GUESSED_WITH: 1.0, **own}.get(side)
+        base = line[GUESSED_WITH].ratio if GUESSED_WITH in line else None
+        for side in [side for side in line if side in versions]:
+            cell, guess = line[side], {GUESSED_WITH: 1.0, **own}.get(side)
             ratio = cell.ratio / base if cell.ratio and base else None
             off = guess and ratio and abs(ratio / guess - 1) > SURPRISE
             if off or (guess is None) != (cell.ratio is None):
                 measured = cell.row["status"] if cell.ratio is None else f"{ratio:.2f}" if ratio else "runs"
                 guessed = "does not run" if guess is None else f"{guess:.2f}"
-                found.append({**_names(line.row, UNSAID), "Triton": side, "guessed": guessed, "measured": measured})
+                found.append({**_names(_row(line), UNSAID), "Triton": side, "guessed": guessed, "measured": measured})
     return found
 
 
@@ -122,7 +109,7 @@ def long_rows(lines: Sequence[MatrixLine]) -> list[dict[str, Any]]:
     """Return a row for each cell, with numbers, for programs."""
     return [
         {
-            **_names(line.row),
+            **_names(_row(line)),
             "device": device_of(cell.row),
             "side": side,
             "status": cell.row["status"],
@@ -134,25 +121,26 @@ def long_rows(lines: Sequence[MatrixLine]) -> list[dict[str, Any]]:
             "run_id": cell.row["run_id"],
         }
         for line in lines
-        for side, cell in line.cells.items()
+        for side, cell in line.items()
     ]
 
 
 def wide_rows(lines: Sequence[MatrixLine], sides: Collection[str], unsaid: Sequence[str] = ()) -> list[dict[str, Any]]:
     """Return a row for each case, with a text for each side, for people; ``unsaid`` columns of a case are left out."""
     shown = []
-    several = len({device_of(line.row) for line in lines}) > 1
+    several = len({device_of(_row(line)) for line in lines}) > 1
     for line in lines:
-        texts = {side: _text(line.cells[side]) if side in line.cells else "" for side in sides}
-        use = "all" if len(line.use) == len(sides) else ", ".join(line.use) or "none"
-        device = {"device": device_of(line.row)} if several else {}
-        shown.append({**device, **_names(line.row, unsaid), **texts, "use": use})
+        texts = {side: _text(line[side]) if side in line else "" for side in sides}
+        good = [side for side, cell in line.items() if cell.verdict not in (None, "slower")]
+        use = "all" if len(good) == len(sides) else ", ".join(good) or "none"
+        device = {"device": device_of(_row(line))} if several else {}
+        shown.append({**device, **_names(_row(line), unsaid), **texts, "use": use})
     return shown
 
 
 def why_not(lines: Sequence[MatrixLine]) -> list[dict[str, Any]]:
     """Return why cells have no time, equal reasons together."""
-    found = [(side, cell.row) for line in lines for side, cell in line.cells.items() if cell.ratio is None]
+    found = [(side, cell.row) for line in lines for side, cell in line.items() if cell.ratio is None]
     causes = grouped(found, lambda each: (*(each[1][name] for name in ("op", "impl", "status", "reason")), each[0]))
     return [
         {"op": op, "impl": impl, "with": side, "cases": len(alike), "reason": f"{status}: {reason}"}
@@ -162,7 +150,7 @@ def why_not(lines: Sequence[MatrixLine]) -> list[dict[str, Any]]:
 
 def runs_differ(lines: Sequence[MatrixLine]) -> int:
     """Return how many cases have measured rows of several runs."""
-    runs = ({cell.row["run_id"] for cell in line.cells.values() if cell.ratio is not None} for line in lines)
+    runs = ({cell.row["run_id"] for cell in line.values() if cell.ratio is not None} for line in lines)
     return sum(len(each) > 1 for each in runs)
 
 
@@ -171,7 +159,7 @@ def as_page(rows: Sequence[Row]) -> str:
     parts, guesses = [HEAD], load_guesses()
     for device, here in sorted(grouped(rows, device_of).items()):
         sides = triton_sides(here)
-        lines = sorted(matrix(sides), key=lambda line: itemgetter("op", "impl", "mode")(line.row))
+        lines = sorted(matrix(sides), key=lambda line: itemgetter("op", "impl", "mode")(_row(line)))
         first = max(here, key=lambda row: str(row["measured_at"]))
         parts.append(f"## {device}\n\n{first['device_name']}, torch {first['torch_version']}.\n")
         for table in (wide_rows(lines, sides, UNSAID), why_not(lines)):
@@ -181,6 +169,11 @@ def as_page(rows: Sequence[Row]) -> str:
     if not rows:
         parts.append("No rows are committed yet.\n")
     return "\n".join(parts)
+
+
+def _row(line: MatrixLine) -> Row:
+    """Return any of a case's rows."""
+    return next(iter(line.values())).row
 
 
 def _names(row: Row, unsaid: Sequence[str] = ()) -> dict[str, Any]:

@@ -176,18 +176,19 @@ def check(
     results += [CaseResult(row=row, verdict="new", reason="the baseline has no such case") for row in added]
     failing = tuple(verdict for verdict in FAILING if verdict != "missing" or not allow_missing)
     failing += ("unclear", NOISY) if fail_unclear else ()
+
+    def place(case: CaseResult) -> tuple[bool, int, float]:
+        beyond = max((metric.ratio / metric.limit for metric in case.metrics), default=0.0)
+        return case.verdict not in failing, VERDICTS.index(case.verdict), -beyond
+
     return CheckResult(
-        cases=tuple(sorted(results, key=lambda case: (case.verdict not in failing, *_badness(case)))),
+        cases=tuple(sorted(results, key=place)),
         accelerator=device,
         environment=tuple(environment_differences([(before[each], after[each]) for each in common])),
         failing=failing,
         planned=len(after) + left,
         min_compared=min_compared,
     )
-
-
-def _badness(case: CaseResult) -> tuple[int, float]:
-    return VERDICTS.index(case.verdict), -max((metric.ratio / metric.limit for metric in case.metrics), default=0.0)
 
 
 def _judge(new: Row, old: Row, thresholds: Thresholds) -> CaseResult:
@@ -263,11 +264,11 @@ def worth_measuring_again(found: CheckResult) -> list[Row]:
     A real slowdown shows again; a shift of the whole run is not likely to.
     """
     times, verdicts = {quantity.column for quantity in QUANTITIES if quantity.is_time}, ("unclear", NOISY, "regression")
-
-    def is_open(case: CaseResult) -> bool:
-        return any(metric.name in times and metric.verdict in verdicts for metric in case.metrics)
-
-    return [case.row for case in found.cases if is_open(case)]
+    return [
+        case.row
+        for case in found.cases
+        if any(metric.name in times and metric.verdict in verdicts for metric in case.metrics)
+    ]
 
 
 def summary(found: CheckResult) -> str:

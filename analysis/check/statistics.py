@@ -10,8 +10,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -23,8 +22,7 @@ MIN_SAMPLES = 6
 CONFIDENCE = 0.95
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Interval:
+class Interval(NamedTuple):
     """A confidence interval: its ends, in the samples' unit or of their ratio."""
 
     low: float
@@ -43,9 +41,7 @@ def percentile(samples: Sequence[float], percent: float) -> float:
     """
     import numpy as np
 
-    if not 0 <= percent <= 100:
-        raise ValueError(f"percent must be in [0, 100], got {percent}")
-    return float(np.percentile(_ordered(samples), percent))
+    return float(np.percentile(_finite(samples), percent))
 
 
 def median(samples: Sequence[float]) -> float:
@@ -74,7 +70,7 @@ def median_ranks(n: int) -> tuple[int, int]:
 
 def median_interval(samples: Sequence[float]) -> Interval:
     """Return the distribution-free confidence interval of the median (see :func:`median_ranks`)."""
-    ordered = _ordered(samples)
+    ordered = sorted(_finite(samples))
     low, high = median_ranks(len(ordered))
     return Interval(low=ordered[low], high=ordered[high])
 
@@ -125,7 +121,7 @@ def resampled_medians(samples: Sequence[float], side: int = 0) -> NDArray[Any]:
     """Return the medians of :data:`RESAMPLES` bootstrap resamples; the two sides of a ratio (0, 1) draw apart."""
     import numpy as np
 
-    ordered = np.array(_ordered(samples))
+    ordered = np.sort(_finite(samples))
     low, high = _resampled_ranks(len(ordered), side)
     return (ordered[low] + ordered[high]) / 2
 
@@ -160,10 +156,6 @@ def geometric_mean_interval(ratios: Sequence[NDArray[Any]]) -> Interval:
     generator = np.random.default_rng(0)
     logs = sum(generator.permutation(np.log(estimates)) for estimates in ratios)
     return interval_of(np.exp(logs / len(ratios)))
-
-
-def _ordered(samples: Sequence[float]) -> list[float]:
-    return sorted(_finite(samples))
 
 
 def _finite(samples: Sequence[float]) -> list[float]:

@@ -5,7 +5,7 @@ paper's appendix F: a multiply-accumulate is 2 FLOPs, one evaluation of exp, log
 unless told otherwise), and recomputation inside a kernel is not counted (it is kept apart, see :class:`Count`). The
 formulas lie in :mod:`.mlstm` (published) and :mod:`.scalar_decay`, :mod:`.lightning`, :mod:`.baselines`, :mod:`.rglru`,
 :mod:`.wkv` and :mod:`.gated_mlp` (derived); :mod:`.problem` adds them up, :mod:`.formulations` says what there is, and
-:mod:`.executed` and :mod:`.executed_mlp` count what our Triton kernels really run, recomputation included.
+:mod:`.executed` counts what our Triton kernels really run, recomputation included.
 """
 
 from .formulations import (

@@ -9,7 +9,7 @@ from ...kernels.baselines.spec import Baseline
 from ...kernels.common.spec import Counted, Implementation
 from ...results.arguments import one_of
 from . import mlstm, rglru, scalar_decay
-from .executed_mlp import GATED_MLP
+from .executed import GATED_MLP
 
 MODES = ("fw", "bw", "fwbw", "step")
 
@@ -80,7 +80,8 @@ def check_formulation(op: str, formulation: str, mode: str, counting: str) -> No
     modes = _modes_of(op, formulation)
     if mode not in modes:
         raise ValueError(f"mode must be {' or '.join(modes)} for the recurrent formulation of {op}, got {mode!r}")
-    if counting == "published" and not _is_published(op, formulation, mode):
+    printed = {**dict.fromkeys(mlstm.OPERATIONS, mlstm.PUBLISHED), "rglru": rglru.PUBLISHED}.get(op, ())
+    if counting == "published" and (formulation, mode) not in printed:
         case = f"{op}, {formulation}, {mode}"
         raise ValueError(f"counting must be detailed for {case}: no paper prints a total; got 'published'")
 
@@ -90,12 +91,6 @@ def _modes_of(op: str, formulation: str) -> tuple[str, ...]:
     if formulation != "recurrent":
         return ("fw", "bw", "fwbw")
     return {"wkv4": MODES, **dict.fromkeys(DECODING, ("step",))}.get(op, ("fw", "step"))
-
-
-def _is_published(op: str, formulation: str, mode: str) -> bool:
-    if op == "rglru":
-        return mode == "fw" and formulation in rglru.PUBLISHED
-    return op in mlstm.OPERATIONS and formulation in ("chunkwise", "parallel", "recurrent") and mode in ("fw", "step")
 
 
 def is_counted(op: str, formulation: str, mode: str) -> bool:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from ...results.arguments import one_of
 
@@ -46,26 +47,13 @@ MODELS = (
 """The models that the source names."""
 
 
-@dataclass(frozen=True, slots=True)
-class Saving:
-    """One model against one baseline.
-
-    Attributes:
-        activation_bytes, fused_bytes: a layer's activations without and with the fused kernel.
-        saved_bytes: their difference.
-        saved_share: of activation_bytes.
-        token_bytes: keys and values of one token in all layers.
-        extra_tokens: whole tokens of key-value cache that saved_bytes hold.
-    """
+class Saving(NamedTuple):
+    """What a model saves against one baseline: the share of a layer's activations, and as many tokens of cache."""
 
     model: str
     baseline: str
     tokens: int
-    activation_bytes: int
-    fused_bytes: int
-    saved_bytes: int
     saved_share: float
-    token_bytes: int
     extra_tokens: int
 
 
@@ -82,6 +70,5 @@ def savings(model: CacheModel, tokens: int, *, dtype: str = "bf16") -> list[Savi
     rows = []
     for baseline, (attention, mlp) in BASELINES.items():
         before, saved = (attention + 1) * width + mlp * wide, (mlp - 1) * wide
-        sums = (before, before - saved, saved, saved / before, token_bytes, saved // token_bytes)
-        rows.append(Saving(model.name, baseline, tokens, *sums))
+        rows.append(Saving(model.name, baseline, tokens, saved / before, saved // token_bytes))
     return rows

@@ -10,6 +10,8 @@ from __future__ import annotations
 from .model import Problem, Tally, Work, chunk_traffic
 
 OPERATIONS = ("mlstm_exp", "mlstm_sig")
+PUBLISHED = (("chunkwise", "fw"), ("parallel", "fw"), ("recurrent", "fw"), ("recurrent", "step"))
+"""Formulations and modes that the paper prints."""
 
 
 def chunk(problem: Problem) -> Tally:

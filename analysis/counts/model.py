@@ -114,7 +114,11 @@ class Tally:
 
     def __add__(self, other: Tally) -> Tally:
         """Add part by part; parts of the same name are merged."""
-        return Tally(*map(_merged, self._each(), other._each()))
+
+        def merged(a: Mapping[str, Any], b: Mapping[str, Any]) -> Mapping[str, Any]:
+            return {**a, **{name: a[name] + part if name in a else part for name, part in b.items()}} if b else a
+
+        return Tally(*map(merged, self._each(), other._each()))
 
     def prefixed(self, prefix: str) -> Tally:
         """Return the same tally with ``prefix`` before every part's name."""
@@ -122,10 +126,6 @@ class Tally:
 
     def _each(self) -> tuple[Mapping[str, Any], ...]:
         return self.work, self.traffic, self.recomputed_work, self.recomputed_traffic
-
-
-def _merged(a: Mapping[str, Any], b: Mapping[str, Any]) -> Mapping[str, Any]:
-    return {**a, **{name: a[name] + part if name in a else part for name, part in b.items()}} if b else a
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -284,7 +284,7 @@ class Count:
         byte_parts: name -> bytes; adds up to ``bytes``.
         executed_tensor_flops, executed_bytes, reread_bytes, executed_parts, executed_byte_parts: what our Triton
             kernels of the formulations walk, whole_state, sweep, lightning1 and lightning2, and of a gated MLP, run and
-            move in 16-bit dtypes, recomputation and padding included (see :mod:`.executed` and :mod:`.executed_mlp`);
+            move in 16-bit dtypes, recomputation and padding included (see :mod:`.executed`);
             None and empty elsewhere. ``reread_bytes`` are loads of what other programs of the same launch load as well.
         library_tensor_flops: the share of ``executed_tensor_flops`` in products of a library, whose padding and rereads
             are not known.

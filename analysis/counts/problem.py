@@ -11,8 +11,7 @@ from typing import Any
 from ...results.arguments import one_of
 from ...results.schema import SIZE_COLUMNS
 from . import baselines, gated_mlp, lightning, mlstm, rglru, scalar_decay, wkv
-from .executed import engine_pass, executed, sweep_tile
-from .executed_mlp import executed_mlp
+from .executed import engine_pass, executed, executed_mlp, sweep_tile
 from .formulations import (
     ATTENTION_TILE,
     FORMULATIONS,
@@ -128,24 +127,18 @@ def _count_case(
 ) -> Count | None:
     """Return :func:`count_case`, which figures and models ask for again and again."""
     op, impl, mode, dtype, state_dtype = names
-    if op not in FORMULATIONS or not is_counted(op, formulation_of(op, impl, mode, dtype), mode):
+    if op not in FORMULATIONS:
         return None
-    problem = case_problem(*names, dict(sizes))
+    formulation, wide = formulation_of(op, impl, mode, dtype), "fp64" if dtype == "fp64" else "fp32"
+    if not is_counted(op, formulation, mode):
+        return None
+    known: dict[str, int | None] = {"batch": 1, "num_heads": 1, **dict(sizes)}
+    known["chunk_size"] = chunk_of(op, impl, formulation, known.get("chunk_size"))
+    full = 1.0 if declared(op, impl).full_square else None
+    problem = _problem(op, formulation, known, (dtype, wide, state_dtype or wide), causal_factor=full)
     forward_state = dtype if state_dtype is None and declared(op, impl).states_as_inputs else None
     launches = launches and has_launches(op, problem.formulation, impl)
     return _count(problem, mode, launches=launches, forward_state=forward_state)
-
-
-def case_problem(
-    op: str, impl: str, mode: str, dtype: str, state_dtype: str | None, sizes: Mapping[str, int]
-) -> Problem:
-    """Return the problem of a case; arguments and errors as :func:`count_case`."""
-    formulation = formulation_of(op, impl, mode, dtype)
-    wide = "fp64" if dtype == "fp64" else "fp32"
-    known: dict[str, int | None] = {**sizes, **{name: sizes.get(name) or 1 for name in ("batch", "num_heads")}}
-    known |= {"chunk_size": chunk_of(op, impl, formulation, sizes.get("chunk_size"))}
-    causal_factor = 1.0 if declared(op, impl).full_square else None
-    return _problem(op, formulation, known, (dtype, wide, state_dtype or wide), causal_factor=causal_factor)
 
 
 def _problem(

@@ -31,8 +31,8 @@ from .model import Factors, Problem, Scalar, Tally, Work, decoding
 WITH_GEMMS = ("layer", "unfused")
 """Formulations of the whole layer."""
 
-PUBLISHED = ("unfused", "fused")
-"""Formulations of the RG-LRU whose bytes the page prints."""
+PUBLISHED = (("unfused", "fw"), ("fused", "fw"))
+"""Formulations and modes of the RG-LRU whose bytes the page prints."""
 
 LINES: Mapping[str, tuple[int, int]] = {
     "gate GEMMs": (2, 2), "sigmoids": (2, 2), "log decay": (1, 1), "decay": (1, 1), "squared decay": (1, 1),

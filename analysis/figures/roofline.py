@@ -149,14 +149,13 @@ def _points(rows: pd.DataFrame, accelerators: Sequence[Accelerator]) -> pd.DataF
     main, by_key = accelerators[0].key, {each.key: each for each in accelerators}
     if main not in set(points["device_accelerator"]):
         raise ValueError(f"results must hold counted rows measured on {main} for its roofline, got none")
-    shares = [100 * r.tflops * 1e12 / _roof_at(r, by_key[r.device_accelerator]) for r in points.itertuples()]
+    shares = []
+    for row in points.itertuples():
+        device = by_key[row.device_accelerator]
+        # Without matrix products alpha is the vector rate.
+        peak = device.peak_flops(row.dtype) if row.tensor_flops else device.vector_flops
+        shares.append(100 * row.tflops * 1e12 / min(device.bandwidth_bytes_s * row.intensity, peak or math.inf))
     return points.assign(share=shares)
-
-
-def _roof_at(row: Any, accelerator: Accelerator) -> float:
-    """Return min(beta I, alpha) in FLOP/s at a row's intensity; alpha is the vector rate without matrix products."""
-    peak = accelerator.peak_flops(row.dtype) if row.tensor_flops else accelerator.vector_flops
-    return min(accelerator.bandwidth_bytes_s * row.intensity, peak or math.inf)
 
 
 def _lines(

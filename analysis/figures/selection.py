@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ...results.arguments import unknown
-from ...results.select import MODE_NAMES, failed_rows, families, is_ok, latest_rows, of_family, ok_rows, short_size
+from ...results.select import MODE_NAMES, families, is_ok, latest_rows, of_family, ok_rows, short_size
 from ..derive import derive_anew, without_removed
 from .style import operation_label, series_label, sizes_in_words
 
@@ -366,7 +366,7 @@ def unmeasured(chosen: Chosen) -> pd.DataFrame:
     """Return failed points that no other setting (chunk size) of the same implementation stands in for."""
     keys = ["op", "impl", "mode", chosen.over or "seq_len"]
     said = dict.fromkeys((*keys, "seq_len", "context", "status", "reason"))
-    failed = failed_rows(chosen.rows)[[*said]]
+    failed = chosen.rows[chosen.rows["status"] != "ok"][[*said]]
     shown = chosen.rows[keys][is_ok(chosen.rows)].drop_duplicates()
     merged = failed.merge(shown, on=keys, how="left", indicator="found")
     return merged[merged["found"] == "left_only"]

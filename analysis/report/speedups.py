@@ -55,8 +55,7 @@ class Speedup:
         samples = [row.time_samples_ms for row in (self.theirs, self.ours)]
         if any(each is None or len(each) < MIN_SAMPLES for each in samples):
             return None
-        interval = ratio_interval(*samples)
-        return interval.low, interval.high
+        return ratio_interval(*samples)
 
     @property
     def memory(self) -> float | None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from ...results.select import failed_rows, families, ok_rows, short_size
+from ...results.select import families, ok_rows, short_size
 from ..figures.findings import OURS
 from ..figures.selection import lowered_runs
 from .markup import ABSENT, Html, TableRow, listed, size, table
@@ -88,7 +88,7 @@ def heading(subject: Subject) -> str:
 
 def failed_of(subject: Subject) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Return the cases that failed, and those that were not tried."""
-    failed = failed_rows(subject.rows)
+    failed = subject.rows[subject.rows["status"] != "ok"]
     limits = failed["status"].isin(BY_DESIGN)
     return failed[~limits], failed[limits]
 

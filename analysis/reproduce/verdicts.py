@@ -56,7 +56,7 @@ ROW_SETS = (Record, ErrorsRow, TrainingRow)
 
 OTHER_SOFTWARE = 1.5
 """In other versions, compiled by another Triton, a kernel takes at most so many times as long as the slowest rate
-explains, with 95 % chance; estimated from what was published of an H100, see :func:`.published.software_factor`."""
+explains, with 95 % chance; estimated from what was published of an H100, see :func:`.published.excess`."""
 
 UNITS = {"time": " ms", "model_ms": " ms", "tflops": " TFLOP/s"}
 Point = Mapping[str, int | float | str]
@@ -146,7 +146,10 @@ class Store:
         self.others = sorted(others, key=itemgetter("measured_at"))
         rows = [row for row in rows if wanted(row)]
         self.cases = _by_case(rows)
-        self.pairs = _by_pair(row for row in rows if row["device_accelerator"] == self.device)
+        pairs = (row for row in rows if row["device_accelerator"] == self.device and row["pair_id"] is not None)
+        groups = grouped(pairs, itemgetter("pair_id")).values()
+        # Group by group, the newest first.
+        self.pairs = sorted(groups, key=lambda group: max(row["measured_at"] for row in group), reverse=True)
 
     @classmethod
     def of(cls, rows: Sequence[Row]) -> Store:
@@ -199,12 +202,6 @@ def _by_case(rows: Iterable[Row]) -> dict[tuple[Any, ...], list[Row]]:
     cases = grouped(rows, itemgetter("device_accelerator", "case_id")).values()
     best = (max(rows, key=quality) for rows in cases)
     return grouped(best, lambda row: (row["device_accelerator"] or "", row["op"], row["mode"]))
-
-
-def _by_pair(rows: Iterable[Row]) -> list[list[Row]]:
-    """Return the rows that were timed in turn, group by group, the newest first."""
-    groups = grouped((row for row in rows if row["pair_id"] is not None), itemgetter("pair_id")).values()
-    return sorted(groups, key=lambda group: max(row["measured_at"] for row in group), reverse=True)
 
 
 def _fastest(cases: Iterable[Row], terms: Terms) -> Row | str:
@@ -388,8 +385,7 @@ def _compared(
             a, b, c, d = (*of, 1, 1, 1)[:4]
             ours = None if None in of else a if len(of) == 1 else a * d / (b * c or math.nan)
             named = {side: (value,) for side, value in zip(claim.sides, of, strict=True)}
-            found = intervals.get(tuple(point.values()))
-            ends = None if found is None else (found.low, found.high)
+            ends = intervals.get(tuple(point.values()))
             yield ClaimLine(point=point, ours=ours, values=named if len(of) > 1 else {}, ends=ends)
         return
     for group, members in grouped(points, lambda item: tuple((n, v) for n, v in item[0].items() if n != axis)).items():

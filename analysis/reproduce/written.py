@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from operator import attrgetter
 from typing import Any
 
+from ...results.contents import markdown_table
 from ...results.select import grouped
 from .published import in_words
 from .verdicts import HOLDS, NOT, PARTLY, UNDECIDED, UNMEASURED, VERDICTS, ClaimLine, Found, shown
@@ -100,18 +101,20 @@ def _outcome(found: Found, line: ClaimLine, *, words: bool) -> dict[str, Any]:
 
 def page(found: Sequence[Found], device: str) -> str:
     """Return the page: a table a document, a line a claim."""
-    parts = [HEAD, f"Measured on `{device}`. " + _tally(found) + "\n", in_words(found)]
+    parts = [HEAD, f"Measured on `{device}`. " + _tally(found) + "\n", in_words(found), ""]
     for (title, ours), claims in grouped(found, lambda each: (each.asked.document.title, each.asked.ours)).items():
         head = f"### The same of lrbench's own kernels alone: {title}" if ours else f"## {title}"
-        parts.append(f"\n{head}\n\n{_tally(claims)}\n")
-        parts.append("| where | claim | document | ours | verdict | command |\n|---|---|---|---|---|---|")
+        parts += [head, "", _tally(claims), ""]
+        rows = []
         for row in list_rows(claims):
             # What ours is has a column of its own.
             reason = row["reason"].removeprefix(row["ours"]).removeprefix(";").strip()
             verdict = f"**{row['verdict']}**{reason and ': '}{reason}"
-            cells = [row["where"], row["claim"], row["says"], row["ours"], verdict, f"`lrbench reproduce {row['id']}`"]
-            parts.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
-    return "\n".join(parts) + "\n"
+            cells = {"document": row["says"], "ours": row["ours"], "verdict": verdict}
+            command = {"command": f"`lrbench reproduce {row['id']}`"}
+            rows.append({"where": row["where"], "claim": row["claim"], **cells, **command})
+        parts += markdown_table(rows)
+    return "\n".join(parts)
 
 
 def _tally(found: Sequence[Found]) -> str:

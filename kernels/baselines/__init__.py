@@ -17,7 +17,7 @@ from ...results.arguments import one_of
 from ...results.schema import Case
 from .. import FAMILIES
 from .. import get_operation as get_kernel_operation
-from ..common.spec import Implementation, Operation, matches_version, resolve
+from ..common.spec import Implementation, Operation, resolve
 from . import (
     accelerated_scans,
     flash_attention,
@@ -31,23 +31,7 @@ from . import (
     xformers,
 )
 from .operations import OPERATIONS
-from .spec import Baseline, KnownBad, Runnable
-
-__all__ = [
-    "BASELINES",
-    "Baseline",
-    "KnownBad",
-    "Runnable",
-    "availability",
-    "baselines_for",
-    "get_baseline",
-    "get_implementation",
-    "get_operation",
-    "installed_versions",
-    "known_bad_here",
-    "plan_sizes",
-    "why_unsupported",
-]
+from .spec import Baseline
 
 BASELINES: tuple[Baseline, ...] = (
     *nxai_mlstm.BASELINES,
@@ -106,19 +90,12 @@ def availability(baseline: Baseline) -> str | None:
 def installed_versions() -> dict[str, str]:
     """Return the versions of torch, triton and every installed package that a baseline or a known failure names.
 
-    Keys are normalised distribution names (lower case, hyphens).
+    Keys are distribution names, lower case with hyphens.
     """
-    names = {"torch", "triton"}
-    for baseline in BASELINES:
-        names.add(_normalise(baseline.distribution))
-        names.update(_normalise(name) for known in baseline.known_bad for name in known.versions)
-    versions = {}
-    for name in sorted(names):
-        try:
-            versions[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return versions
+    names = {"torch", "triton", *(baseline.distribution for baseline in BASELINES)}
+    names.update(name for baseline in BASELINES for known in baseline.known_bad for name in known.versions)
+    found = {name: next(iter(importlib.metadata.distributions(name=name)), None) for name in sorted(names)}
+    return {name: each.version for name, each in found.items() if each is not None}
 
 
 def known_bad_here(
@@ -127,22 +104,16 @@ def known_bad_here(
     """Return why a case is known not to work with what is installed here, or None.
 
     Args:
-        versions: installed versions by distribution name; a failure that names an absent package does not match.
+        versions: as :func:`installed_versions` returns them.
         capability: the GPU's compute capability, (9, 0) or "9.0"; None on a CPU.
 
     Returns:
         The reason and its source in one sentence.
     """
     architecture = capability if isinstance(capability, str) or capability is None else ".".join(map(str, capability))
-    installed = {_normalise(name): version for name, version in versions.items()}
     for known in baseline.known_bad:
-        if known.architectures and architecture not in known.architectures:
-            continue
-        if known.modes and case.mode not in known.modes:
-            continue
-        if known.dtypes and case.dtype not in known.dtypes:
-            continue
-        if all(matches_version(installed.get(_normalise(name)), wanted) for name, wanted in known.versions.items()):
+        affected = case.mode in (known.modes or (case.mode,)) and case.dtype in (known.dtypes or (case.dtype,))
+        if affected and known.is_of(versions, architecture):
             return f"{known.reason} ({known.source})"
     return None
 
@@ -177,10 +148,6 @@ def plan_sizes(
     if not fitting:
         fitting = [max((size for size in baseline.chunk_sizes if size <= planned["seq_len"]), default=chosen[0])]
     return [{**planned, "chunk_size": size} for size in fitting]
-
-
-def _normalise(distribution: str) -> str:
-    return distribution.lower().replace("_", "-")
 
 
 def _module_exists(name: str) -> bool:

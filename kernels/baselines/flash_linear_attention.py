@@ -104,7 +104,6 @@ BASELINES = (
             name="fla.fused_recurrent",
             op=op,
             kernels=kernels,
-            build="kernels.baselines.flash_linear_attention:build_step",
             plan="kernels.baselines.plans:head_sizes" if op == "lightning" else None,
             modes=("step",),
             dtypes=("bf16", "fp16", "fp32"),
@@ -160,34 +159,24 @@ BASELINES = (
 )
 
 
-def build(case: Case, inputs: Mapping[str, Tensor]) -> Runnable:
-    """Prepare one of GLA's functions or chunk_simple_gla, the latter with gates and their gradient (simple GLA) or with
-    fixed decays (Retention, and Lightning Attention, which has no scale), whose slopes get no gradient."""
-    from ._tensors import on_leaves
-
-    if case.op == "gla":
-        return on_leaves(_function("gla", case), inputs)
-    from fla.ops.simple_gla import chunk_simple_gla
-
-    call = partial(chunk_simple_gla, chunk_size=case.chunk_size or CHUNK_SIZE)
-    if case.op == "simple_gla":
-        return on_leaves(call, inputs)
-    scale = 1.0 if case.op == "lightning" else None
-    return on_leaves(partial(call, g_gamma=-inputs["slope"].detach().float(), scale=scale), inputs, "q", "k", "v")
-
-
-def build_step(case: Case, inputs: Mapping[str, Tensor], state: Tensor) -> Runnable:
-    """Prepare a step of the recurrent kernel, which all these operations share, with the gates of :func:`build`."""
+def build(case: Case, inputs: Mapping[str, Tensor], state: Tensor | None = None) -> Runnable:
+    """Prepare one of GLA's functions or simple GLA's, the latter with gates and their gradient (simple GLA) or with
+    fixed decays (Retention, and Lightning Attention, which has no scale), whose slopes get no gradient. A step is that
+    of the recurrent kernel, which all these operations share."""
     from ._tensors import on_leaves
 
     after = {"initial_state": state, "output_final_state": True}
     if case.op == "gla":
+        if state is None:
+            return on_leaves(_function("gla", case), inputs)
         from fla.ops.gla import fused_recurrent_gla
 
         return on_leaves(lambda g, **leaves: fused_recurrent_gla(gk=g, **leaves, **after), inputs)
-    from fla.ops.simple_gla import fused_recurrent_simple_gla
-
-    call = partial(fused_recurrent_simple_gla, **after)
+    simple_gla = importlib.import_module("fla.ops.simple_gla")
+    if state is None:
+        call = partial(simple_gla.chunk_simple_gla, chunk_size=case.chunk_size or CHUNK_SIZE)
+    else:
+        call = partial(simple_gla.fused_recurrent_simple_gla, **after)
     if case.op == "simple_gla":
         return on_leaves(call, inputs)
     scale = 1.0 if case.op == "lightning" else None

@@ -164,9 +164,7 @@ def build(case: Case, inputs: Mapping[str, Tensor]) -> Runnable:
         options["autocast_kernel_dtype"] = dtype
     kernel = getattr(importlib.import_module(f"mlstm_kernels.torch.{module}"), name)
     # Gates too get q's dtype, which holds their values exactly (common/inputs.py), so the problem is the same.
-    return on_leaves(
-        partial(kernel, **options), {name: x.to(dtype) for name, x in inputs.items()}, heads_first=True
-    )  # fmt: skip
+    return on_leaves(partial(kernel, **options), {name: x.to(dtype) for name, x in inputs.items()}, heads_first=True)
 
 
 def build_step(case: Case, inputs: Mapping[str, Tensor], state: tuple[Tensor, Tensor, Tensor]) -> Runnable:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from ..common.spec import Counted, resolve
+from ..common.spec import Counted, matches_version, resolve
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -19,7 +19,7 @@ class KnownBad:
     Attributes:
         reason: one sentence; what happens.
         source: where it is documented (an issue, a release note, our own measurement).
-        versions: {"triton": ">=3.4,<3.7.1", "mlstm_kernels": "==2.0.6", ...} as PEP 440 specifiers; all must match.
+        versions: {"triton": ">=3.4,<3.7.1", "mlstm-kernels": "==2.0.6", ...} as PEP 440 specifiers; all must match.
         architectures: compute capabilities such as "9.0"; empty means any.
         modes: the modes affected; empty means all.
         dtypes: the dtypes affected; empty means all.
@@ -32,6 +32,12 @@ class KnownBad:
     modes: tuple[str, ...] = ()
     dtypes: tuple[str, ...] = ()
 
+    def is_of(self, versions: Mapping[str, str], architecture: str | None) -> bool:
+        """Return whether versions and a compute capability (None on a CPU) are affected; an absent package is not."""
+        if self.architectures and architecture not in self.architectures:
+            return False
+        return all(matches_version(versions.get(name), wanted) for name, wanted in self.versions.items())
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Baseline(Counted):
@@ -40,7 +46,7 @@ class Baseline(Counted):
     Attributes:
         name: ``provider.variant``, unique within the operation.
         provider: import name of the package.
-        distribution: what pip installs ("flash-linear-attention"), with the tested version in ``tested``.
+        distribution: what pip installs ("fla-core"), lower case with hyphens, with the tested version in ``tested``.
         op: the operation it computes (mlstm_sig, attention, gla, selective_scan, ...).
         kernels: the families it is compared with.
         build: "module:function" relative to lrbench; ``build(case, inputs) -> Runnable`` with inputs in the operation's

@@ -14,7 +14,7 @@ import torch
 
 from lrbench.analysis.accelerators import cpu
 from lrbench.analysis.accelerators.roofs import RoofRow
-from lrbench.bench import calibrate, session
+from lrbench.bench import calibrate, clock, session
 from lrbench.bench.calibrate import FORMS, Calibration, Form, measure_roofs, summary_rows
 from lrbench.bench.environment import current_environment
 from lrbench.bench.executors import LocalExecutor
@@ -59,18 +59,18 @@ def test_products_in_tf32_are_named_so_and_leave_no_trace() -> None:
     before = torch.get_float32_matmul_precision()
     seen = {}
     for dtype in ("tf32", "fp32"):
-        for workload in calibrate._matmul("cpu", dtype, 1e-4):
-            seen[workload.dtype] = torch.get_float32_matmul_precision()
-            assert workload.call(None).dtype == torch.float32
+        for call, what in calibrate._matmul(clock.CpuClock(), "cpu", dtype, 1e-4):
+            seen[what["dtype"]] = torch.get_float32_matmul_precision()
+            assert call(None).dtype == torch.float32
     assert seen == {"tf32": "high", "fp32": "highest"}
     assert torch.get_float32_matmul_precision() == before
 
 
 def test_the_copy_is_out_of_the_caches_reach_and_copies() -> None:
-    copy = calibrate._copy("cpu")
-    assert copy.work == 2 * copy.size
-    assert copy.size >= min(4 * (cpu.cache_bytes(level=3) or 0), cpu.free_memory_bytes() // 10)
-    target = copy.call(None)
+    copy, what = calibrate._copy("cpu")
+    assert what["work"] == 2 * what["size"]
+    assert what["size"] >= min(4 * (cpu.cache_bytes(level=3) or 0), cpu.free_memory_bytes() // 10)
+    target = copy(None)
     for part in (target[:10_000], target[-10_000:]):
         assert part.unique().numel() > 1000, "a copy of constant data may be compressed"
 

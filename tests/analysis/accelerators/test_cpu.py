@@ -39,7 +39,7 @@ def test_what_was_measured_is_remembered(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_a_calibration_takes_its_place() -> None:
-    assert cpu.remember(ROOFS) == cpu.cache_file()
+    cpu.remember(ROOFS)
     local = cpu.local_cpu()
     assert (local.peak_flops("bf16"), local.vector_flops, local.source) == (4e11, 2e11, "a calibration")
 
@@ -56,7 +56,8 @@ def test_a_calibration_takes_its_place() -> None:
     ],
 )
 def test_a_bad_cache_file_is_passed_over(spoil: Callable[[Any], Any]) -> None:
-    path = cpu.remember(ROOFS)
+    cpu.remember(ROOFS)
+    path = cpu.cache_file()
     path.write_text(json.dumps(spoil(json.loads(path.read_text()))))
     assert cpu.recall() is None
 
@@ -91,7 +92,7 @@ def test_a_calibration_that_ends_meanwhile_is_kept(monkeypatch: pytest.MonkeyPat
 def test_a_cache_that_cannot_be_written_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "file" / "folder"))
-    assert cpu.remember(ROOFS) is None
+    cpu.remember(ROOFS)
     assert cpu.local_cpu().matrix_flops["fp32"] > 1e8
 
 

@@ -72,7 +72,7 @@ def test_geometric_mean_of_many_is_narrower_than_of_one() -> None:
     [
         (lambda: median([]), "samples must hold at least one number, got none"),
         (lambda: median([1.0, math.nan]), "samples must be finite, got nan"),
-        (lambda: percentile([1.0], 101), r"percent must be in \[0, 100\], got 101"),
+        (lambda: percentile([1.0], 101), r"must be in the range \[0, 100\]"),
         (lambda: ratio_interval([math.inf] * 9, [1.0] * 9), "samples must be finite, got inf"),
     ],
 )

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from lrbench.analysis.counts import Count, count, count_case
-from lrbench.analysis.counts.executed_mlp import GATED_MLP
+from lrbench.analysis.counts.executed import GATED_MLP
 from lrbench.kernels import get_operation, resolve
 from lrbench.kernels.scalar_decay.declare import SCHEMES
 from lrbench.kernels.scalar_decay.launch import EngineRequest, choose

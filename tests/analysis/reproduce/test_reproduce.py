@@ -164,7 +164,8 @@ def test_errors_are_those_that_were_kept(tmp_path: Path) -> None:
     """They lie beside the rows of sweeps, which are not looked at for them; what is missing is no case of a sweep."""
     figures = {f"{name}_{of}": 0.5 for name in ("max_abs", "mean_abs", "relative") for of in ("mean", "std")}
     row = {"size": 64, "impl": "fused", "against": "eager", "dtype": "bf16", "draws": 2, **figures}
-    mlp_errors.write_rows([row, {**row, "against": "exact", "relative_mean": 9.0}], tmp_path / "rows")
+    for each in (row, {**row, "against": "exact", "relative_mean": 9.0}):
+        mlp_errors.write_row(each, tmp_path / "rows")
     side = '[sides.errors]\nop = "gated_mlp"\nimpl = "fused"\nagainst = "eager"\n'
     kind = 'value = "errors"\nmetric = "relative"\nover = {{ seq_len = [{}] }}\nrows = {{}}\nstates = 0.5\n'
     for sizes, verdict, missing in (("64", "holds", []), ("64, 128", "holds in part", [128])):

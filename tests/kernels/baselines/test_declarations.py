@@ -137,7 +137,7 @@ H200, A100 = (9, 0), (8, 0)
         ("mlstm_kernels.xl_chunk", "fw", {}, {"triton": "3.6.0+git1a2b"}, H200, "compiler aborts"),
         ("mlstm_kernels.xl_chunk", "fw", {}, {"triton": "3.7.1", "mlstm-kernels": "2.0.6"}, H200, None),
         ("mlstm_kernels.xl_chunk_siging", "fw", {}, {"triton": "3.6.0", "mlstm-kernels": "2.0.6"}, H200, None),
-        ("mlstm_kernels.xl_chunk_siging", "fw", {}, {"triton": "3.9.0", "mlstm_kernels": "2.0.6"}, A100, "block_ptr"),
+        ("mlstm_kernels.xl_chunk_siging", "fw", {}, {"triton": "3.9.0", "mlstm-kernels": "2.0.6"}, A100, "block_ptr"),
         ("mlstm_kernels.limit_chunk", "fw", {}, {"triton": "3.9.0", "mlstm-kernels": "2.1.0"}, A100, None),
         ("mamba_ssm.chunk_scan", "fw", {"seq_len": 65536}, {"mamba-ssm": "2.3.2.post1"}, H200, None),
         ("flash_attn.v3", "fw", {}, {"flash-attn-3": "3.0.0b1"}, A100, "Hopper alone"),
