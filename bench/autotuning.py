@@ -121,7 +121,7 @@ def settle(call: Call, clock: Clock) -> tuple[Tuning, str] | None:
     :data:`CONTENDERS` best, and the call is timed under each choice, in turn.
 
     Args:
-        call: was called before, so that its autotuners have chosen. What it raises is raised.
+        call: was called before, so that its autotuners have chosen.
 
     Returns:
         None where the call runs no autotuner that has a choice.
@@ -134,15 +134,15 @@ def settle(call: Call, clock: Clock) -> tuple[Tuning, str] | None:
         call.call(call.prepare())
     if not tuners:
         return None
-    choices, used = [first := Tuning(tuners, [tuner.cache for tuner in tuners])], []
-    try:
+    choices = [first := Tuning(tuners, [tuner.cache for tuner in tuners])]
+    used = first.kept
+    # A further tuning may find no memory where the first did: then what was chosen so far competes.
+    with contextlib.suppress(Exception):
         for _ in range(1, TUNINGS):
-            again = _choose_again(Autotuner, tuners, call)
-            used = [list(each) for each in again]
-            merged = Tuning(tuners, [{**old, **new} for old, new in zip(first.kept, again, strict=True)])
+            used = _choose_again(Autotuner, tuners, call)
+            merged = Tuning(tuners, [{**old, **new} for old, new in zip(first.kept, used, strict=True)])
             choices += [merged] if merged not in choices else []
-    finally:
-        first.install()
+    first.install()
     best = first
     if len(choices) > 1:
         timings = measure(clock, [each.before(call) for each in choices], Sampling(in_turn=True, rounds=ROUNDS))

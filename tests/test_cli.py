@@ -109,12 +109,11 @@ def test_completion_as_a_module_is_of_the_command() -> None:
 
 def test_a_sweep_ends_with_the_fastest_of_each_package_in_turn(tmp_path: Path, run: Run) -> None:
     """Once: --resume finds the pair there."""
-    asked = "sweep --kernel tfla --op simple_gla,attention --impl torch,torch.sdpa_cpu --seq-len 64"
-    asked += " --head-dim 32 --num-heads 1 --chunk-size 16,32 --batch 1 --mode fw --budget 0 --no-calibrate --pairs"
+    asked = f"sweep --kernel tfla --op simple_gla,attention {SMALL} --impl torch,torch.sdpa_cpu --no-calibrate --pairs"
     shown = run.json(asked, "--output", tmp_path)
     assert "timing the fastest of each package at each problem in turn: 2 cases" in run.err
     pairs, swept = sorted(tmp_path.glob("*.parquet"))
-    assert pairs.name.startswith("pairs-tfla-") and len(store.read_results(swept)) == 3
+    assert pairs.name.startswith("pairs-tfla-") and len(store.read_results(swept)) == 4
     in_turn = store.read_results(pairs).to_pylist()
     assert {row["op"] for row in in_turn} == {"simple_gla", "attention"}
     assert len({row["pair_id"] for row in in_turn} - {None}) == 1

@@ -153,17 +153,18 @@ def test_the_best_of_several_choices_is_kept_and_said() -> None:
     tuner = make_tuner(kernel, tuple(speed), do_bench=do_bench)
     call = Call(call=lambda _: tuner.run(7, grid=(1,), warmup=False))
     call.call(None)
-    first = tuner.cache
     assert tuner.best_config.kwargs == {"BLOCK": 8}
     disturbed.clear()
-    met = len(kernel.ran)
     with mock.patch("triton.testing.do_bench", do_bench):
         settled = autotuning.settle(call, Timed())
     assert settled is not None
     assert settled[1] == "<lambda>: BLOCK=32, num_warps=4, num_ctas=1, num_stages=3"
-    assert set(kernel.ran[met:]) == {8, 16, 32, 128}  # the slowest does not compete again
+    assert set(kernel.ran[len(speed) + 1 :]) == {8, 16, 32, 128}  # the slowest does not compete again
     assert len(tuner.configs) == len(tuner.configs_timings) == len(speed)
-    tuner.cache = first
+    tuner.cache = {}
     settled[0].before(call).prepare()
     assert [config.kwargs["BLOCK"] for config in tuner.cache.values()] == [32]
     assert autotuning.settle(Call(call=lambda _: None), Timed()) is None
+    with mock.patch("triton.testing.do_bench", side_effect=MemoryError):
+        assert autotuning.settle(call, Timed()) is not None
+    assert [config.kwargs["BLOCK"] for config in tuner.cache.values()] == [32]
