@@ -205,10 +205,10 @@ def decoding_over_context(frame: pd.DataFrame, selection: Selection) -> Drawing:
 
 
 def _loaded(frame: pd.DataFrame, selection: Selection, title: str, needs: str, *shown: Measure) -> Drawing:
-    """Return a figure over sequence length of what only rows of a sustained sweep have; failed cases are named."""
-    if frame[needs].isna().all():
+    """Return a figure over sequence length of what only rows of sustained sweeps have; their failed cases are named."""
+    if (loaded := frame[needs].notna()).sum() == 0:
         raise ValueError(f"results must hold rows of lrbench sweep --sustained with {needs} for this figure, got none")
-    chosen = choose(frame[frame[needs].notna() | ~is_ok(frame)], selection)
+    chosen = choose(frame[loaded | (~is_ok(frame) & frame["run_id"].isin(frame["run_id"][loaded]))], selection)
     setting = at_best_chunk(chosen, "fastest"), LOADED
     return _drawing(chosen, lambda _: shown, f"{title} over {chosen.axis}", *setting, needs=needs)
 
