@@ -66,7 +66,11 @@ class _Command(TyperCommand):
 
 
 class _Group(TyperGroup):
-    """The command line itself: its help has the commands in groups, a sentence each."""
+    """The command line itself: its help, which it prints without arguments, has the commands in groups."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Take no arguments for --help, whose text goes to standard output with status 0."""
+        return super().parse_args(ctx, args or ["--help"])
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write the commands under the titles that they were declared with."""
@@ -80,7 +84,6 @@ class _Group(TyperGroup):
 app = typer.Typer(
     name="lrbench",
     cls=_Group,
-    no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -104,9 +107,7 @@ def _every_command(
     """Benchmark sequence-mixing kernels and explain the numbers."""
 
 
-baseline_app = typer.Typer(
-    help="Promote a run to the baseline that `lrbench check` compares with.", cls=_Group, no_args_is_help=True
-)
+baseline_app = typer.Typer(help="Promote a run to the baseline that `lrbench check` compares with.", cls=_Group)
 app.add_typer(baseline_app, name="baseline", rich_help_panel=COMPARE)
 
 
@@ -359,9 +360,7 @@ class HeadsProblem:
         head_dim = self.head_dim or 256
         num_heads = self.num_heads or max(1, (self.embedding or 4096) // head_dim)
         if self.embedding and "head_dim_v" in operation.sizes and num_heads * head_dim != self.embedding:
-            raise ValueError(
-                f"embedding must be heads times value head dim, {num_heads} x {head_dim}, got {self.embedding}"
-            )
+            raise ValueError(f"embedding must be heads x value dim, {num_heads} x {head_dim}, got {self.embedding}")
         qk = self.head_dim_qk or operation.default_head_dim_qk(head_dim)
         heads = {"num_heads": num_heads, "head_dim_qk": qk, "head_dim_v": head_dim}
         return {"batch": self.batch, "seq_len": self.seq_len, **heads}
