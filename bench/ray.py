@@ -6,6 +6,7 @@ import contextlib
 import os
 import socket
 import tempfile
+import time
 from collections import Counter
 from collections.abc import Hashable
 from dataclasses import asdict, replace
@@ -28,6 +29,9 @@ WAIT_S = 30.0
 """Seconds after which the user is told that no node is free; a free one needs a few to import torch."""
 
 POLL_S = 5.0
+LOST_S = 15.0
+"""Seconds without a node that could run a case after which there is no more to wait for."""
+
 MAX_LOSSES = 3
 """Lost workers after which a case is not tried again and gets a row."""
 
@@ -36,7 +40,8 @@ class RayExecutor(contextlib.AbstractContextManager["RayExecutor"]):
     """Runs cases on the cluster of RAY_ADDRESS, else on the one that runs on this machine, else on one that it starts.
 
     Each case runs on one GPU, or where no node has one, on the nodes' CPUs. A case whose worker or node is lost runs
-    elsewhere. The nodes need the same lrbench and packages as the driver; a row has the environment of its node.
+    elsewhere; where no node is left, the rest is not run. The nodes need the same lrbench and packages as the driver; a
+    row has the environment of its node.
 
     Args:
         devices: how many GPUs, or nodes without one, take cases.
@@ -84,6 +89,7 @@ class RayExecutor(contextlib.AbstractContextManager["RayExecutor"]):
         ray = self._ray
         self._connect()
         losses: Counter[Identity] = Counter()
+        seen_s = time.monotonic()
         running: dict[Any, tuple[Any, Group]] = {}
         nodes, self._idle = self._idle, []
         nodes += [self._start_node() for _ in range(self.devices - len(nodes))]
@@ -102,9 +108,11 @@ class RayExecutor(contextlib.AbstractContextManager["RayExecutor"]):
                 if not running:
                     return
                 ready, _ = ray.wait(list(running), num_returns=1, timeout=POLL_S)
-                if not ready and not any(each["Alive"] and each["Resources"].get("CPU") for each in ray.nodes()):
-                    # No node is left that could run a case.
-                    ready = list(running)
+                if ready or any(each["Alive"] and each["Resources"].get("CPU") for each in ray.nodes()):
+                    seen_s = time.monotonic()
+                elif time.monotonic() - seen_s > LOST_S:
+                    note("no node of the cluster is left to run a case")
+                    return
                 for future in ready:
                     node, group = running.pop(future)
                     try:
@@ -112,7 +120,8 @@ class RayExecutor(contextlib.AbstractContextManager["RayExecutor"]):
                     except (ray.exceptions.RayError, TimeoutError) as error:
                         ray.kill(node)
                         idle.append((self._start_node(), None))
-                        losses[group[0].identity] += 1
+                        # Not where Ray could not start it: no case has caused that.
+                        losses[group[0].identity] += "never ran" not in str(error)
                         if isinstance(error, ray.exceptions.RayTaskError) or losses[group[0].identity] == MAX_LOSSES:
                             yield group, [not_measured("crash", _one_line(error)) for _ in group]
                         else:

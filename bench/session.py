@@ -16,7 +16,7 @@ import shutil
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -166,9 +166,8 @@ def run_sweep(
         rivals = run.fastest_of_each(planned, outcome.resumed + outcome.records) if pairs else []
         if rivals and left_s > 0 and not outcome.remaining:
             note(f"timing the fastest of each package at each problem in turn: {len(rivals)} cases")
-            again = _time_in_turn(
-                rivals, run.problem, environment, get_executor(executor, devices=devices), output, timeout_s, left_s
-            )
+            how: dict[str, Any] = {"group_by": run.problem, "time_limit_s": left_s, "output": output}
+            again = _time_in_turn(rivals, environment, get_executor(executor, devices=devices), timeout_s, **how)
             newer = {record.case_id: record for record in again.records if record.status == "ok"}
             records = [newer.get(record.case_id, record) for record in outcome.records]
             outcome = dataclasses.replace(outcome, records=records, interrupted=again.interrupted)
@@ -348,8 +347,7 @@ def conclusion(outcome: Outcome) -> list[str]:
     """Return the last lines of a sweep: where the rows are, and what is left."""
     lines = []
     if outcome.remaining:
-        why = "interrupted" if outcome.interrupted else "out of time"
-        lines.append(f"{why}: {outcome.remaining} cases are left; the same command with --resume runs them")
+        lines.append(f"{outcome.remaining} cases are left; the same command with --resume runs them")
     rows = outcome.resumed + outcome.records
     if rows and not outcome.remaining and not _any_timed(outcome):
         ((status, reason), count) = Counter((row.status, row.reason) for row in rows).most_common(1)[0]
@@ -521,33 +519,19 @@ def run_in_turn(
     with hold_folder_and_gpus(output, 1, wait=False):
         note(f"timing {len(rows)} cases in turn, in {len(groups)} groups, on {environment.device_name}")
         planned = [run.planned_again(row) for row in rows]
-        left_s = math.inf if time_limit_s is None else time_limit_s
-        group_by = lambda item: number[item.case.case_id]  # noqa: E731
-        return _time_in_turn(planned, group_by, environment, LocalExecutor(), output, timeout_s, left_s)
+        how: dict[str, Any] = {"group_by": lambda item: number[item.case.case_id], "output": output}
+        how["time_limit_s"] = math.inf if time_limit_s is None else time_limit_s
+        return _time_in_turn(planned, environment, LocalExecutor(), timeout_s, **how)
 
 
 def _time_in_turn(
-    planned: Sequence[PlannedCase],
-    group_by: Callable[[PlannedCase], Hashable],
-    environment: Environment,
-    executor: run.Executor,
-    output: Path,
-    timeout_s: float,
-    time_limit_s: float,
+    planned: Sequence[PlannedCase], environment: Environment, executor: run.Executor, timeout_s: float, **how: Any
 ) -> Outcome:
-    """Time cases in turn, those of a group beside each other, and write their rows."""
-    outcome = sweep(
-        planned,
-        environment,
-        RunLimits(timeout_s=timeout_s, budget_s=PAIR_BUDGET_S),
-        SweepProgress(),
-        executor=executor,
-        output=output,
-        prefix=store.PAIRS_PREFIX,
-        group_by=group_by,
-        jobs=default_jobs(environment.device_kind) if isinstance(executor, LocalExecutor) else 0,
-        time_limit_s=time_limit_s,
-    )
+    """Time cases in turn, those of a group beside each other, and write their rows; ``how``: see :func:`.run.sweep`."""
+    limits = RunLimits(timeout_s=timeout_s, budget_s=PAIR_BUDGET_S)
+    how |= {"executor": executor, "prefix": store.PAIRS_PREFIX}
+    how["jobs"] = default_jobs(environment.device_kind) if isinstance(executor, LocalExecutor) else 0
+    outcome = sweep(planned, environment, limits, SweepProgress(), **how)
     note(*conclusion(outcome))
     return outcome
 

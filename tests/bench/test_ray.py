@@ -72,6 +72,21 @@ def test_a_case_that_loses_its_worker_again_and_again_gets_a_row(monkeypatch: py
     assert (outcomes["kills_its_node"]["status"], outcomes["right"]["status"]) == ("crash", "ok")
 
 
+def test_a_cluster_without_nodes_ends_the_sweep(
+    cluster: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Cases that never ran have no row."""
+    monkeypatch.setattr(ray, "LOST_S", 2.0)
+    outcomes = run_alone(RayExecutor(), [faults.planned("slow", seq_len=32 + n) for n in range(9)])
+    done = [next(outcomes)]
+    for node in [each for each in cluster.list_all_nodes() if each != cluster.head_node]:
+        cluster.remove_node(node, allow_graceful=False)
+    done += outcomes
+    cluster.add_node(num_cpus=1)
+    assert {reply["status"] for _, reply in done} == {"ok"} and len(done) < 9
+    assert "no node of the cluster is left" in capsys.readouterr().err
+
+
 def test_the_address_of_a_cluster_that_is_gone_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:9")
     executor = RayExecutor()
