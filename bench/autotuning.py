@@ -139,7 +139,7 @@ def settle(call: Call, clock: Clock) -> tuple[Tuning, str] | None:
     # A further tuning may find no memory where the first did: then what was chosen so far competes.
     with contextlib.suppress(Exception):
         for _ in range(1, TUNINGS):
-            used = _choose_again(Autotuner, tuners, call)
+            used = _choose_again(Autotuner, first, call)
             merged = Tuning(tuners, [{**old, **new} for old, new in zip(first.kept, used, strict=True)])
             choices += [merged] if merged not in choices else []
     first.install()
@@ -173,16 +173,21 @@ def _noted(autotuner: Any) -> Iterator[list[Any]]:
         yield tuners
 
 
-def _choose_again(autotuner: Any, tuners: Sequence[Any], call: Call) -> list[dict[Any, Any]]:
-    """Return what each autotuner chooses for a call when it knows only how fast its configurations were before."""
+def _choose_again(autotuner: Any, first: Tuning, call: Call) -> list[dict[Any, Any]]:
+    """Return what each autotuner chooses for a call when it knows only how fast its configurations were before.
+
+    Triton keeps how fast they were for the last key alone: an autotuner that has several chooses among all.
+    """
     from triton.testing import do_bench
 
     def bench(kernel: Callable[[], Any], quantiles: Sequence[float]) -> Any:
         return do_bench(kernel, quantiles=quantiles, **TUNING_MS)
 
+    tuners = first.tuners
     before = [(tuner.configs, getattr(tuner, "configs_timings", {})) for tuner in tuners]
-    for tuner, (configs, timings) in zip(tuners, before, strict=True):
-        tuner.cache, tuner.configs = {}, sorted(timings, key=timings.__getitem__)[:CONTENDERS] or configs
+    for tuner, kept, (configs, timings) in zip(tuners, first.kept, before, strict=True):
+        fastest = sorted(timings, key=timings.__getitem__)[:CONTENDERS] if len(kept) == 1 else []
+        tuner.cache, tuner.configs = {}, fastest or configs
     replaced: dict[str, Any] = {"do_bench": property(lambda _: bench)}
     if hasattr(autotuner, "check_disk_cache"):
         replaced["check_disk_cache"] = _no_disk_cache

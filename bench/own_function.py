@@ -51,7 +51,7 @@ class OwnFunction:
     def __call__(self) -> Any:
         try:
             return self.function(*self.arguments)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             at = traceback.extract_tb(error.__traceback__)[-1]
             where = f"{Path(at.filename).name}, line {at.lineno}"
             raise ValueError(f"{self.target} raised {type(error).__name__}: {error} ({where})") from error
@@ -82,19 +82,24 @@ def load(target: str) -> OwnFunction:
     sys.path += [os.getcwd()] if os.getcwd() not in sys.path else []
     try:
         module = importlib.import_module(name)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ValueError(f"module {name} cannot be imported: {type(error).__name__}: {error}") from error
     function = getattr(module, function_name, None)
     if not callable(function):
         raise ValueError(f"module {name} must have a function {function_name}, got {type(function).__name__}")
-    parameters = inspect.signature(function).parameters.values()
-    if not any(p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters):
+    places = [
+        p for p in inspect.signature(function).parameters.values() if p.kind not in (p.KEYWORD_ONLY, p.VAR_KEYWORD)
+    ]
+    if not places:
         return OwnFunction(target=target, function=function)
-    if not callable(make := getattr(module, INPUTS, None)):
+    make = getattr(module, INPUTS, None)
+    if not callable(make) and not any(p.default is p.empty and p.kind != p.VAR_POSITIONAL for p in places):
+        return OwnFunction(target=target, function=function)
+    arguments = OwnFunction(target=f"{name}:{INPUTS}", function=make)() if callable(make) else None
+    if not isinstance(arguments, (list, tuple)):
         raise ValueError(
             f"{target} takes arguments, so module {name} must have {INPUTS}(), which returns a list of them"
         )
-    arguments = OwnFunction(target=f"{name}:{INPUTS}", function=make)()
     return OwnFunction(target=target, function=function, arguments=tuple(arguments))
 
 
@@ -132,9 +137,11 @@ def observe(function: OwnFunction) -> Observed:
         results = function()
     gradients = [x.grad for x in before.values() if x.is_leaf]
     written += [x for x in tensors((results, gradients)) if _place(x) not in before]
-    if not (seen := read + written):
+    if not (seen := [x for x in read + written if x.nbytes]):
         raise ValueError(f"{function.target} must read or return tensors, got none")
     largest = max(seen, key=lambda x: x.nbytes)
+    if largest.device.type not in ("cpu", "cuda"):
+        raise ValueError(f"{function.target} must have tensors on a CPU or a GPU of NVIDIA's, got {largest.device}")
     counted = counter.get_flop_counts().get("Global", ())
     return Observed(
         flops=counter.get_total_flops(),

@@ -176,6 +176,7 @@ def sweep(
     executor: Executor,
     output: Path | None,
     prefix: str = store.SWEEP_PREFIX,
+    only_ok: bool = False,
     accelerator: str | None = None,
     roofs: Sequence[RoofRow] = (),
     done: Mapping[Identity, Record] = MappingProxyType({}),
@@ -187,6 +188,7 @@ def sweep(
         executor: its processes end with the sweep, also where that is interrupted.
         output: folder of the file; None writes none.
         prefix: what the file's name begins with.
+        only_ok: write rows of status ok alone: of cases that have rows already, which no failure must replace.
         accelerator: key that the analysis is about (``--gpu``), or None.
         roofs: rates measured on the device before the sweep, to be stored beside its rows.
         done: rows of cases to leave out, by their identity.
@@ -209,7 +211,7 @@ def sweep(
     if any(item.triton for item in planned):
         name += store.TRITON_SUFFIX
     with _interrupted_once() as finishing, contextlib.ExitStack() as stack:
-        writer = output and stack.enter_context(store.RunWriter(output, name, len(todo)))
+        writer = output and stack.enter_context(store.RunWriter(output, name, None if only_ok else len(todo)))
         if writer and roofs and todo:
             of_run = (dataclasses.replace(row, run_id=run.run_id) for row in roofs)
             write_roofs(of_run, writer.path.with_suffix(".roofs.parquet"))
@@ -218,7 +220,7 @@ def sweep(
             with executor, contextlib.closing(measured):
                 for _, record, reply in measured:
                     began = time.monotonic()
-                    if writer:
+                    if writer and (record.status == "ok" or not only_ok):
                         writer.append(record)
                     records.append(record)
                     now = time.monotonic()
@@ -231,7 +233,7 @@ def sweep(
         except KeyboardInterrupt:
             interrupted = True
     return Outcome(
-        path=writer.path if writer and records else None,
+        path=writer.path if writer and writer.records else None,
         records=records,
         resumed=[done[item.identity] for item in planned if item.identity in done],
         remaining=len(todo) - len(records),

@@ -110,7 +110,8 @@ def run_sweep(
         retry: whether those that failed are run again all the same. If not, cases that cannot be tried here are left
             out as well where the folder has any row of them.
         tritons: measure every case once with each of these, in turn, on one GPU; none: with the installed one.
-        pairs: afterwards time the fastest of each package in turn, see :func:`.run.fastest_of_each`; None: on a GPU.
+        pairs: afterwards time the fastest of each package in turn, see :func:`.run.fastest_of_each`; None: on a GPU,
+            unless the load is sustained, Tritons are compared or this is a part of a sweep, which has not all rivals.
         profile_harness: also say what the time went into and how many kernels were compiled.
         time_limit_s: as of :func:`.run.measure`; None: no limit.
 
@@ -161,16 +162,21 @@ def run_sweep(
             done=done,
         )
         note(*conclusion(outcome))
-        pairs = environment.device_kind == "cuda" and not (tritons or sustained) if pairs is None else pairs
+        parts = any(request.shard != (1, 1) for request in requests)
+        if pairs is None:
+            pairs = environment.device_kind == "cuda" and not (tritons or sustained or parts)
         left_s = math.inf if time_limit_s is None else began + time_limit_s - time.monotonic()
         rivals = run.fastest_of_each(planned, outcome.resumed + outcome.records) if pairs else []
-        if rivals and left_s > 0 and not outcome.remaining:
+        if rivals and not outcome.remaining:
             note(f"timing the fastest of each package at each problem in turn: {len(rivals)} cases")
             how: dict[str, Any] = {"group_by": run.problem, "time_limit_s": left_s, "output": output}
+            how["accelerator"] = accelerator
             again = _time_in_turn(rivals, environment, get_executor(executor, devices=devices), timeout_s, **how)
             newer = {record.case_id: record for record in again.records if record.status == "ok"}
-            records = [newer.get(record.case_id, record) for record in outcome.records]
-            outcome = dataclasses.replace(outcome, records=records, interrupted=again.interrupted)
+            both = (outcome.records, outcome.resumed)
+            records, resumed = ([newer.get(record.case_id, record) for record in each] for each in both)
+            outcome = dataclasses.replace(outcome, records=records, resumed=resumed, remaining=again.remaining)
+            outcome = dataclasses.replace(outcome, interrupted=again.interrupted)
     if profile_harness:
         note(*where_time_went(outcome, began, environment_s, devices))
     return outcome
@@ -347,7 +353,8 @@ def conclusion(outcome: Outcome) -> list[str]:
     """Return the last lines of a sweep: where the rows are, and what is left."""
     lines = []
     if outcome.remaining:
-        lines.append(f"{outcome.remaining} cases are left; the same command with --resume runs them")
+        why = "interrupted: " if outcome.interrupted else ""
+        lines.append(f"{why}{outcome.remaining} cases are left; the same command with --resume runs them")
     rows = outcome.resumed + outcome.records
     if rows and not outcome.remaining and not _any_timed(outcome):
         ((status, reason), count) = Counter((row.status, row.reason) for row in rows).most_common(1)[0]
@@ -529,7 +536,7 @@ def _time_in_turn(
 ) -> Outcome:
     """Time cases in turn, those of a group beside each other, and write their rows; ``how``: see :func:`.run.sweep`."""
     limits = RunLimits(timeout_s=timeout_s, budget_s=PAIR_BUDGET_S)
-    how |= {"executor": executor, "prefix": store.PAIRS_PREFIX}
+    how |= {"executor": executor, "prefix": store.PAIRS_PREFIX, "only_ok": True}
     how["jobs"] = default_jobs(environment.device_kind) if isinstance(executor, LocalExecutor) else 0
     outcome = sweep(planned, environment, limits, SweepProgress(), **how)
     note(*conclusion(outcome))

@@ -113,6 +113,8 @@ class Worker:
                 if self.device == "cuda" and autotunes(item) and (settled := autotuning.settle(one, self.clock)):
                     self._tunings[item.case.case_id], reply["columns"]["tuning"] = settled
                     one = self._tunings[item.case.case_id].before(one)
+                    if reply["status"] == "ok":  # under this choice as well
+                        reply["columns"] |= self.verify(item)
                     self._lap("peers' further tunings")
                 if not isinstance(item.target, Baseline) or item.target.torch_memory:
                     use = memory.measure_memory(one.call, prepare=one.prepare, inputs=one.inputs)

@@ -370,7 +370,8 @@ def chunk_size_answer(report: Mapping[str, Any], rows: int) -> str:
     untried = [each for each in at.values() if each["measured_ms"] is None and each["predicted_ms"] is not None]
     fastest = min(untried, key=lambda each: each["predicted_ms"], default=None)
     # The model may be off for them all: it must expect this one to be faster than the chosen one as well.
-    if fastest is not None and fastest["predicted_ms"] < min(answer["time_ms"], at[chosen]["predicted_ms"]):
+    expected_ms = min(answer["time_ms"], at[chosen]["predicted_ms"] or 0.0)
+    if fastest is not None and fastest["predicted_ms"] < expected_ms:
         text += f"; {fastest['chunk_size']} was not measured, the model says {fastest['predicted_ms']:.4g}"
     return text
 

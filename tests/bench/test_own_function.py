@@ -47,6 +47,12 @@ def raises():
 
 def nothing():
     return 3
+
+def empty():
+    return torch.ones(0, 4) + 1
+
+def exits():
+    raise SystemExit(3)
 """
 
 
@@ -56,6 +62,9 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert example is not None
     (tmp_path / "mine_to_count.py").write_text(MINE)
     (tmp_path / "my_module.py").write_text(example[1])
+    layer = "import torch\nlayer = torch.nn.Linear(32, 16, bias=False)\ndef get_inputs():\n    return "
+    (tmp_path / "layer_with_inputs.py").write_text(f"{layer}[torch.ones(64, 32)]")
+    (tmp_path / "layer_with_tensor.py").write_text(f"{layer}torch.ones(64, 32)")
     (tmp_path / "broken_module.py").write_text("import nowhere_to_be_found")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
@@ -68,6 +77,7 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("mine_to_count:in_place", 2 * 64 * 16 * 32, 64 * 32 + 32 * 16 + 2 * 64 * 16),
         ("mine_to_count:part", 0, 32 + 64 * 32),
         ("mine_to_count:linear", 2 * 2 * 64 * 32 * 16, 64 * 32 + 2 * 32 * 16),
+        ("layer_with_inputs:layer", 2 * 64 * 32 * 16, 64 * 32 + 32 * 16 + 64 * 16),
         ("my_module:project", 4 * 128 * 256 * 256, 128 * 256 + 2 * 256 * 256),
     ],
 )
@@ -101,6 +111,9 @@ def test_the_example_is_drawn(run: Run, tmp_path: Path) -> None:
         ("--of broken_module:f", "broken_module cannot be imported: ModuleNotFoundError"),
         ("--of mine_to_count:other", "mine_to_count must have a function other, got NoneType"),
         ("--of mine_to_count:sums", "must have get_inputs()"),
+        ("--of layer_with_tensor:layer", "must have get_inputs(), which returns a list of them"),
+        ("--of mine_to_count:exits", "raised SystemExit: 3"),
+        ("--of mine_to_count:empty", "must read or return tensors, got none"),
         ("--of mine_to_count:raises", "raised RuntimeError: mat1 and mat2 shapes"),
         ("--of mine_to_count:nothing", "must read or return tensors, got none"),
         ("--of mine_to_count:part --gpu h100", "--gpu cannot be given with --of"),

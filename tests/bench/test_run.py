@@ -353,6 +353,14 @@ def test_a_pair_has_an_id_and_what_dies_in_turn_runs_again_alone(tmp_path: Path)
         assert len({record.pair_id for record in records} - {None}) == any(pairs)
 
 
+def test_a_failure_of_what_has_a_row_replaces_none(tmp_path: Path) -> None:
+    planned = [faults.planned("right"), faults.planned("raises")]
+    outcome = run(tmp_path, planned, executor=Instant(), only_ok=True)
+    assert [record.status for record in outcome.records] == ["ok", "error"]
+    assert outcome.path and [row["impl"] for row in store.read_results(outcome.path).to_pylist()] == ["right"]
+    assert run(tmp_path, planned[1:], executor=Instant(), only_ok=True).path is None
+
+
 def test_the_fastest_of_each_package_are_the_rivals_until_they_were_timed_in_turn(tmp_path: Path) -> None:
     """One a package, also where it has several implementations; a problem of one package has no rivals."""
     named = ("lrbench", "slow", 3.0), ("lrbench", "right", 2.0), ("fla", "theirs", 5.0), ("fla", "noisy", None)

@@ -9,7 +9,7 @@ import pytest
 
 from lrbench.analysis.accelerators.known import get_accelerator
 from lrbench.analysis.counts import count
-from lrbench.analysis.model.answers import chunk_size_report
+from lrbench.analysis.model.answers import chunk_size_answer, chunk_size_report
 from lrbench.analysis.model.chunk_size import CHUNKWISE_OPERATIONS, coefficients, feasible_chunks
 from lrbench.analysis.model.prediction import stored_rows
 from lrbench.analysis.model.runtime_model import model_time_ms
@@ -104,5 +104,9 @@ def test_report_with_measurements(tmp_path: Path) -> None:
     assert report["measured_best"] == 256
     assert report["runtime_optimal_feasible"] == 512
     assert report["regret_ms"] == pytest.approx(0.1)
+    # A fit of few rows may expect nothing of the chosen length and something of others.
+    for each in report["candidates"]:
+        each["predicted_ms"] = None if each["measured_ms"] else 0.5
+    assert "the model says" not in chunk_size_answer(report, 5)
     memory = [each["peak_memory_bytes"] for each in report["candidates"] if each["measured_ms"]]
     assert memory == sorted(memory, reverse=True)
