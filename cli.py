@@ -444,9 +444,7 @@ def sweep(
     baselines: Annotated[str | None, option("Baselines or packages, or none [all].")] = None,
     sweeps: Annotated[
         str | None,
-        option(
-            "Run what a TOML file lists, in place of KERNEL and axes: a path, or triton or calibration, of results/."
-        ),
+        option("Run what a TOML lists, not KERNEL and axes: a path, or triton, sustained or calibration, of results/."),
     ] = None,
     triton: Annotated[
         list[str] | None,

@@ -151,11 +151,11 @@ def settle(call: Call, clock: Clock) -> tuple[Tuning, str] | None:
         )
         best = choices[fastest]
         best.install()
-    words = (
-        f"{tuner.base_fn.__name__}: {_in_words(kept[key])}"
-        for tuner, kept, keys in zip(tuners, best.kept, used, strict=True)
-        for key in keys
-    )
+    words = []
+    for tuner, kept, keys in zip(tuners, best.kept, used, strict=True):
+        for arguments in (kept[key].all_kwargs().items() for key in keys):
+            said = ", ".join(f"{name}={value}" for name, value in arguments if value is not None)
+            words.append(f"{tuner.base_fn.__name__}: {said}")
     return best, "; ".join(dict.fromkeys(words))
 
 
@@ -198,8 +198,3 @@ def _choose_again(autotuner: Any, first: Tuning, call: Call) -> list[dict[Any, A
     finally:
         for tuner, (configs, timings) in zip(tuners, before, strict=True):
             tuner.configs, tuner.configs_timings = configs, timings
-
-
-def _in_words(config: Any) -> str:
-    """Return a configuration as "BLOCK=64, num_warps=4"; what was left to Triton is left out."""
-    return ", ".join(f"{name}={value}" for name, value in config.all_kwargs().items() if value is not None)

@@ -45,9 +45,6 @@ GAP = 2
 LONG_WORD = 20
 """Characters of a word beyond which a column may be too narrow for it."""
 
-UNLIMITED = 10**6
-"""A width in which no table is wrapped."""
-
 Row = Mapping[str, Any]
 
 
@@ -86,7 +83,7 @@ def _print_table(rows: Sequence[Row], title: str | None) -> None:
     commands to copy.
     """
     console = Console(highlight=False, markup=False, emoji=False)
-    screen, console.width = console.width, UNLIMITED
+    screen, console.width = console.width, 10**6  # in which no table is wrapped
     if title is not None:
         _print(console, Text(title, "italic"))
     columns = {name: [_cell(row.get(name)) for row in rows] for name in dict.fromkeys(n for row in rows for n in row)}

@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 
 BUDGET_S = 2.0
 INPUTS = "get_inputs"
-VECTOR = tuple(f"lrbench.{name}" for name in WITHOUT_PRODUCTS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,11 +141,11 @@ def observe(function: OwnFunction) -> Observed:
     largest = max(seen, key=lambda x: x.nbytes)
     if largest.device.type not in ("cpu", "cuda"):
         raise ValueError(f"{function.target} must have tensors on a CPU or a GPU of NVIDIA's, got {largest.device}")
-    counted = counter.get_flop_counts().get("Global", ())
+    counted, vector = counter.get_flop_counts().get("Global", ()), tuple(f"lrbench.{x}" for x in WITHOUT_PRODUCTS)
     return Observed(
         flops=counter.get_total_flops(),
         bytes=_bytes(read) + _bytes(written),
-        products=any(not str(op).startswith(VECTOR) for op in counted),
+        products=any(not str(op).startswith(vector) for op in counted),
         dtype=DTYPES.get(str(largest.dtype), "fp32"),
         device=largest.device.type,
     )

@@ -18,6 +18,7 @@ from collections import defaultdict
 from collections.abc import Callable, Generator, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
+from operator import attrgetter
 from pathlib import Path
 from types import FrameType, MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
@@ -46,9 +47,6 @@ if TYPE_CHECKING:
     Executor: TypeAlias = LocalExecutor | RayExecutor
 
 installed_versions = functools.cache(baselines.installed_versions)
-RIVALS = ("provider", "op", "state_dtype", "head_dim_qk", "head_dim_v")
-"""Of a problem's cases that agree in these columns, one stands for the package: the fastest."""
-
 COMPILING, WRITING = "waiting for compilation", "writing"
 
 
@@ -348,9 +346,10 @@ def fastest_of_each(planned: Sequence[PlannedCase], records: Sequence[Record]) -
     out if of each of these a case was timed in turn with the others already.
     """
     timed = {record.case_id: record for record in records if record.status == "ok" and record.suspect is None}
+    rival = attrgetter(*(f"case.{name}" for name in ("provider", "op", "state_dtype", "head_dim_qk", "head_dim_v")))
     found = []
     for group in grouped((item for item in planned if item.case.case_id in timed), problem).values():
-        by = grouped(group, lambda item: tuple(getattr(item.case, name) for name in RIVALS)).values()
+        by = grouped(group, rival).values()
         in_turn = [{timed[item.case.case_id].pair_id for item in each} - {None} for each in by]
         if len({item.case.provider for item in group}) > 1 and not set.intersection(*in_turn):
             found += [min(each, key=lambda item: timed[item.case.case_id].time_ms or math.inf) for each in by]

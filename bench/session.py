@@ -173,10 +173,9 @@ def run_sweep(
             how["accelerator"] = accelerator
             again = _time_in_turn(rivals, environment, get_executor(executor, devices=devices), timeout_s, **how)
             newer = {record.case_id: record for record in again.records if record.status == "ok"}
-            both = (outcome.records, outcome.resumed)
-            records, resumed = ([newer.get(record.case_id, record) for record in each] for each in both)
-            outcome = dataclasses.replace(outcome, records=records, resumed=resumed, remaining=again.remaining)
-            outcome = dataclasses.replace(outcome, interrupted=again.interrupted)
+            for each in (outcome.records, outcome.resumed):
+                each[:] = [newer.get(record.case_id, record) for record in each]
+            outcome = dataclasses.replace(outcome, remaining=again.remaining, interrupted=again.interrupted)
     if profile_harness:
         note(*where_time_went(outcome, began, environment_s, devices))
     return outcome

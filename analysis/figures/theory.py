@@ -22,7 +22,7 @@ from ..counts import Count, count, kv_savings
 from ..counts.formulations import is_counted
 from ..counts.model import DTYPE_BYTES
 from ..model.chunk_size import Coefficients, check_chunkwise, coefficients, feasible_chunks
-from ..model.fit import ROW_COLUMNS, fit_rows
+from ..model.fit import ROW_COLUMNS, Fits
 from ..model.runtime_model import runtime_model
 from ..model.terms import Query
 from ..transfer import HEAD_DIM, NORMALISERS, SEQ_LEN, gains
@@ -433,7 +433,7 @@ def _walk_times(
     rows = ok_rows(frame)
     rows = rows[(rows["impl"] == FUSED_CHUNK) & (rows["mode"] == theory.mode) & (rows["dtype"] == theory.dtype)]
     rows = rows[rows["device_accelerator"] == accelerator.key]
-    fit = fit_rows(records(rows, ROW_COLUMNS), theory.op, FUSED_CHUNK, theory.mode, theory.dtype, here=accelerator)
+    fit = Fits(records(rows, ROW_COLUMNS), theory.mode, theory.dtype, accelerator).of(theory.op, FUSED_CHUNK)
     if fit is None:
         return None
     how = (theory.op, FUSED_CHUNK, theory.mode, theory.dtype, theory.state_dtype)

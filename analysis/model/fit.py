@@ -392,13 +392,6 @@ class Fits:
         return self._made[key]
 
 
-def fit_rows(
-    rows: Iterable[Row], op: str, impl: str, mode: str, dtype: str, *, here: Accelerator, roofs: str = "spec"
-) -> Fit | None:
-    """Return the fit of one implementation, as :class:`Fits` makes it."""
-    return Fits(rows, mode, dtype, here, roofs).of(op, impl)
-
-
 def kinds(
     by_name: Mapping[tuple[str, str], Sequence[Row]], mode: str, dtype: str
 ) -> dict[tuple[Kind | None, str], list[Row]]:

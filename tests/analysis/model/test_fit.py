@@ -12,7 +12,7 @@ import pytest
 
 from lrbench.analysis.accelerators.known import get_accelerator
 from lrbench.analysis.accelerators.roofs import with_roofs
-from lrbench.analysis.model.fit import Fit, Fits, case_of, fit_rows, trust
+from lrbench.analysis.model.fit import Fit, Fits, case_of, trust
 from lrbench.analysis.model.prediction import predict_case, stored_rows
 from lrbench.analysis.model.terms import Query, carried_ms, expected, sequential_steps
 from lrbench.results.store import committed_results
@@ -39,7 +39,7 @@ def measured(noise: float, impl: str = "xl_chunk", *, device: str = "h200", seed
 
 
 def fit_of(rows: Rows, impl: str = "xl_chunk", op: str = "mlstm_sig", **where: Any) -> Fit | None:
-    return fit_rows(rows, op, impl, "fw", "bf16", **{"here": H200, **where})
+    return Fits(rows, "fw", "bf16", **{"here": H200, **where}).of(op, impl)
 
 
 def width(fit: Fit, case: Query) -> float:
@@ -157,7 +157,7 @@ def test_no_interval_is_below_what_the_accelerator_allows() -> None:
     """An H200's rows carried to a slower part whose rates differ by more than the fit knows."""
     rows, part = stored_rows(committed_results(), "fw", "bf16"), get_accelerator("rtx_4090")
     sizes = {"batch": 1, "seq_len": 65536, "d_model": 4096, "d_ff": 14336}
-    fit = fit_rows(rows, "gated_mlp", "fused", "fw", "bf16", here=part)
+    fit = Fits(rows, "fw", "bf16", part).of("gated_mlp", "fused")
     found = predict_case(Query("gated_mlp", "fused", "fw", "bf16", None, sizes), part, fit)
     flops = 4 * 65536 * 4096 * 14336
     assert found.low_ms >= 1e3 * flops / part.peak_flops("bf16")
@@ -166,14 +166,14 @@ def test_no_interval_is_below_what_the_accelerator_allows() -> None:
 def test_no_kernel_lends_its_time_to_an_eager_loop() -> None:
     """Its host takes as long as it, so it is a kind of its own."""
     rows = stored_rows(committed_results("h200_sxm"), "fw", "bf16")
-    eager = fit_rows(rows, "rglru", "torch.eager", "fw", "bf16", here=H200)
+    eager = Fits(rows, "fw", "bf16", H200).of("rglru", "torch.eager")
     assert (eager.rows, eager.others) == (3, 0)
-    asked = "rglru", "fla.fused_recurrent_hgrn", "fw", "bf16"
+    asked = "rglru", "fla.fused_recurrent_hgrn"
     beside, without = (
-        fit_rows([row for row in rows if row["impl"] not in left_out], *asked, here=H200)
+        Fits([row for row in rows if row["impl"] not in left_out], "fw", "bf16", H200).of(*asked)
         for left_out in ((), ("torch.eager",))
     )
-    case = Query(*asked, None, {"batch": 8, "seq_len": 3000, "channels": 1024})
+    case = Query(*asked, "fw", "bf16", None, {"batch": 8, "seq_len": 3000, "channels": 1024})
     assert beside.interval_ms(case) == without.interval_ms(case)
 
 

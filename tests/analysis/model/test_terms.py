@@ -11,7 +11,7 @@ import pytest
 from lrbench.analysis.accelerators.known import get_accelerator
 from lrbench.analysis.counts import count_case
 from lrbench.analysis.model.answers import chunk_size_report
-from lrbench.analysis.model.fit import Fit, Fits, fit_rows
+from lrbench.analysis.model.fit import Fit, Fits
 from lrbench.analysis.model.prediction import predict_case, stored_rows
 from lrbench.analysis.model.runtime_model import floor_ms
 from lrbench.analysis.model.terms import Query, expected
@@ -60,11 +60,11 @@ def test_what_a_fit_leaves_out() -> None:
     newer = [{**row, "measured_at": "2026-12-02T00:00:00+00:00"} for row in good]
     suspect = [{**row, "suspect": "above the roof", "case_id": row["case_id"] + "s"} for row in wrong]
     noisy = [{**row, "noise": "busy", "case_id": row["case_id"] + "n"} for row in wrong]
-    fit = fit_rows([*newer, *wrong, *suspect, *noisy], "mlstm_sig", "fused_chunk", "fw", "bf16", here=H200)
+    fit = Fits([*newer, *wrong, *suspect, *noisy], "fw", "bf16", H200).of("mlstm_sig", "fused_chunk")
     assert fit.model == "walks" and fit.rows == len(good) and fit.worst_error < 1e-6
-    assert fit_rows(good, "mlstm_sig", "xl_chunk", "fw", "bf16", here=H200) is None, "other kernels"
+    assert Fits(good, "fw", "bf16", H200).of("mlstm_sig", "xl_chunk") is None, "other kernels"
     b200 = [{**row, "device_accelerator": "b200", "device_name": "NVIDIA B200"} for row in good[:5]]
-    chosen = [fit_rows([*good, *b200], "mlstm_sig", "fused_chunk", "fw", "bf16", here=each) for each in (B200, H100)]
+    chosen = [Fits([*good, *b200], "fw", "bf16", each).of("mlstm_sig", "fused_chunk") for each in (B200, H100)]
     assert [(each.accelerator, each.rows) for each in chosen] == [("b200", 5), ("h200_sxm", len(good))]
 
 
@@ -99,7 +99,7 @@ def test_predictions_elsewhere_are_intervals() -> None:
     rows = stored_rows(STORED, "fwbw", "bf16")
 
     def predicted(here: Any) -> Any:
-        fit: Fit | None = fit_rows(rows, "mlstm_sig", "fused_chunk", "fwbw", "bf16", here=here)
+        fit: Fit | None = Fits(rows, "fwbw", "bf16", here).of("mlstm_sig", "fused_chunk")
         return predict_case(case, here, fit)
 
     here, there, slow = map(predicted, (H200, B200, H100))
@@ -112,7 +112,7 @@ def test_predictions_elsewhere_are_intervals() -> None:
 
 
 def test_no_time_is_below_the_roofline() -> None:
-    fit = fit_rows(made_rows(times=1e-9), "mlstm_sig", "fused_chunk", "fw", "bf16", here=H200)
+    fit = Fits(made_rows(times=1e-9), "fw", "bf16", H200).of("mlstm_sig", "fused_chunk")
     count = count_case("mlstm_sig", "fused_chunk", "fw", "bf16", "fp32", SIZES)
     found = predict_case(CASE, H200, fit)
     assert found.low_ms == found.time_ms == floor_ms(count, H200, "bf16") == pytest.approx(found.high_ms)
