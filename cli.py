@@ -336,7 +336,7 @@ class HeadsProblem:
 
     def operation(self, kernel: str | None) -> str:
         """Return the operation meant."""
-        from .bench.inventory import counted_operation
+        from .bench.show.inventory import counted_operation
 
         return counted_operation(kernel or self.op or "tfla", self.op)
 
@@ -482,12 +482,13 @@ def sweep(
 
     Exit 1 if no case could be timed or cases are left.
     """
-    from .bench import display, session
+    from .bench.drive import session
     from .bench.environment import find_tritons
+    from .bench.show import display
 
     tritons = find_tritons(triton or ())
     if sweeps is not None:
-        from .bench.complete import load_sweeps, sweeps_file
+        from .bench.drive.complete import load_sweeps, sweeps_file
 
         own = ("kernel", POSITION, "preset", "impl", "baselines", "shard", *(f.name for f in dataclasses.fields(axes)))
         _refuse_given(context, *own, why="cannot be given with --sweeps, whose file says what is measured")
@@ -521,7 +522,7 @@ def sweep(
     with display.reader_may_leave():
         if format == "table" and tritons:
             from .analysis.check.matrix import triton_sides
-            from .bench.shown import show_matrix
+            from .bench.show.shown import show_matrix
 
             show_matrix(triton_sides(map(dataclasses.asdict, records)), "table")
         elif format == "table":
@@ -539,13 +540,14 @@ def verify(
     format: Format = "table",
 ) -> None:
     """Check every implementation that runs here against its float64 reference; exit 1 if one is wrong."""
-    from .bench import display, session
+    from .bench.drive import progress, session
     from .bench.plan import named_family
+    from .bench.show import display
 
     family, ops = named_family(kernel, _names(op, "--op"))
     rows = session.run_verify(family, ops, timeout_s=timeout)
     display.show(rows, format)
-    raise typer.Exit(int(any(row["status"] in display.FAILED for row in rows)))
+    raise typer.Exit(int(any(row["status"] in progress.FAILED for row in rows)))
 
 
 @command(MEASURE, "calibrate --output results/local")
@@ -554,7 +556,8 @@ def calibrate(
     format: Format = "table",
 ) -> None:
     """Measure this device's roofs: copy, matrix products per dtype, vector rate; beside the specification."""
-    from .bench import display, session
+    from .bench.drive import session
+    from .bench.show import display
 
     session.run_calibrate(output, functools.partial(display.show, output_format=format))
 
@@ -574,8 +577,8 @@ def profile(
 
     The preset is `one`: a problem of a usual size, of the family's first operation.
     """
-    from .bench import session
-    from .bench.shown import show_profile
+    from .bench.drive import session
+    from .bench.show.shown import show_profile
 
     planned = session.plan_profile(axes.request(kernel, preset="one", impls=_names(impl, "--impl")))
     if dry_run:
@@ -603,8 +606,9 @@ def bars(
     format: Format = "table",
 ) -> None:
     """Measure the speed bars, ours beside the peers that they name; exit 1 if one is missed, 2 if none was measured."""
-    from .bench import bars, display
-    from .bench.session import check_folder
+    from .bench.drive import bars
+    from .bench.drive.session import check_folder
+    from .bench.show import display
 
     chosen = bars.select(bars.load_bars(), name, only)
     if list_only:
@@ -646,8 +650,8 @@ def count(
     lightning, rglru (rglru, linear_scan), wkv (wkv4), gated-mlp (gated_mlp); and attention, gla, selective_scan.
     """
     from .analysis import counts
-    from .bench import display
-    from .bench.shown import count_in_words, count_rows
+    from .bench.show import display
+    from .bench.show.shown import count_in_words, count_rows
 
     operation = problem.operation(kernel)
     chosen = formulation or counts.default_formulation(operation, problem.mode)
@@ -680,7 +684,7 @@ def best(
     format: Format = "table",
 ) -> None:
     """Rank the kernels for a problem, each at its best chunk length, by measured time or upper bound."""
-    from .bench import choice, display
+    from .bench.show import choice, display
 
     question = problem.ask(kernel, _accelerator(gpu, roofs), results, roofs=roofs)
     rows = choice.ranking(question, every=every, head_dim_qk=problem.head_dim_qk)
@@ -710,7 +714,7 @@ def chunk_size(
     """Answer which chunk length to use: the fastest measured one, else the one that the model chooses."""
     from .analysis.model import answers
     from .analysis.model.chunk_size import check_chunkwise
-    from .bench import choice, display
+    from .bench.show import choice, display
 
     accelerator = _accelerator(gpu, roofs)
     check_chunkwise(problem.operation(kernel), problem.mode, problem.seq_len)
@@ -748,11 +752,12 @@ def predict(
     """Print how long a case takes on an accelerator: measured if it was, and predicted with an interval."""
     from .analysis.model import validation
     from .analysis.model.answers import prediction_in_words
-    from .bench import choice, display
-    from .bench.shown import show_coverage
+    from .bench.show import choice, display
+    from .bench.show.shown import show_coverage
 
     if validate:
-        from .bench import complete, plan
+        from .bench import plan
+        from .bench.drive import complete
 
         requests = complete.load_sweeps(complete.sweeps_file("calibration"))
         planned = {each.case.case_id for request in requests for each in plan.plan(request, device_kind="cuda")}
@@ -805,8 +810,8 @@ def reproduce(
     """
     from .analysis.accelerators.known import get_accelerator
     from .analysis.reproduce import entries, published, verdicts, written
-    from .bench import display
-    from .bench.shown import show_reproduced
+    from .bench.show import display
+    from .bench.show.shown import show_reproduced
     from .results.store import files_in
 
     if not run:
@@ -834,7 +839,7 @@ def reproduce(
 
     left = False
     if run:
-        from .bench.complete import run_missing
+        from .bench.drive.complete import run_missing
 
         left = run_missing(
             evaluated, output=output, time_limit_s=time_limit, gpu=device or None, timeout_s=timeout, calibrate=None
@@ -955,7 +960,7 @@ def roofline(
 
     check_format(output)
     if of is not None:
-        from .bench.own_function import roofline_of
+        from .bench.drive.own_function import roofline_of
 
         taken = {"of", "counters", "output", "width", "dpi", "roofs"}
         _refuse_given(context, *context.params.keys() - taken, why="cannot be given with --of")
@@ -1073,7 +1078,7 @@ def compare(
     ignored = _names(ignore, "--ignore") or ()
     groups = parse_names(by, "--by")
     if live:
-        from .bench import session
+        from .bench.drive import session
 
         if more:
             raise ValueError(f"--live compares two implementations, got {2 + len(more)}")
@@ -1082,7 +1087,7 @@ def compare(
         rows_a, rows_b = session.run_live(request, ignore=ignored, rounds=rounds, output=output)
     elif more:
         from .analysis.check.compare import of_one_run
-        from .bench.shown import show_matrix
+        from .bench.show.shown import show_matrix
 
         names = (a, b, *more)
         sides = of_one_run(*(_selected(each, results) for each in names))
@@ -1091,7 +1096,7 @@ def compare(
     else:
         rows_a, rows_b = _selected(a, results), _selected(b, results)
     from .analysis.check.compare import compare as compared
-    from .bench.shown import show_comparison
+    from .bench.show.shown import show_comparison
 
     found = compared(rows_a, rows_b, by=groups, ignore=ignored, margin=margin)
     show_comparison(found, a, b, every=every, output_format=format)
@@ -1123,7 +1128,7 @@ def check(
     from .analysis.check import regression
     from .analysis.check.findings import junit_xml, markdown
     from .analysis.check.thresholds import load_thresholds
-    from .bench.shown import show_check
+    from .bench.show.shown import show_check
     from .results.arguments import check_file, not_written
     from .results.contents import cases_left
     from .results.select import is_path
@@ -1143,7 +1148,7 @@ def check(
     before = _selected(baseline, results, newest=True, without={row["run_id"] for row in rows})
     judge = regression.check
     if rerun:
-        from .bench.session import measure_again
+        from .bench.drive.session import measure_again
 
         again = functools.partial(measure_again, timeout_s=timeout, budget_s=budget)
         judge = functools.partial(regression.check_twice, measure=again)
@@ -1176,7 +1181,7 @@ def update(
     import json
 
     from .analysis.check.baseline import PROVENANCE_SUFFIX, promote
-    from .bench.display import show
+    from .bench.show.display import show
 
     path, provenance = promote(new, run=run, into=into, by=by, allow_dirty=allow_dirty)
     texts = {name: json.dumps(v) if isinstance(v, (dict, list)) else str(v) for name, v in provenance.items()}
@@ -1196,7 +1201,7 @@ def history(
 ) -> None:
     """Show a case over commits: time, memory and error of every run, and what changed between them."""
     from .analysis.check.history import case_history, history_rows
-    from .bench.display import show
+    from .bench.show.display import show
     from .results.select import describe
 
     if output is not None:
@@ -1247,7 +1252,7 @@ def _terms(text: str) -> str:
 @command(LIST, "kernels mlstm_sig")
 def kernels(kernel: Kernel = None, every: Every = False, format: Format = "table") -> None:
     """List kernel families and their operations, or the implementations of one, ours and outside ones."""
-    from .bench import display, inventory
+    from .bench.show import display, inventory
 
     if format == "table" and not every:
         display.show(inventory.family_rows() if kernel is None else inventory.brief_kernel_rows(kernel), format)
@@ -1283,7 +1288,7 @@ def results(
     A complete set is what results/sweeps.toml lists, what the documents' claims compare, and bars. Exit 1 if --run
     left something.
     """
-    from .bench import display, inventory
+    from .bench.show import display, inventory
     from .results import contents, folder, store
 
     if not run:
@@ -1293,7 +1298,7 @@ def results(
         given = ", ".join(map(str, named)) or "none"
         raise ValueError(f"RESULTS must be one folder for --{'run' if run else 'merge'}, got {given}")
     if run:
-        from .bench.complete import run_complete
+        from .bench.drive.complete import run_complete
 
         path, left = run_complete(named[0] if paths else None, timeout_s=timeout, time_limit_s=time_limit)
         named = [path]
@@ -1307,7 +1312,7 @@ def results(
                 note(f"{path}: derived columns of {changed} rows are as they are counted today")
     if triton:
         from .analysis.check import matrix
-        from .bench.shown import show_matrix
+        from .bench.show.shown import show_matrix
 
         rows = contents.triton_rows(named)
         if format == "markdown":
@@ -1339,7 +1344,7 @@ def runs(
     format: Format = "table",
 ) -> None:
     """List stored runs, the newest first, by the id that run: terms of compare, check and history take."""
-    from .bench import display
+    from .bench.show import display
     from .results import contents, store
     from .results.schema import Record, TritonRow
 
@@ -1355,7 +1360,7 @@ def runs(
 @command(LIST, "presets --kernel rglru")
 def presets(kernel: Kernel = None, every: Every = False, format: Format = "table") -> None:
     """List the presets, or those of a kernel family with the axes that they stand for; --all: of every family."""
-    from .bench import display, inventory
+    from .bench.show import display, inventory
 
     rows = inventory.preset_rows(kernel)
     display.show(inventory.brief_preset_rows(rows) if format == "table" and not (every or kernel) else rows, format)
@@ -1364,7 +1369,7 @@ def presets(kernel: Kernel = None, every: Every = False, format: Format = "table
 @command(LIST, "gpus --all")
 def gpus(every: Every = False, format: Format = "table") -> None:
     """List the accelerators the analysis knows, with their rates; --all: also as measured, and where from."""
-    from .bench import display, inventory
+    from .bench.show import display, inventory
 
     rows = inventory.gpu_rows()
     if format != "table":
@@ -1379,8 +1384,8 @@ def gpus(every: Every = False, format: Format = "table") -> None:
 @command(LIST, "doctor --format json")
 def doctor(every: Every = False, format: Format = "table") -> None:
     """Show this machine, the packages that are here or missing, and known failures that apply; --all: all known."""
-    from .bench import display, inventory
-    from .bench.workers import probe_environment
+    from .bench.drive.workers import probe_environment
+    from .bench.show import display, inventory
 
     sections = inventory.doctor_sections(probe_environment())
     if format != "table":

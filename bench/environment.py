@@ -28,7 +28,7 @@ from ..results.toml_tables import read_toml
 from .plan import Identity, Triton
 
 ROOT = Path(__file__).resolve().parent.parent
-MEASURED_BY = ("bench/worker.py", "bench/clock.py", "bench/memory.py", "bench/autotuning.py")
+MEASURED_BY = tuple(f":(glob)bench/**/{name}.py" for name in ("worker", "clock", "memory", "autotuning"))
 """The timing code: what a time depends on besides the kernel."""
 
 ENGINE = (*FAMILIES["tfla"], *FAMILIES["lightning"])

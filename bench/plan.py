@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
@@ -143,6 +143,16 @@ class PlannedCase:
     def identity(self) -> Identity:
         """What no other case of a sweep has."""
         return self.case.case_id, None if self.triton is None else self.triton.version
+
+    @property
+    def problem(self) -> Hashable:
+        """What cases of an implementation that are checked against one reference have in common."""
+        return self.case.op, self.case.impl, self.case.dtype, self.case.problem_sizes
+
+    @property
+    def autotunes(self) -> bool:
+        """Whether it runs an autotuner, whose choices stay in the process."""
+        return isinstance(self.target, Baseline) and self.target.autotunes
 
     @property
     def folder(self) -> str | None:

@@ -33,9 +33,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lrbench.analysis.reproduce import training
+from lrbench.bench.drive.run import file_name
 from lrbench.bench.environment import current_environment
-from lrbench.bench.models import Block, Design, GatedMLP, linear, rms_norm
-from lrbench.bench.run import file_name
+from lrbench.bench.worker.models import Block, Design, GatedMLP, linear, rms_norm
 from lrbench.kernels.mlstm_exp import mlstm_exp
 from lrbench.kernels.mlstm_sig import mlstm_sig
 from lrbench.results import store

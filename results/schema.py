@@ -320,7 +320,7 @@ class ErrorsRow(_Versions, _Device, _Differences, _Problem, _Code, _Run):
     """The errors of one implementation of the gated MLP on square matrices; its sizes are those of the matrices.
 
     Attributes:
-        against: what the results are compared with, see :mod:`..bench.mlp_errors`.
+        against: what the results are compared with, see :mod:`..bench.drive.mlp_errors`.
         draws: of all matrices; mean and standard deviation are over them.
         max_abs, mean_abs: largest and mean absolute difference.
         relative: norm of the difference over the norm of the results compared with.

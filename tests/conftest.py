@@ -156,7 +156,7 @@ def lrbench(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
 def one_look_at_the_machine() -> Iterator[None]:
     """Ask a worker once what this machine is: each answer takes seconds. Commands in processes of their own ask."""
     from lrbench.analysis.accelerators.known import known_accelerators
-    from lrbench.bench import session, workers
+    from lrbench.bench.drive import session, workers
 
     found = cache(workers.probe_environment)
 

@@ -18,10 +18,10 @@ from typing import Any
 import pytest
 
 from lrbench.analysis.accelerators import known
-from lrbench.bench import session
+from lrbench.bench.drive import session
+from lrbench.bench.drive.run import Outcome
+from lrbench.bench.drive.session import conclusion, exit_code
 from lrbench.bench.plan import Request
-from lrbench.bench.run import Outcome
-from lrbench.bench.session import conclusion, exit_code
 from lrbench.results import store
 from lrbench.results.schema import RECORD_COLUMNS
 from lrbench.tests import ROOT

@@ -16,10 +16,10 @@ from xml.etree import ElementTree
 import pyarrow.parquet as pq
 import pytest
 
-from lrbench.bench import executors, run
-from lrbench.bench.derived import Run, build_record
+from lrbench.bench.drive import executors, run
+from lrbench.bench.drive.derived import Run, build_record
 from lrbench.bench.plan import PlannedCase
-from lrbench.bench.workers import not_measured
+from lrbench.bench.worker.protocol import not_measured
 from lrbench.results import store
 from lrbench.results.schema import Record
 from lrbench.tests import ROOT

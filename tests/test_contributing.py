@@ -56,7 +56,7 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (line,) = FAMILY.findall(PAGE)
     insert_after(copy / "kernels/__init__.py", "FAMILIES: dict[str, tuple[str, ...]] = {\n", line)
     (line,) = TYPES.findall(PAGE)
-    insert_after(copy / "pyproject.toml", '    "lrbench.bench.vector_rate",\n', line)
+    insert_after(copy / "pyproject.toml", '    "lrbench.bench.worker.vector_rate",\n', line)
     baselines = copy / "kernels/baselines/__init__.py"
     insert_after(baselines, "from .operations import OPERATIONS\n", "from . import decay_matrix\n")
     insert_after(baselines, "BASELINES: tuple[Baseline, ...] = (\n", "    *decay_matrix.BASELINES,\n")

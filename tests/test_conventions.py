@@ -46,7 +46,7 @@ def sum_kernel(x_ptr):
         ("kernels/a/b.py", "from ...bench import case", "kernels must not import bench"),
         ("kernels/a/b.py", "from ... import analysis", "kernels must not import analysis"),
         ("kernels/a/b.py", "from .... import x", "what lies outside the package"),
-        ("analysis/roofs.py", "from ..bench.worker import Worker", "analysis must not import bench.worker"),
+        ("analysis/roofs.py", "from ..bench.worker.worker import Worker", "analysis must not import bench.worker"),
         ("analysis/roofs.py", "def f():\n    from ..kernels import scan", "analysis must not import kernels"),
         ("bench/run.py", "from ..cli import app", "bench must not import cli"),
         ("bench/run.py", "from lrbench.kernels import resolve", "relative"),

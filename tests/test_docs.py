@@ -15,7 +15,7 @@ import typer.main
 
 from lrbench import bench
 from lrbench.analysis.accelerators.roofs import RoofRow
-from lrbench.bench.profiling import ProfileRow
+from lrbench.bench.drive.profiling import ProfileRow
 from lrbench.cli import app
 from lrbench.kernels import FAMILIES
 from lrbench.results.schema import RECORD_COLUMNS, STATUSES

@@ -40,7 +40,9 @@ def test_declarations_and_the_command_line_import_nothing_heavy() -> None:
 
 def test_a_worker_imports_no_compiler() -> None:
     """torch.compile's takes longer than all the rest, and a sweep's first row waits for it."""
-    loaded = run_python("import sys, lrbench.bench.worker, lrbench.kernels.scalar_decay.engine; print(*sys.modules)")
+    loaded = run_python(
+        "import sys, lrbench.bench.worker.worker, lrbench.kernels.scalar_decay.engine; print(*sys.modules)"
+    )
     assert "torch" in loaded.split() and "torch._dynamo" not in loaded.split()
 
 

@@ -97,7 +97,7 @@ def roofline(
 
 
 def roofline_point(name: str, accelerator: Accelerator, dtype: str, intensity: float, tflops: float) -> Drawing:
-    """Return the roofline of an accelerator with one point, that of a user's function (bench/own_function.py)."""
+    """Return the roofline of an accelerator with one point, that of a user's function (bench/drive/own_function.py)."""
     unit, axes = _roof_axes([accelerator], dtype, [intensity], [tflops])
     point = Line(x=[intensity], y=[tflops * 1e12 / unit], style=dataclasses.replace(series_style("", ""), label=name))
     return Drawing(

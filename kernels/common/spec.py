@@ -190,7 +190,7 @@ class Operation:
         channelwise: whether a channel of the output depends on that channel of the arguments alone. Channels are then
             the last axis of all arguments, and the output has the first argument's shape.
         models: width -> layers and vocabulary of published models whose blocks mix tokens by this operation; mode train
-            trains them (:mod:`..bench.models`). Empty: none. The width is heads x value head dim, or channels.
+            trains them (:mod:`..bench.worker.models`). Empty: none. The width is heads x value head dim, or channels.
         implementations: ours.
     """
 

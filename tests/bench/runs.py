@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from lrbench.bench import run as runner
+from lrbench.bench.drive import run as runner
+from lrbench.bench.drive.executors import LocalExecutor, Outcomes, Queue, alone
+from lrbench.bench.drive.run import Outcome
 from lrbench.bench.environment import finished_cases
-from lrbench.bench.executors import LocalExecutor, Outcomes, Queue, alone
 from lrbench.bench.plan import PlannedCase
-from lrbench.bench.run import Outcome
-from lrbench.bench.workers import Reply, RunLimits, not_measured
+from lrbench.bench.worker.protocol import Reply, RunLimits, not_measured
 from lrbench.results.schema import Environment
 
 PROCESSOR = Environment(

@@ -13,8 +13,8 @@ import triton
 from triton.runtime._async_compile import active_mode
 from triton.runtime.autotuner import Autotuner, OutOfResources
 
-from lrbench.bench import autotuning
-from lrbench.bench.clock import Call, CpuClock
+from lrbench.bench.worker import autotuning
+from lrbench.bench.worker.clock import Call, CpuClock
 from lrbench.results.schema import DeviceState
 
 TOO_LARGE = 64

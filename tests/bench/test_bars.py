@@ -15,14 +15,15 @@ import pytest
 from lrbench.analysis.accelerators.roofs import RoofRow, stored_roofs
 from lrbench.analysis.counts import count_case
 from lrbench.analysis.reproduce.entries import DEFAULT
-from lrbench.bench import bars, calibrate, clock, compile_ahead, run
-from lrbench.bench.bars import COPY, Bar, Entry, judge, judge_overall
-from lrbench.bench.complete import unfinished
+from lrbench.bench.drive import bars, calibrate, compile_ahead, run
+from lrbench.bench.drive.bars import COPY, Bar, Entry, judge, judge_overall
+from lrbench.bench.drive.complete import unfinished
+from lrbench.bench.drive.executors import LocalExecutor, Queue
 from lrbench.bench.environment import current_environment
-from lrbench.bench.executors import LocalExecutor, Queue
 from lrbench.bench.plan import PlannedCase
-from lrbench.bench.worker import Worker
-from lrbench.bench.workers import RunLimits, decode_request, encode_request
+from lrbench.bench.worker import clock
+from lrbench.bench.worker.protocol import RunLimits, decode_request, encode_request
+from lrbench.bench.worker.worker import Worker
 from lrbench.kernels import mlstm_sig
 from lrbench.results import store
 from lrbench.results.schema import case_id

@@ -14,12 +14,13 @@ import torch
 
 from lrbench.analysis.accelerators import cpu
 from lrbench.analysis.accelerators.roofs import RoofRow
-from lrbench.bench import calibrate, clock, session
-from lrbench.bench.calibrate import FORMS, Calibration, Form, measure_roofs, summary_rows
+from lrbench.bench.drive import calibrate, session
+from lrbench.bench.drive.calibrate import FORMS, Calibration, Form, measure_roofs, summary_rows
+from lrbench.bench.drive.executors import LocalExecutor
+from lrbench.bench.drive.ray import RayExecutor
+from lrbench.bench.drive.run import Outcome
 from lrbench.bench.environment import current_environment
-from lrbench.bench.executors import LocalExecutor
-from lrbench.bench.ray import RayExecutor
-from lrbench.bench.run import Outcome
+from lrbench.bench.worker import clock
 from lrbench.kernels.common.cache import CACHE_VARIABLE
 from lrbench.results import store
 from lrbench.tests.command_line import Lrbench, Run, refused

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from lrbench.analysis.check import statistics
-from lrbench.bench import clock
 from lrbench.bench.environment import DeviceState
+from lrbench.bench.worker import clock
 
 IDLE = repeat(DeviceState())
 

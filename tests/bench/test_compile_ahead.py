@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from lrbench.bench import compile_ahead, run
-from lrbench.bench.compile_ahead import compile_cases
-from lrbench.bench.executors import Outcomes, Queue, alone, as_taken, autotunes
+from lrbench.bench.drive import compile_ahead, run
+from lrbench.bench.drive.compile_ahead import compile_cases
+from lrbench.bench.drive.executors import Outcomes, Queue, alone, as_taken
 from lrbench.bench.plan import PlannedCase, Request, plan
-from lrbench.bench.workers import RunLimits
+from lrbench.bench.worker.protocol import RunLimits
 from lrbench.tests.bench import runs
 from lrbench.tests.bench.runs import H200, Instant, Silent
 
@@ -91,7 +91,7 @@ def test_little_is_compiled_before_the_first_case_and_all_before_its_case(monkey
         assert compile_ahead._key(item) in compiled
     ends = itertools.accumulate(map(len, batches))
     assert told == [(len(batch), sum(map(len, batches)) - end) for batch, end in zip(batches, ends, strict=True)]
-    tuned_in = [{(item.case.op, item.case.impl) for item in batch if autotunes(item)} for batch in batches]
+    tuned_in = [{(item.case.op, item.case.impl) for item in batch if item.autotunes} for batch in batches]
     assert 1 < len(batches) <= 1 + sum(map(len, batches)) // 64 + len(set().union(*tuned_in))
     for batch, tuned in zip(batches, tuned_in, strict=True):
         assert len(tuned) <= 1

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from lrbench.analysis.reproduce import entries
-from lrbench.bench import bars, complete
+from lrbench.bench.drive import bars, complete
 from lrbench.bench.environment import current_environment
 from lrbench.bench.plan import Request, plan
 from lrbench.kernels import FAMILIES

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from lrbench.bench import correctness
+from lrbench.bench.worker import correctness
 from lrbench.kernels import FAMILIES, get_operation
 from lrbench.kernels.common.spec import Operation
 from lrbench.results.schema import Case
@@ -204,7 +204,7 @@ def test_outside_packages_run_under_no_dispatch_mode() -> None:
     # torch.compile gives a function up for good when it first meets it under one.
     from torch.utils._python_dispatch import _get_current_dispatch_mode
 
-    from lrbench.bench.worker import _poisoned
+    from lrbench.bench.worker.worker import _poisoned
     from lrbench.kernels.baselines import BASELINES
 
     expected = correctness.Expected(values={"out": torch.ones(2)}, bounds={"out": 0.0}, grad_out=None)

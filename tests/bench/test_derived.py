@@ -11,8 +11,8 @@ from lrbench import __version__
 from lrbench.analysis import counts
 from lrbench.analysis.accelerators.known import get_accelerator
 from lrbench.analysis.model import runtime_model
-from lrbench.bench.bars import load_bars, planned_cases, select
-from lrbench.bench.derived import Run, build_record
+from lrbench.bench.drive.bars import load_bars, planned_cases, select
+from lrbench.bench.drive.derived import Run, build_record
 from lrbench.bench.environment import Environment
 from lrbench.bench.plan import PlannedCase
 from lrbench.kernels import baselines, get_operation

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import time
 from collections.abc import Callable
 
 import pytest
 from rich.console import Console
 
-from lrbench.bench import display
+from lrbench.bench.drive.progress import SweepProgress
+from lrbench.bench.show import display
 from lrbench.tests.bench import faults
 from lrbench.tests.command_line import without_styles
 from lrbench.tests.results.test_store import FAILED, RECORD
@@ -36,7 +38,7 @@ def test_lists_in_csv_are_json(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_the_progress_bar_fits_eighty_columns() -> None:
-    progress = display.SweepProgress()
+    progress = SweepProgress()
     progress._console = Console(file=io.StringIO(), width=80, force_terminal=True)
     item = faults.planned("exhausts_memory", seq_len=65536, chunk_size=1024, mode="fwbw")
     progress.begin(2826, "measuring")
@@ -53,16 +55,16 @@ def test_the_progress_bar_fits_eighty_columns() -> None:
     first, second = capture.get().splitlines()
     what, done, elapsed, left, remaining = first.translate({ord(c): " " for c in "━╸╺"}).split()
     assert (what, done, left) == ("measuring", "2/2826", "left")
-    assert all(time.replace(":", "").replace("-", "0").isdigit() for time in (elapsed, remaining))
+    assert all(shown.replace(":", "").replace("-", "0").isdigit() for shown in (elapsed, remaining))
     assert second.startswith("1 oom, 1 error; mlstm_sig exhausts_memory fwbw B=1 T=64k")
 
 
 def test_the_time_left_is_what_is_expected_corrected_by_what_was_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
-    monkeypatch.setattr(display.time, "monotonic", lambda: now)
+    monkeypatch.setattr(time, "monotonic", lambda: now)
     items = [faults.planned("right", seq_len=seq_len) for seq_len in (64, 128, 256)]
     screen = io.StringIO()
-    progress = display.SweepProgress({item.identity: s for item, s in zip(items, (10, 20, 90), strict=True)})
+    progress = SweepProgress({item.identity: s for item, s in zip(items, (10, 20, 90), strict=True)})
     progress._console = Console(file=screen, width=200)
     progress.begin(3, "measuring")
     for item, at in zip(items, (130.0, 160.0, 170.0), strict=True):

@@ -20,7 +20,7 @@ from lrbench.tests.command_line import run_python
 
 def test_probe_runs_in_a_process_of_its_own() -> None:
     code = (
-        "import sys; from lrbench.bench.workers import probe_environment; e = probe_environment();"
+        "import sys; from lrbench.bench.drive.workers import probe_environment; e = probe_environment();"
         "print('torch' in sys.modules, e.device_kind, e.torch_version, e.lrbench_version)"
     )
     import torch

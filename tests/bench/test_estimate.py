@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from lrbench.bench.display import describe_s
-from lrbench.bench.estimate import CASE_S, COMPILE_S, STEP_S, WORKER_S, cases_s, compile_s
+from lrbench.bench.drive.estimate import CASE_S, COMPILE_S, STEP_S, WORKER_S, cases_s, compile_s
+from lrbench.bench.drive.progress import describe_s
 from lrbench.bench.plan import Request, plan
 from lrbench.tests.bench import faults
 from lrbench.tests.bench.runs import H200, PROCESSOR

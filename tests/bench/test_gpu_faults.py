@@ -18,9 +18,10 @@ from pathlib import Path
 
 import pytest
 
-from lrbench.bench.executors import Queue, alone, hold_gpus, run_cases
+from lrbench.bench.drive.executors import Queue, alone, hold_gpus, run_cases
+from lrbench.bench.drive.workers import ReplaceableWorker
 from lrbench.bench.plan import PlannedCase
-from lrbench.bench.workers import ReplaceableWorker, Reply, RunLimits
+from lrbench.bench.worker.protocol import Reply, RunLimits
 from lrbench.tests.bench import faults
 
 EXPECTED = {

@@ -7,7 +7,8 @@ import dataclasses
 import pytest
 
 from lrbench.analysis.accelerators import known as accelerators
-from lrbench.bench import inventory, workers
+from lrbench.bench.drive import workers
+from lrbench.bench.show import inventory
 from lrbench.kernels import baselines
 from lrbench.kernels.baselines.spec import KnownBad
 from lrbench.kernels.scalar_decay.declare import WHOLE_STATE_FORM

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from lrbench.bench.memory import MemoryUse, measure_memory, storage_bytes
+from lrbench.bench.worker.memory import MemoryUse, measure_memory, storage_bytes
 
 UNIT = 64 * 64 * 4
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from lrbench.analysis.reproduce import entries
-from lrbench.bench import mlp_errors
-from lrbench.bench.mlp_errors import difference, error_row, figures_of
+from lrbench.bench.drive import mlp_errors
+from lrbench.bench.drive.mlp_errors import difference, error_row, figures_of
 from lrbench.kernels import get_operation, resolve
 from lrbench.kernels.baselines import pytorch
 from lrbench.kernels.baselines.pytorch import eager

@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from lrbench.bench import correctness, models, worker
 from lrbench.bench.plan import PlannedCase, Request, package_of, plan
-from lrbench.bench.workers import RunLimits
+from lrbench.bench.worker import correctness, models, worker
+from lrbench.bench.worker.protocol import RunLimits
 from lrbench.kernels import resolve
 from lrbench.kernels.baselines import get_implementation, get_operation
 from lrbench.kernels.common.spec import LANGUAGE_MODELS

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from lrbench.bench import ncu
-from lrbench.bench.ncu import KernelCounts, add_up, parse_raw_csv, total
+from lrbench.bench.drive import ncu
+from lrbench.bench.drive.ncu import KernelCounts, add_up, parse_raw_csv, total
 from lrbench.tests import ROOT
 from lrbench.tests.command_line import script
 

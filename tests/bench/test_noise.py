@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from lrbench.bench import clock, environment, noise
+from lrbench.bench import environment
 from lrbench.bench.environment import DeviceState
+from lrbench.bench.worker import clock, noise
 
 QUIET = [1.0] * 12
 BUSY = "busy CPU: waited 1.31 s per s for a core, load 3.1 on 2 cores"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from lrbench.bench.own_function import load, observe
+from lrbench.bench.drive.own_function import load, observe
 from lrbench.tests import ROOT
 from lrbench.tests.command_line import Lrbench, Run, refused
 

@@ -9,9 +9,9 @@ import pytest
 
 from lrbench import kernels
 from lrbench.bench import plan
+from lrbench.bench.drive.session import cases_to_verify
 from lrbench.bench.plan import Request, in_run_order
 from lrbench.bench.presets import get_preset, presets_for
-from lrbench.bench.session import cases_to_verify
 from lrbench.kernels import FAMILIES
 from lrbench.kernels.common.spec import MODES, Implementation, Operation
 

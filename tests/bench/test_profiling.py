@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from lrbench.bench import ncu, session, worker
-from lrbench.bench.ncu import KernelCounts
-from lrbench.bench.profiling import ProfileRow, split_cases
+from lrbench.bench.drive import ncu, session
+from lrbench.bench.drive.ncu import KernelCounts
+from lrbench.bench.drive.profiling import ProfileRow, split_cases
+from lrbench.bench.worker import worker
 from lrbench.kernels.baselines.spec import Runnable
 from lrbench.results import store
 from lrbench.tests import ROOT
@@ -135,7 +136,7 @@ def test_a_dry_run_prints_the_command_and_leaves_its_requests(
     words = shlex.split(out)
     assert (code, words[0], "PYTHONSAFEPATH=1" in words) == (0, "env", True)
     files = [str(tmp_path / f"{name}.jsonl") for name in ("requests", "replies")]
-    assert words[-4:] == ["lrbench.bench.serve", "files", *files]
+    assert words[-4:] == ["lrbench.bench.worker.serve", "files", *files]
     assert {"--clock-control", ",".join(ncu.METRICS)} < set(words[words.index("ncu") :])
     requests = [json.loads(line) for line in (tmp_path / "requests.jsonl").read_text().splitlines()]
     assert [request["items"][0]["case"]["seq_len"] for request in requests] == [1024, 2048, 4096]

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from lrbench.bench import ray
-from lrbench.bench.ray import RayExecutor
-from lrbench.bench.run import get_executor
+from lrbench.bench.drive import ray
+from lrbench.bench.drive.ray import RayExecutor
+from lrbench.bench.drive.run import get_executor
 from lrbench.tests.bench import faults
 from lrbench.tests.bench.runs import PROCESSOR, run, run_alone
 

@@ -19,11 +19,11 @@ import psutil
 import pytest
 
 from lrbench.analysis.accelerators.roofs import RoofRow
-from lrbench.bench import run as runner
-from lrbench.bench import session
-from lrbench.bench.executors import LocalExecutor, alone, as_taken, autotunes
+from lrbench.bench.drive import run as runner
+from lrbench.bench.drive import session
+from lrbench.bench.drive.executors import LocalExecutor, alone, as_taken
+from lrbench.bench.drive.run import Outcome
 from lrbench.bench.plan import PlannedCase, Request, plan
-from lrbench.bench.run import Outcome
 from lrbench.kernels import get_operation
 from lrbench.kernels.common.spec import Implementation
 from lrbench.results import store
@@ -258,7 +258,7 @@ def test_a_signal_interrupts_once_and_under_nohup_not_at_all(number: signal.Sign
 def test_a_worker_that_is_still_importing_torch_dies_with_its_parent(tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text("import time\ntime.sleep(60)\n")
     code = (
-        "import sys, time; sys.path.insert(0, sys.argv[1]); from lrbench.bench.workers import WorkerProcess; "
+        "import sys, time; sys.path.insert(0, sys.argv[1]); from lrbench.bench.drive.workers import WorkerProcess; "
         "worker = WorkerProcess(); time.sleep(60)"
     )
     process = start_python(code, tmp_path)
@@ -418,8 +418,8 @@ def test_packages_that_autotune_come_last_and_a_forward_pass_in_one_chunk_first(
     asked = Request(kernel="tfla", modes=("fwbw", "fw"), seq_lens=(1024, 2048))
     planned = plan(asked, device_kind="cuda")
     # The worst order: what autotunes first, and forward passes after those with gradients.
-    planned.sort(key=lambda item: (autotunes(item), item.case.mode), reverse=True)
-    choosing = {item.case.provider for item in planned if autotunes(item)}
+    planned.sort(key=lambda item: (item.autotunes, item.case.mode), reverse=True)
+    choosing = {item.case.provider for item in planned if item.autotunes}
     # What is left of a sweep may have no forward pass but of these packages.
     left = [item for item in planned if item.case.mode == "fwbw" or item.case.provider in choosing]
     for cases, mode in ((planned, "fw"), (left, "fwbw")):

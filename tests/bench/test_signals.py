@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from lrbench.bench.drive.run import Outcome
 from lrbench.bench.plan import PlannedCase, Request, plan
-from lrbench.bench.run import Outcome
 from lrbench.results import lock, store
 from lrbench.tests.bench.runs import Instant, Silent, run
 from lrbench.tests.command_line import start_python

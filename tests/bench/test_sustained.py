@@ -16,10 +16,15 @@ from typing import Any
 import pytest
 
 from lrbench.analysis.check.regression import check
-from lrbench.bench import autotuning, clock, display, environment, session, sustained, worker
-from lrbench.bench.executors import NOT_SUSTAINED, SUSTAINED_S, run_group
+from lrbench.bench import environment
+from lrbench.bench.drive import session
+from lrbench.bench.drive.executors import run_group
+from lrbench.bench.drive.workers import ReplaceableWorker
 from lrbench.bench.plan import Request, in_run_order
-from lrbench.bench.workers import ReplaceableWorker, RunLimits
+from lrbench.bench.show import display
+from lrbench.bench.worker import autotuning, clock, sustained, worker
+from lrbench.bench.worker.protocol import RunLimits
+from lrbench.bench.worker.sustained import NOT_SUSTAINED
 from lrbench.results.schema import DeviceState, Record
 from lrbench.tests.analysis.rows import THRESHOLDS, measured
 from lrbench.tests.bench import faults
@@ -281,7 +286,7 @@ def test_resuming_runs_again_what_was_only_timed(
     monkeypatch.setattr(session, "finished_cases", lambda *_, **__: {item.identity: row})
     _, _, seconds, done = session._begin([request], H200, None, tmp_path, 0, 1, resume=True)
     assert (len(seconds), len(done)) == ((1, 0) if sustained_ms is None else (0, 1))
-    assert all(each > SUSTAINED_S for each in seconds.values())
+    assert all(each > sustained.LIMIT_S for each in seconds.values())
 
 
 def loaded(time_ms: float = 2.0, energy_j: float = 1.4, **columns: Any) -> dict[str, Any]:
@@ -327,7 +332,7 @@ def test_energy_is_that_of_zeus() -> None:
     call.call(None)
     begin = time.perf_counter()
     found = sustained.sustain(the_clock, call)
-    assert sustained.LEAST_S < time.perf_counter() - begin < SUSTAINED_S
+    assert sustained.LEAST_S < time.perf_counter() - begin < sustained.LIMIT_S
     assert found.sustained_clock_mhz and 0 < found.idle_power_w < found.sustained_power_w / 2
     assert 0 < found.net_energy_j < found.energy_j
     # The queue was never empty: from call to call passes what one takes.

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from lrbench.bench import compile_ahead, executors, run, session
-from lrbench.bench.complete import load_sweeps, sweeps_file
+from lrbench.bench.drive import compile_ahead, executors, run, session
+from lrbench.bench.drive.complete import load_sweeps, sweeps_file
+from lrbench.bench.drive.workers import ReplaceableWorker
 from lrbench.bench.environment import find_tritons, finished_cases, version_of
 from lrbench.bench.plan import PlannedCase, Request, Triton, plan
-from lrbench.bench.workers import ReplaceableWorker, RunLimits
+from lrbench.bench.worker.protocol import RunLimits
 from lrbench.kernels import FAMILIES
 from lrbench.results import folder, store
 from lrbench.results.select import load_rows

@@ -8,7 +8,7 @@ import torch
 
 @pytest.mark.interpret
 def test_chains_are_computed() -> None:
-    from lrbench.bench import vector_rate
+    from lrbench.bench.worker import vector_rate
 
     out = torch.empty(2 * vector_rate.BLOCK)
     assert vector_rate.run_chains(out, iterations=3) == 2 * out.numel() * 3 * vector_rate.UNROLL
@@ -19,7 +19,7 @@ def test_chains_are_computed() -> None:
 
 
 def test_bad_input() -> None:
-    from lrbench.bench import vector_rate
+    from lrbench.bench.worker import vector_rate
 
     for out in (torch.empty(vector_rate.BLOCK, dtype=torch.float64), torch.empty(vector_rate.BLOCK + 1)):
         with pytest.raises(ValueError, match=f"out must be float32 with a multiple of {vector_rate.BLOCK} elements"):
@@ -30,7 +30,7 @@ def test_bad_input() -> None:
 @pytest.mark.parametrize("capability", [80, 90])
 def test_the_loop_is_made_of_multiply_adds(capability: int) -> None:
     """One fma per value, thread and unrolled step; no load, and no multiplication or addition apart."""
-    from lrbench.bench import vector_rate as v
+    from lrbench.bench.worker import vector_rate as v
     from lrbench.tests.kernels.offline import compile_kernel, record_launches
 
     with record_launches(v) as launches:

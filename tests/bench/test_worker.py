@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from lrbench.bench import correctness, worker
-from lrbench.bench.clock import CpuClock
 from lrbench.bench.plan import PlannedCase
-from lrbench.bench.workers import RunLimits, encode_request
+from lrbench.bench.worker import correctness, worker
+from lrbench.bench.worker.clock import CpuClock
+from lrbench.bench.worker.protocol import RunLimits, encode_request
 from lrbench.kernels import get_operation
 from lrbench.kernels.baselines import get_baseline
 from lrbench.kernels.gated_mlp.validate import is_k_major

@@ -13,10 +13,11 @@ from pathlib import Path
 import pytest
 
 from lrbench.analysis.accelerators.known import visible_gpus
-from lrbench.bench import executors, workers
-from lrbench.bench.executors import LocalExecutor, Queue, alone
+from lrbench.bench.drive import executors, workers
+from lrbench.bench.drive.executors import LocalExecutor, Queue, alone
+from lrbench.bench.drive.workers import ELSEWHERE, STARTING, ReplaceableWorker
 from lrbench.bench.plan import PlannedCase
-from lrbench.bench.workers import ELSEWHERE, STARTING, ReplaceableWorker, RunLimits, decode_request, encode_request
+from lrbench.bench.worker.protocol import RunLimits, decode_request, encode_request
 from lrbench.kernels.baselines import get_baseline
 from lrbench.results.lock import HeldError
 from lrbench.tests.bench import faults

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from lrbench.bench.compile_ahead import compile_cases
-from lrbench.bench.correctness import DTYPES
+from lrbench.bench.drive.compile_ahead import compile_cases
 from lrbench.bench.plan import PlannedCase, Request, plan
-from lrbench.bench.worker import prepare
+from lrbench.bench.worker.correctness import DTYPES
+from lrbench.bench.worker.worker import prepare
 from lrbench.kernels import get_operation
 from lrbench.kernels.common.spec import Implementation
 from lrbench.kernels.gated_mlp import fused as gated_mlp

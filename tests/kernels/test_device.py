@@ -16,9 +16,9 @@ import torch
 import triton
 from torch import Tensor
 
-from lrbench.bench import correctness
 from lrbench.bench.plan import PlannedCase
-from lrbench.bench.worker import prepare
+from lrbench.bench.worker import correctness
+from lrbench.bench.worker.worker import prepare
 from lrbench.kernels import Implementation, Operation
 from lrbench.kernels.common.device import memory_rate
 from lrbench.kernels.common.differentiable import on_device_of

@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lrbench.bench.correctness import relative_error
+from lrbench.bench.worker.correctness import relative_error
 from lrbench.kernels.gated_mlp import GATED_MLP, gated_mlp
 from lrbench.kernels.gated_mlp import fused as module
 from lrbench.kernels.gated_mlp.config import ACTIVATIONS, GatedMlpConfig, GemmConfig, invalid_reason, select_tile

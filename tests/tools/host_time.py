@@ -27,7 +27,7 @@ from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from lrbench.bench.plan import PlannedCase
-from lrbench.bench.worker import prepare
+from lrbench.bench.worker.worker import prepare
 from lrbench.kernels import get_operation
 from lrbench.kernels.baselines import availability, get_implementation, installed_versions, known_bad_here, plan_sizes
 from lrbench.kernels.baselines.spec import Baseline, Runnable

@@ -16,9 +16,10 @@ import pytest
 
 from lrbench.analysis.model.answers import chunk_size_report
 from lrbench.bench import plan
-from lrbench.bench.executors import LocalExecutor
-from lrbench.bench.run import sweep
-from lrbench.bench.workers import RunLimits, probe_environment
+from lrbench.bench.drive.executors import LocalExecutor
+from lrbench.bench.drive.run import sweep
+from lrbench.bench.drive.workers import probe_environment
+from lrbench.bench.worker.protocol import RunLimits
 from lrbench.kernels import FAMILIES
 from lrbench.tests.analysis.rows import question
 

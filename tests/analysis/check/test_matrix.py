@@ -9,7 +9,7 @@ import pytest
 
 from lrbench.analysis.check import matrix
 from lrbench.analysis.check.compare import compare
-from lrbench.bench.inventory import declared_implementations
+from lrbench.bench.show.inventory import declared_implementations
 from lrbench.results.contents import triton_rows
 from lrbench.results.select import select
 from lrbench.results.store import committed_results

@@ -11,7 +11,8 @@ import pytest
 from lrbench.analysis.accelerators.known import get_accelerator
 from lrbench.analysis.model.runtime_model import runtime_model
 from lrbench.analysis.model.validation import by_chance, by_implementation, in_words, summary, validate
-from lrbench.bench import complete, plan
+from lrbench.bench import plan
+from lrbench.bench.drive import complete
 from lrbench.results.select import grouped
 from lrbench.results.store import committed_results
 

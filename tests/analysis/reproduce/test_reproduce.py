@@ -17,8 +17,9 @@ from lrbench.analysis.figures import style
 from lrbench.analysis.figures.layout import Drawing
 from lrbench.analysis.reproduce import entries, published, verdicts, written
 from lrbench.analysis.reproduce.entries import Asked
-from lrbench.bench import complete, mlp_errors, plan, session
-from lrbench.bench.run import Outcome
+from lrbench.bench import plan
+from lrbench.bench.drive import complete, mlp_errors, session
+from lrbench.bench.drive.run import Outcome
 from lrbench.results import store
 from lrbench.results.schema import TrainingRow
 from lrbench.results.store import committed_results

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from lrbench.bench.correctness import DTYPES
 from lrbench.bench.plan import PlannedCase
-from lrbench.bench.worker import Worker
+from lrbench.bench.worker.correctness import DTYPES
+from lrbench.bench.worker.worker import Worker
 from lrbench.kernels import Operation, resolve
 from lrbench.kernels.baselines import (
     BASELINES,

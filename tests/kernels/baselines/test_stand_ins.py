@@ -13,10 +13,10 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils._pytree import tree_leaves
 
-from lrbench.bench.correctness import state_before_step
-from lrbench.bench.derived import Run, build_record
+from lrbench.bench.drive.derived import Run, build_record
 from lrbench.bench.plan import PlannedCase
-from lrbench.bench.worker import Worker
+from lrbench.bench.worker.correctness import state_before_step
+from lrbench.bench.worker.worker import Worker
 from lrbench.kernels import resolve
 from lrbench.kernels.baselines import BASELINES, baselines_for, get_baseline, get_operation, plan_sizes
 from lrbench.kernels.baselines.pytorch import gate_in_place

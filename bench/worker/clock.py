@@ -25,9 +25,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from ..analysis.check import statistics
-from ..results.schema import HIDDEN_HOST_MS
-from .environment import DeviceState, device_state
+from ...analysis.check import statistics
+from ...results.schema import HIDDEN_HOST_MS
+from ..environment import DeviceState, device_state
 from .noise import Watch
 
 MIN_SAMPLES = 10

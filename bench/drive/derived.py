@@ -10,18 +10,18 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any
 
-from .. import __version__
-from ..analysis import counts
-from ..analysis.accelerators import known as accelerators
-from ..analysis.accelerators.known import Accelerator
-from ..analysis.derive import derive
-from ..kernels import FAMILIES
-from ..kernels.baselines import get_operation
-from ..kernels.baselines.spec import Baseline
-from ..kernels.common.spec import Implementation
-from ..results.schema import Environment, Record
-from .environment import version_of
-from .plan import PlannedCase
+from ... import __version__
+from ...analysis import counts
+from ...analysis.accelerators import known as accelerators
+from ...analysis.accelerators.known import Accelerator
+from ...analysis.derive import derive
+from ...kernels import FAMILIES
+from ...kernels.baselines import get_operation
+from ...kernels.baselines.spec import Baseline
+from ...kernels.common.spec import Implementation
+from ...results.schema import Environment, Record
+from ..environment import version_of
+from ..plan import PlannedCase
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,10 +20,10 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..kernels import get_operation, resolve
-from ..results import store
-from ..results.schema import CASE_COLUMNS, ErrorsRow, case_id
-from .environment import current_environment
+from ...kernels import get_operation, resolve
+from ...results import store
+from ...results.schema import CASE_COLUMNS, ErrorsRow, case_id
+from ..environment import current_environment
 from .run import file_name
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ DRAWS, DTYPE = 10, "bf16"
 
 def error_row(size: int, impl: str, device: str) -> dict[str, Any]:
     """Return the row of an implementation of ours at a size N; ValueError where it does not run there."""
-    from ..kernels.baselines.pytorch import eager
+    from ...kernels.baselines.pytorch import eager
 
     function = _function(impl, size, device)
     figures = [figures_of(function, eager, size, seed, device) for seed in range(DRAWS)]
@@ -64,7 +64,7 @@ def figures_of(
     """Return the figures of a function of x, w_up and w_gate on one draw."""
     import torch
 
-    from .correctness import DTYPES
+    from ..worker.correctness import DTYPES
 
     generator, bound = torch.Generator(device).manual_seed(seed), size**-0.5
     with torch.no_grad():

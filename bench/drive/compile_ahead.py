@@ -13,16 +13,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from .. import kernels
-from ..analysis.accelerators import cpu
-from ..kernels.baselines.spec import Baseline
-from ..kernels.common.spec import Implementation
-from ..results.schema import Case
-from ..results.select import grouped
-from .environment import Environment, version_of
-from .executors import Group, LocalExecutor, Queue, alone, as_taken, autotunes
-from .plan import PlannedCase
-from .workers import RunLimits
+from ... import kernels
+from ...analysis.accelerators import cpu
+from ...kernels.baselines.spec import Baseline
+from ...kernels.common.spec import Implementation
+from ...results.schema import Case
+from ...results.select import grouped
+from ..environment import Environment, version_of
+from ..plan import PlannedCase
+from ..worker.protocol import RunLimits
+from .executors import Group, LocalExecutor, Queue, alone, as_taken
 
 MAX_COMPILE_JOBS = 16
 BATCH = 8
@@ -136,7 +136,7 @@ def unit_of(item: PlannedCase) -> Hashable:
     An autotuner compiles the same configurations for cases that differ in their lengths or in whether they take
     gradients, and compiles them side by side within a process.
     """
-    return item.triton, replace(_kind(item), mode="") if autotunes(item) else item.case
+    return item.triton, replace(_kind(item), mode="") if item.autotunes else item.case
 
 
 def uncompiled(planned: Sequence[PlannedCase], environment: Environment) -> list[PlannedCase]:
@@ -232,7 +232,7 @@ class Compiler(contextlib.AbstractContextManager["Compiler"]):
             return 0.0
         # An autotuner's configurations may take minutes: they wait until what autotunes is measured.
         further = itertools.takewhile(
-            lambda other: not autotunes(other) or (other.case.op, other.case.impl) == (item.case.op, item.case.impl),
+            lambda other: not other.autotunes or (other.case.op, other.case.impl) == (item.case.op, item.case.impl),
             self._cases[end : self._done + self._batch],
         )
         return self._compile(end + len(list(further)))

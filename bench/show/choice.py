@@ -6,18 +6,18 @@ import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from .. import kernels
-from ..analysis.counts import FORMULATIONS, count_case
-from ..analysis.model.answers import Question, at_context, prediction
-from ..analysis.model.prediction import Answer, measured_on
-from ..analysis.model.runtime_model import roofline_fraction
-from ..kernels import baselines
-from ..kernels.baselines import get_implementation, get_operation
-from ..kernels.baselines.spec import Baseline
-from ..kernels.common.spec import Implementation
-from ..results.arguments import one_of
-from ..results.schema import Case
-from ..results.select import short_size
+from ... import kernels
+from ...analysis.counts import FORMULATIONS, count_case
+from ...analysis.model.answers import Question, at_context, prediction
+from ...analysis.model.prediction import Answer, measured_on
+from ...analysis.model.runtime_model import roofline_fraction
+from ...kernels import baselines
+from ...kernels.baselines import get_implementation, get_operation
+from ...kernels.baselines.spec import Baseline
+from ...kernels.common.spec import Implementation
+from ...results.arguments import one_of
+from ...results.schema import Case
+from ...results.select import short_size
 
 Known = Implementation | Baseline
 

@@ -14,13 +14,14 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from ..analysis.accelerators.known import visible_gpus
-from ..kernels.baselines.spec import Baseline
-from ..results.lock import hold
-from ..results.select import grouped
-from .environment import Environment, gpu_uuids
-from .plan import PlannedCase
-from .workers import ReplaceableWorker, Reply, RunLimits, Started, WorkerStoppedError, probe_environment
+from ...analysis.accelerators.known import visible_gpus
+from ...results.lock import hold
+from ...results.select import grouped
+from ..environment import Environment, gpu_uuids
+from ..plan import PlannedCase
+from ..worker.protocol import Reply, RunLimits
+from ..worker.sustained import LIMIT_S, NOT_SUSTAINED
+from .workers import ReplaceableWorker, Started, WorkerStoppedError, probe_environment
 
 Group = tuple[PlannedCase, ...]
 """What a worker is given at once: one case, or several that it times in turn."""
@@ -33,25 +34,8 @@ Key = tuple[Hashable, Hashable]
 LOST = ("oom", "timeout", "crash")
 """Statuses that a case may owe to those with which it is timed in turn."""
 
-SUSTAINED_S = 8.0
-"""The most that calling a case until clocks and power settle adds to it; :mod:`.sustained` calls for less."""
-
-NOT_SUSTAINED = "not sustained"
-"""Beginning of the reason of a row that was timed, where that failed."""
-
 IN_TURN = "in turn"
 """The process of all cases that are timed in turn, as others' is named by their package."""
-
-
-def autotunes(item: PlannedCase) -> bool:
-    """Return whether a case runs an autotuner, whose choices stay in the process."""
-    return isinstance(item.target, Baseline) and item.target.autotunes
-
-
-def problem_of(item: PlannedCase) -> Hashable:
-    """Return what cases of an implementation that are checked against one reference have in common."""
-    case = item.case
-    return case.op, case.impl, case.dtype, case.problem_sizes
 
 
 def queue_key(group: Group) -> Key:
@@ -61,8 +45,8 @@ def queue_key(group: Group) -> Key:
     worker should run all cases of an autotuner, whose choices stay in the process; else those that are checked against
     one reference.
     """
-    tuned = tuple(item.case.impl for item in group if autotunes(item))
-    return group[0].case.provider if len(group) == 1 else IN_TURN, tuned or problem_of(group[0])
+    tuned = tuple(item.case.impl for item in group if item.autotunes)
+    return group[0].case.provider if len(group) == 1 else IN_TURN, tuned or group[0].problem
 
 
 class Queue:
@@ -102,7 +86,7 @@ class Queue:
     def _choose(self, process: Hashable) -> Key | None:
         if free := [key for key in self._left if key not in self._begun]:
             return min(free, key=lambda key: (key[0] != process, key[0] in self._processes_begun))
-        shared = [key for key, left in self._left.items() if not any(map(autotunes, left[0]))]
+        shared = [key for key, left in self._left.items() if not any(item.autotunes for item in left[0])]
         return max(shared, key=lambda key: len(self._left[key]), default=None)
 
     def put_back(self, group: Group) -> None:
@@ -176,7 +160,7 @@ def run_group(session: ReplaceableWorker, group: Group, limits: RunLimits) -> li
 
 def _sustain(session: ReplaceableWorker, item: PlannedCase, reply: Reply, limits: RunLimits) -> None:
     """Add the columns of a case under load to its outcome, or why there are none."""
-    (found,) = session.run([item], replace(limits, action="sustain", timeout_s=limits.timeout_s + SUSTAINED_S))
+    (found,) = session.run([item], replace(limits, action="sustain", timeout_s=limits.timeout_s + LIMIT_S))
     reply["columns"] |= found["columns"]
     if found["status"] != "ok":
         reply["reason"] = f"{NOT_SUSTAINED}, {found['status']}: {found['reason']}"

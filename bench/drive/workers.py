@@ -7,7 +7,6 @@ inherited descriptor): messages are JSON, nothing is unpickled, and nothing that
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import os
 import re
@@ -19,101 +18,28 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
 from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any
 
-from ..analysis.accelerators import known as accelerators
-from ..kernels import baselines
-from ..kernels.baselines.spec import Baseline
-from ..kernels.common.spec import Implementation
-from ..results.lock import temporary_folder
-from ..results.schema import Case
-from .environment import Environment, worker_settings
-from .plan import PlannedCase, Triton
+from ...analysis.accelerators import known as accelerators
+from ...results.lock import temporary_folder
+from ..environment import ROOT, Environment, worker_settings
+from ..plan import PlannedCase
+from ..worker.protocol import SERVE, STACK_FILE, STACK_SIGNAL, Reply, RunLimits, encode_request, not_measured
 
 START_TIMEOUT_S = 300.0
 POLL_S = 0.2
 MAX_WAIT_S = 3600.0
 """The longest single wait for a reply; poll does not take infinity."""
 
-STACK_FILE = "stack"
-"""File in a worker's folder to which it writes its Python stack when it gets STACK_SIGNAL."""
-
-STACK_SIGNAL = signal.SIGUSR1
 STACK_WAIT_S = 1.0
 
 STARTING, ELSEWHERE = "starting workers, imports", "failed cases, messages"
 """What the seconds of a case went into that its worker does not count."""
 
-Reply = dict[str, Any]
-"""A case's outcome: "status", "reason" and "columns"; "seconds", what for, and "kernels", see :class:`RunLimits`."""
-
-
-def not_measured(status: str, reason: str) -> Reply:
-    """Return the outcome of a case without a measurement."""
-    return {"status": status, "reason": reason, "columns": {}}
-
-
 Started = Callable[[PlannedCase], None]
 """Called when a case starts, so that the progress display can name it."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunLimits:
-    """What every case of a run is given.
-
-    Attributes:
-        timeout_s: seconds after which a request's worker is killed, for each of its cases.
-        budget_s: seconds of timing after which sampling stops.
-        action: method of :class:`.worker.Worker`: "run", "verify" to check without timing, "compile" to only fill the
-            compilers' caches, "profile" to call once under a profiler, "sustain" to load the GPU with it.
-        rounds, settle: as in :class:`.clock.Sampling`; several cases of a request are timed in turn.
-        time_incorrect_peers: time outside packages also where their numbers are off: the outcome is still
-            ``incorrect``, and says by how much.
-        shared: folder in which workers share references, or None.
-        device_kind: "cuda" or "cpu", what the cases are to run on; None is whatever the worker finds.
-        note_kernels: whether replies have the Triton kernels that a case launched when it was checked, hash -> cubin's.
-    """
-
-    timeout_s: float
-    budget_s: float = 0.0
-    action: str = "run"
-    rounds: int | None = None
-    settle: bool = False
-    time_incorrect_peers: bool = False
-    shared: str | None = None
-    device_kind: str | None = None
-    note_kernels: bool = False
-
-
-def encode_request(items: Sequence[PlannedCase], limits: RunLimits) -> dict[str, Any]:
-    """Return the request to treat cases as ``limits`` says."""
-    return {"limits": dataclasses.asdict(limits), "items": list(map(dataclasses.asdict, items))}
-
-
-def decode_request(request: Mapping[str, Any]) -> tuple[list[PlannedCase], RunLimits]:
-    """Return the cases, with what runs them, and the limits of a request."""
-    items = [
-        PlannedCase(
-            case=Case(**item["case"]),
-            target=_decode_target(item["target"]),
-            config_of=None if item["config_of"] is None else Case(**item["config_of"]),
-            options=item["options"],
-            triton=None if item["triton"] is None else Triton(**item["triton"]),
-        )
-        for item in request["items"]
-    ]
-    return items, RunLimits(**request["limits"])
-
-
-def _decode_target(fields: Mapping[str, Any]) -> Implementation | Baseline:
-    """Return one of ours as it was declared, which may be nowhere here, and a baseline by its name."""
-    if "provider" in fields:
-        return baselines.get_baseline(fields["op"], fields["name"])
-    declared: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in fields.items()}
-    return Implementation(**declared)
 
 
 class WorkerLostError(Exception):
@@ -150,7 +76,7 @@ class WorkerProcess:
         with theirs:
             # The working directory must not be the repository: before Python 3.11 it would be on sys.path.
             self._process = subprocess.Popen(
-                (sys.executable, "-m", f"{__package__}.serve", "socket", str(theirs.fileno()), str(os.getpid())),
+                (sys.executable, "-m", SERVE, "socket", str(theirs.fileno()), str(os.getpid())),
                 env={**os.environ, **worker_settings(environ, folder)},
                 cwd=self._folder.name,
                 pass_fds=(theirs.fileno(),),
@@ -215,7 +141,7 @@ class WorkerProcess:
         frames = re.findall(r'File "(.+?)", line (\d+) in (\S+)', text)
         if not frames:
             return ""
-        package = str(Path(__file__).parent.parent)
+        package = str(ROOT)
         own = next((frame for frame in frames if frame[0].startswith(package)), frames[0])
         shown = (
             f"{function} ({'/'.join(Path(path).parts[-2:])}:{line})"

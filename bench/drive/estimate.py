@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
 
-from ..analysis import counts
-from ..analysis.accelerators import known as accelerators
-from ..analysis.accelerators.known import Accelerator
-from ..analysis.model.runtime_model import model_time_ms
-from ..results.schema import Case
-from ..results.select import grouped
+from ...analysis import counts
+from ...analysis.accelerators import known as accelerators
+from ...analysis.accelerators.known import Accelerator
+from ...analysis.model.runtime_model import model_time_ms
+from ...results.schema import Case
+from ...results.select import grouped
+from ..environment import Environment
+from ..plan import PlannedCase
+from ..worker.sustained import LIMIT_S
 from .compile_ahead import uncompiled, unit_of
-from .environment import Environment
-from .executors import SUSTAINED_S, autotunes, problem_of
-from .plan import PlannedCase
 from .run import refuse
 
 WORKER_S = {"cpu": 3.0, "cuda": 5.0}
@@ -67,14 +67,14 @@ def cases_s(planned: Sequence[PlannedCase], environment: Environment) -> list[fl
         if refuse(item, environment) is not None:
             seconds.append(0.0)
             continue
-        took = CASE_S + SUSTAINED_S * item.sustained
-        worker, problem = (item.case.provider, item.triton), problem_of(item)
+        took = CASE_S + LIMIT_S * item.sustained
+        worker, problem = (item.case.provider, item.triton), item.problem
         if worker not in seen:
             took += WORKER_S[kind]
         if kind == "cpu" and case.gradients and problem not in seen:
             took += STEP_S * (case.seq_len or 0)
         tuned = item.triton, replace(case, batch=None, seq_len=None, mode="")
-        if kind == "cuda" and autotunes(item) and tuned not in seen:
+        if kind == "cuda" and item.autotunes and tuned not in seen:
             took += LONG_TUNE_S.get(case.impl, TUNE_S)
         seen |= {worker, problem, tuned}
         calls = STEP_CALLS if case.mode == "train" else CALLS[kind]
@@ -107,6 +107,6 @@ def compile_s(planned: Sequence[PlannedCase], environment: Environment, jobs: in
     if environment.device_kind == "cpu":
         return 0.0
     units = grouped(uncompiled(planned, environment), unit_of).values()
-    kinds = ([(autotunes(item), item.case.provider == "lrbench") for item in unit] for unit in units)
+    kinds = ([(item.autotunes, item.case.provider == "lrbench") for item in unit] for unit in units)
     seconds = [sum(COMPILE_S["autotuned" if a else "lrbench" if ours else "others"] for a, ours in u) for u in kinds]
     return max(COMPILE_ANY_S, *seconds, sum(seconds) / max(1, jobs)) if seconds else 0.0

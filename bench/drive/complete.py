@@ -13,18 +13,19 @@ from operator import attrgetter, itemgetter
 from pathlib import Path
 from typing import Any
 
-from ..analysis.reproduce import entries, verdicts
-from ..analysis.reproduce.verdicts import Found
-from ..kernels import FAMILIES
-from ..kernels.baselines import baselines_for
-from ..results.folder import merge
-from ..results.schema import Environment
-from ..results.select import grouped
-from ..results.store import HERE, files_in, recovered_notes
-from ..results.toml_tables import read_toml
-from . import bars, mlp_errors, note, session
-from .environment import is_of, rows_of
-from .plan import Request, named_family
+from ...analysis.reproduce import entries, verdicts
+from ...analysis.reproduce.verdicts import Found
+from ...kernels import FAMILIES
+from ...kernels.baselines import baselines_for
+from ...results.folder import merge
+from ...results.schema import Environment
+from ...results.select import grouped
+from ...results.store import HERE, files_in, recovered_notes
+from ...results.toml_tables import read_toml
+from .. import note
+from ..environment import is_of, rows_of
+from ..plan import Request, named_family
+from . import bars, mlp_errors, session
 from .run import separate
 from .workers import probe_environment
 

@@ -28,8 +28,8 @@ def main(arguments: Sequence[str]) -> None:
     how, source, other = arguments
     if how == "socket":
         _die_with(int(other))
+    from .protocol import STACK_FILE, STACK_SIGNAL
     from .worker import serve
-    from .workers import STACK_FILE, STACK_SIGNAL
 
     if how == "socket":
         # On STACK_SIGNAL the stack is written there, so that the parent can say where a case hung.

@@ -25,9 +25,9 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..analysis.check.statistics import MIN_SAMPLES, median
-from ..results.schema import DeviceState
-from ..results.select import MAX_SLOWDOWN
+from ...analysis.check.statistics import MIN_SAMPLES, median
+from ...results.schema import DeviceState
+from ...results.select import MAX_SLOWDOWN
 
 MAX_WAITING = 0.1
 """Seconds per second that threads may wait for a core."""
@@ -96,7 +96,7 @@ class Watch:
     def _others_on_gpu(self) -> str | None:
         import pynvml
 
-        from .environment import nvml_handle
+        from ..environment import nvml_handle
 
         since = int(1e6 * min(self._begin, time.time() - RECENT_S))
         try:

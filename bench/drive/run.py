@@ -23,23 +23,23 @@ from pathlib import Path
 from types import FrameType, MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-from ..analysis.accelerators.roofs import RoofRow, write_roofs
-from ..analysis.reproduce.entries import DEFAULT
-from ..kernels import baselines
-from ..kernels.baselines.spec import Baseline
-from ..kernels.common.spec import Implementation
-from ..results import store
-from ..results.arguments import one_of
-from ..results.lock import temporary_folder
-from ..results.schema import CASE_COLUMNS, Case, Record
-from ..results.select import Row, case_key, grouped
+from ...analysis.accelerators.roofs import RoofRow, write_roofs
+from ...analysis.reproduce.entries import DEFAULT
+from ...kernels import baselines
+from ...kernels.baselines.spec import Baseline
+from ...kernels.common.spec import Implementation
+from ...results import store
+from ...results.arguments import one_of
+from ...results.lock import temporary_folder
+from ...results.schema import CASE_COLUMNS, Case, Record
+from ...results.select import Row, case_key, grouped
+from ..environment import Environment, version_of
+from ..plan import Identity, PlannedCase
+from ..worker.protocol import Reply, RunLimits, not_measured
 from .compile_ahead import Compiler
 from .derived import Run, build_record
-from .display import SweepProgress
-from .environment import Environment, version_of
-from .executors import LocalExecutor, Outcomes, Queue, alone, autotunes
-from .plan import Identity, PlannedCase
-from .workers import Reply, RunLimits, not_measured
+from .executors import LocalExecutor, Outcomes, Queue, alone
+from .progress import SweepProgress
 
 if TYPE_CHECKING:
     from .ray import RayExecutor
@@ -254,10 +254,10 @@ def quickest_first(planned: Sequence[PlannedCase]) -> list[PlannedCase]:
     A forward pass in one chunk has the fewest kernels to compile. Packages that autotune come last: choosing takes them
     minutes, in which all others can be measured.
     """
-    choosing = {item.case.provider for item in planned if autotunes(item)}
+    choosing = {item.case.provider for item in planned if item.autotunes}
 
     def late(item: PlannedCase) -> tuple[bool, bool]:
-        return item.case.provider in choosing, autotunes(item)
+        return item.case.provider in choosing, item.autotunes
 
     def chunks(item: PlannedCase) -> float:
         return (item.case.seq_len or 1) / (item.case.chunk_size or 1)

@@ -23,12 +23,18 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..analysis.check.statistics import median
-from ..results.schema import DeviceState, Sustained
-from .environment import device_state, total_energy_j
+from ...analysis.check.statistics import median
+from ...results.schema import DeviceState, Sustained
+from ..environment import device_state, total_energy_j
 
 if TYPE_CHECKING:
     from .clock import Call, CudaClock
+
+LIMIT_S = 8.0
+"""The most that calling a case until clocks and power settle adds to it."""
+
+NOT_SUSTAINED = "not sustained"
+"""Beginning of the reason of a row that was timed, where that failed."""
 
 LEAST_S, MOST_S = 5.0, 7.0
 WINDOW_S, TOLERANCE = 2.0, 0.02

@@ -31,11 +31,11 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
-from ..kernels import resolve
-from ..kernels.common.arguments import CASE_DTYPES, compute_dtype
-from ..kernels.common.inputs import Draw
-from ..kernels.common.spec import Operation
-from ..results.schema import Case
+from ...kernels import resolve
+from ...kernels.common.arguments import CASE_DTYPES, compute_dtype
+from ...kernels.common.inputs import Draw
+from ...kernels.common.spec import Operation
+from ...results.schema import Case
 
 DTYPES = {name: dtype for dtype, name in CASE_DTYPES.items()}
 

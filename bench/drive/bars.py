@@ -22,31 +22,32 @@ from pathlib import Path
 from statistics import geometric_mean
 from typing import Any, NamedTuple
 
-from ..analysis.accelerators.known import get_accelerator
-from ..analysis.accelerators.roofs import write_roofs
-from ..analysis.check.compare import time_interval
-from ..analysis.check.statistics import Interval, median
-from ..analysis.counts import count_case
-from ..analysis.model.fit import case_of
-from ..analysis.reproduce.entries import COPY, Asked, Document, claims_of
-from ..analysis.reproduce.verdicts import ClaimLine, Store, evaluate, judged, memory_bytes
-from ..kernels import baselines
-from ..kernels.common.sizes import next_power_of_two
-from ..kernels.common.spec import MODES, Implementation
-from ..results import store
-from ..results.arguments import one_of
-from ..results.schema import Case, Environment, Record
-from ..results.select import Row, grouped
-from ..results.toml_tables import Refused, read_toml
-from . import note
+from ...analysis.accelerators.known import get_accelerator
+from ...analysis.accelerators.roofs import write_roofs
+from ...analysis.check.compare import time_interval
+from ...analysis.check.statistics import Interval, median
+from ...analysis.counts import count_case
+from ...analysis.model.fit import case_of
+from ...analysis.reproduce.entries import COPY, Asked, Document, claims_of
+from ...analysis.reproduce.verdicts import ClaimLine, Store, evaluate, judged, memory_bytes
+from ...kernels import baselines
+from ...kernels.common.sizes import next_power_of_two
+from ...kernels.common.spec import MODES, Implementation
+from ...results import store
+from ...results.arguments import one_of
+from ...results.schema import Case, Environment, Record
+from ...results.select import Row, grouped
+from ...results.toml_tables import Refused, read_toml
+from .. import note
+from ..plan import PlannedCase, package_of
+from ..worker.protocol import RunLimits
 from .calibrate import roof_row
 from .compile_ahead import Compiler, default_jobs
 from .derived import Run
-from .display import SweepProgress
 from .executors import LocalExecutor, alone, hold_gpus
-from .plan import PlannedCase, package_of
+from .progress import SweepProgress
 from .run import file_name, measure, separate, target_of
-from .workers import RunLimits, probe_environment
+from .workers import probe_environment
 
 FILE = store.HERE / "bars.toml"
 BEST = "best"
@@ -364,7 +365,7 @@ class _Measuring:
 
     def _copy(self, label: str) -> list[float]:
         """Time the device's copy, keep its row and return its samples in ms."""
-        times = self.executor.call("bench.calibrate:copy_here", moved_bytes=COPIED_BYTES)
+        times = self.executor.call("bench.drive.calibrate:copy_here", moved_bytes=COPIED_BYTES)
         what: dict[str, Any] = {"work": COPIED_BYTES, "quantity": "copy", "size": COPIED_BYTES // 2, "short": True}
         rate = None if self.run.device is None else self.run.device.bandwidth_bytes_s
         row = roof_row(self.run.run_id, self.run.environment, times, **what, spec_rate=rate, beside=label)
@@ -379,7 +380,7 @@ def _executor(device: str) -> LocalExecutor:
 def _thread_gain() -> float:
     """Return the gain measured in a process of its own: setting torch's threads changes MKL's choices for good."""
     with _executor("cpu") as own:
-        return own.call("bench.calibrate:thread_gain_here")["gain"]
+        return own.call("bench.drive.calibrate:thread_gain_here")["gain"]
 
 
 def judge(bar: Bar, entries: Sequence[Entry], copies_ms: Sequence[float] = (), *, missed: str = "missed") -> Verdict:

@@ -19,17 +19,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..analysis import counts
-from ..analysis.counts.hardware_counters import compare
-from ..results import store
-from ..results.schema import ProfileRow
+from ...analysis import counts
+from ...analysis.counts.hardware_counters import compare
+from ...results import store
+from ...results.schema import ProfileRow
+from ..environment import worker_settings
+from ..plan import PlannedCase
+from ..worker.protocol import SERVE, RunLimits, encode_request, not_measured
 from . import ncu
 from .derived import Run, common_columns
-from .environment import worker_settings
 from .ncu import KernelCounts
-from .plan import PlannedCase
 from .run import file_name
-from .workers import RunLimits, encode_request, not_measured
 
 MARKER = "spin_kernel"
 """The kernel of torch.cuda._sleep, with which every case's range begins."""
@@ -50,7 +50,7 @@ def prepare(
     limits = RunLimits(timeout_s=0.0, action="profile")
     lines = [json.dumps(encode_request([item], limits)) for item in planned]
     requests.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-    worker = (sys.executable, "-m", f"{__package__}.serve", "files", str(requests), str(folder / REPLIES))
+    worker = (sys.executable, "-m", SERVE, "files", str(requests), str(folder / REPLIES))
     # LC_ALL: ncu writes numbers as the locale does.
     return ncu.command(program, metrics, folder / LOG, worker), worker_settings({"LC_ALL": "C"})
 
@@ -150,49 +150,3 @@ def write_profile(rows: Sequence[ProfileRow], folder: Path) -> Path:
     path = folder / f"{file_name(rows[0].kernel, rows[0].run_id)}.profile.parquet"
     store.write_parquet(map(dataclasses.asdict, rows), path, ProfileRow)
     return path
-
-
-def summary_rows(rows: Sequence[ProfileRow]) -> list[dict[str, Any]]:
-    """Return what people see of the cases: GFLOP and GB, measured, run by the kernels and counted, and the ratios."""
-
-    def giga(value: float | None) -> float | None:
-        return None if value is None else value / 1e9
-
-    return [
-        {
-            "case": n,
-            "op": row.op,
-            "impl": row.impl,
-            "mode": row.mode,
-            "seq_len": row.seq_len,
-            "dims": f"{row.head_dim_qk}/{row.head_dim_v}" if row.head_dim_v else None,
-            "chunk": row.chunk_size,
-            "status": row.status,
-            "kernels": row.launches,
-            "measured_gflop": giga(row.measured_tensor_flops),
-            "executed_gflop": giga(row.executed_tensor_flops),
-            "counted_gflop": giga(row.tensor_flops),
-            "flops_ratio": row.tensor_flops_ratio,
-            "read_gb": giga(row.dram_read_bytes),
-            "written_gb": giga(row.dram_write_bytes),
-            "l2_gb": giga(row.l2_bytes),
-            "executed_gb": giga(row.executed_bytes),
-            "counted_gb": giga(row.bytes),
-            "bytes_ratio": row.bytes_ratio,
-        }
-        for n, row in enumerate(rows)
-    ]
-
-
-def kernel_rows(rows: Sequence[ProfileRow]) -> list[dict[str, Any]]:
-    """Return a row per case and kernel: launches, measured tensor GFLOP and device-memory traffic."""
-    shown: dict[tuple[int, str], dict[str, Any]] = {}
-    for n, row in enumerate(rows):
-        columns = (row.kernel_names or (), row.kernel_tensor_flops or (), row.kernel_dram_bytes or ())
-        for name, flops, moved in zip(*columns, strict=True):
-            empty = {"case": n, "kernel": name, "launches": 0, "tensor_gflop": 0.0, "dram_gb": 0.0}
-            total = shown.setdefault((n, name), empty)
-            total["launches"] += 1
-            total["tensor_gflop"] += flops / 1e9
-            total["dram_gb"] += moved / 1e9
-    return list(shown.values())

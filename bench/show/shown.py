@@ -6,20 +6,20 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..analysis.check import compare, findings, matrix
-from ..analysis.check.compare import Comparison
-from ..analysis.check.regression import CheckResult, summary
-from ..analysis.model.answers import at_context
-from ..kernels.baselines import get_operation
-from ..results.schema import CASE_COLUMNS, ProfileRow
-from ..results.select import Row, describe_sizes, grouped
-from . import note
+from ...analysis.check import compare, findings, matrix
+from ...analysis.check.compare import Comparison
+from ...analysis.check.regression import CheckResult, summary
+from ...analysis.model.answers import at_context
+from ...kernels.baselines import get_operation
+from ...results.schema import CASE_COLUMNS, ProfileRow
+from ...results.select import Row, describe_sizes, grouped
+from .. import note
 from .display import reader_may_leave, show
 
 if TYPE_CHECKING:
-    from ..analysis.counts import Count
-    from ..analysis.model import validation
-    from ..analysis.reproduce.verdicts import Found
+    from ...analysis.counts import Count
+    from ...analysis.model import validation
+    from ...analysis.reproduce.verdicts import Found
 
 SCREEN = 10
 """Rows of a table that are shown without --all; each may take several lines."""
@@ -92,7 +92,7 @@ def show_check(found: CheckResult, *, every: bool, output_format: str) -> None:
 
 def show_coverage(found: Sequence[validation.LeftOut], *, every: bool, output_format: str) -> None:
     """Print how often the intervals of predictions hold; in a table, where they hold least often."""
-    from ..analysis.model import validation
+    from ...analysis.model import validation
 
     if output_format != "table":
         show([dataclasses.asdict(each) for each in found], output_format)
@@ -103,18 +103,62 @@ def show_coverage(found: Sequence[validation.LeftOut], *, every: bool, output_fo
 
 def show_profile(rows: Sequence[ProfileRow], output_format: str) -> None:
     """Print profiled cases."""
-    from . import profiling
-
     if output_format == "json":
         show([dataclasses.asdict(row) for row in rows], "json")
         return
-    show(profiling.summary_rows(rows), output_format)
+    show(_profile_rows(rows), output_format)
     if output_format == "table":
         print()
-        show(profiling.kernel_rows(rows), "table", title="kernels")
+        show(_kernel_rows(rows), "table", title="kernels")
         for n, row in enumerate(rows):
             for said in filter(None, (row.reason and f"{row.status}: {row.reason}", row.explanation)):
                 print(f"case {n}: {said}")
+
+
+def _profile_rows(rows: Sequence[ProfileRow]) -> list[dict[str, Any]]:
+    """Return what people see of the cases: GFLOP and GB, measured, run by the kernels and counted, and the ratios."""
+
+    def giga(value: float | None) -> float | None:
+        return None if value is None else value / 1e9
+
+    return [
+        {
+            "case": n,
+            "op": row.op,
+            "impl": row.impl,
+            "mode": row.mode,
+            "seq_len": row.seq_len,
+            "dims": f"{row.head_dim_qk}/{row.head_dim_v}" if row.head_dim_v else None,
+            "chunk": row.chunk_size,
+            "status": row.status,
+            "kernels": row.launches,
+            "measured_gflop": giga(row.measured_tensor_flops),
+            "executed_gflop": giga(row.executed_tensor_flops),
+            "counted_gflop": giga(row.tensor_flops),
+            "flops_ratio": row.tensor_flops_ratio,
+            "read_gb": giga(row.dram_read_bytes),
+            "written_gb": giga(row.dram_write_bytes),
+            "l2_gb": giga(row.l2_bytes),
+            "executed_gb": giga(row.executed_bytes),
+            "counted_gb": giga(row.bytes),
+            "bytes_ratio": row.bytes_ratio,
+        }
+        for n, row in enumerate(rows)
+    ]
+
+
+def _kernel_rows(rows: Sequence[ProfileRow]) -> list[dict[str, Any]]:
+    """Return a row per case and kernel: launches, measured tensor GFLOP and device-memory traffic."""
+    shown: dict[tuple[int, str], dict[str, Any]] = {}
+    for n, row in enumerate(rows):
+        columns = (row.kernel_names or (), row.kernel_tensor_flops or (), row.kernel_dram_bytes or ())
+        for name, flops, moved in zip(*columns, strict=True):
+            empty = {"case": n, "kernel": name, "launches": 0, "tensor_gflop": 0.0, "dram_gb": 0.0}
+            total = shown.setdefault((n, name), empty)
+            total["launches"] += 1
+            total["tensor_gflop"] += flops / 1e9
+            total["dram_gb"] += moved / 1e9
+    return list(shown.values())
 
 
 def count_in_words(result: Count, columns: Mapping[str, Any]) -> str:
@@ -148,7 +192,7 @@ def count_rows(result: Count) -> list[dict[str, Any]]:
 
 def show_reproduced(found: Sequence[Found], device: str, *, every: bool) -> None:
     """Print the claims of documents with what is compared, long tables cut without ``every``, and the verdicts."""
-    from ..analysis.reproduce.written import line_rows
+    from ...analysis.reproduce.written import line_rows
 
     for entry, claims in grouped(found, lambda each: each.asked.id).items():
         asked = claims[0].asked

@@ -30,8 +30,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from ..kernels.baselines import get_operation
-from ..results.schema import Case
+from ...kernels.baselines import get_operation
+from ...results.schema import Case
 from . import correctness
 
 RECOMPUTED = ("attention", "lightning")

@@ -24,15 +24,14 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from ..kernels import baselines, resolve
-from ..kernels.baselines.spec import Baseline, Runnable
-from ..kernels.common.spec import Implementation, Operation
-from ..results.schema import IMPORT_FAILED, Case
+from ...kernels import baselines, resolve
+from ...kernels.baselines.spec import Baseline, Runnable
+from ...kernels.common.spec import Implementation, Operation
+from ...results.schema import IMPORT_FAILED, Case
+from ..environment import version_of
+from ..plan import PlannedCase
 from . import autotuning, clock, correctness, memory, models, sustained
-from .environment import version_of
-from .executors import autotunes
-from .plan import PlannedCase
-from .workers import Reply, RunLimits, decode_request, not_measured
+from .protocol import Reply, RunLimits, decode_request, not_measured
 
 CHECKS = "first calls and checks"
 
@@ -110,7 +109,7 @@ class Worker:
                 one = self.make_ready(item)
                 reply["columns"]["compile_s"] = one.compile_s
                 self._lap(CHECKS)
-                if self.device == "cuda" and autotunes(item) and (settled := autotuning.settle(one, self.clock)):
+                if self.device == "cuda" and item.autotunes and (settled := autotuning.settle(one, self.clock)):
                     self._tunings[item.case.case_id], reply["columns"]["tuning"] = settled
                     one = self._tunings[item.case.case_id].before(one)
                     if reply["status"] == "ok":  # under this choice as well

@@ -13,12 +13,13 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from ..results.lock import temporary_folder
-from . import note
-from .environment import Environment
+from ...results.lock import temporary_folder
+from .. import note
+from ..environment import Environment
+from ..plan import Identity
+from ..worker.protocol import Reply, RunLimits, not_measured
 from .executors import Group, Outcomes, Queue, queue_key, run_group
-from .plan import Identity
-from .workers import ReplaceableWorker, Reply, RunLimits, Started, not_measured, probe_environment
+from .workers import ReplaceableWorker, Started, probe_environment
 
 THREADS = "OMP_NUM_THREADS"
 ADDRESS = "RAY_ADDRESS"

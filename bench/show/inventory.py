@@ -8,21 +8,21 @@ from collections.abc import Mapping
 from operator import itemgetter
 from typing import Any
 
-from .. import kernels
-from ..analysis.accelerators import cpu, roofs
-from ..analysis.accelerators import known as accelerators
-from ..analysis.accelerators.known import Accelerator, Roofs
-from ..analysis.counts.formulations import FORMULATIONS
-from ..kernels import baselines
-from ..kernels.baselines.operations import OPERATIONS
-from ..kernels.baselines.spec import Baseline
-from ..kernels.common.spec import Implementation
-from ..results.arguments import one_of
-from ..results.schema import ENVIRONMENT_COLUMNS
-from ..results.select import grouped, short_size
-from .environment import Environment, version_of
-from .plan import named_family, package_of
-from .presets import Preset, get_preset, presets_for
+from ... import kernels
+from ...analysis.accelerators import cpu, roofs
+from ...analysis.accelerators import known as accelerators
+from ...analysis.accelerators.known import Accelerator, Roofs
+from ...analysis.counts.formulations import FORMULATIONS
+from ...kernels import baselines
+from ...kernels.baselines.operations import OPERATIONS
+from ...kernels.baselines.spec import Baseline
+from ...kernels.common.spec import Implementation
+from ...results.arguments import one_of
+from ...results.schema import ENVIRONMENT_COLUMNS
+from ...results.select import grouped, short_size
+from ..environment import Environment, version_of
+from ..plan import named_family, package_of
+from ..presets import Preset, get_preset, presets_for
 
 Row = dict[str, Any]
 

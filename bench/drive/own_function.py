@@ -22,14 +22,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..analysis.accelerators.accelerator import Accelerator
-from ..analysis.accelerators.known import match_device
-from ..analysis.counts.operators import DTYPES, WITHOUT_PRODUCTS
-from ..analysis.figures.layout import Drawing
-from ..analysis.figures.roofline import roofline_point
+from ...analysis.accelerators.accelerator import Accelerator
+from ...analysis.accelerators.known import match_device
+from ...analysis.counts.operators import DTYPES, WITHOUT_PRODUCTS
+from ...analysis.figures.layout import Drawing
+from ...analysis.figures.roofline import roofline_point
+from ..environment import worker_settings
+from ..worker.clock import CI_TARGET, Call, CpuClock, CudaClock, Sampling, measure
 from . import ncu
-from .clock import CI_TARGET, Call, CpuClock, CudaClock, Sampling, measure
-from .environment import worker_settings
 from .profiling import LOG, REPLIES, run_prepared
 
 if TYPE_CHECKING:

@@ -17,16 +17,16 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
-from ..analysis.accelerators import cpu
-from ..analysis.accelerators import known as accelerators
-from ..analysis.accelerators.roofs import RoofRow, as_roofs
-from ..analysis.check import statistics
-from . import clock
-from .environment import Environment, current_environment
+from ...analysis.accelerators import cpu
+from ...analysis.accelerators import known as accelerators
+from ...analysis.accelerators.roofs import RoofRow, as_roofs
+from ...analysis.check import statistics
+from ..environment import Environment, current_environment
+from ..worker import clock
 from .workers import ReplaceableWorker, ask_machine
 
 if TYPE_CHECKING:
-    from .worker import Worker
+    from ..worker.worker import Worker
 
 SIDES = (8192, 4096, 2048, 1024, 512)
 PILOT_SIDES = {"cuda": 2048, "cpu": 512}
@@ -102,7 +102,7 @@ def calibrate(*, short: bool, gpu_only: bool = False, session: ReplaceableWorker
         gpu_only: measure nothing where there is no GPU; the environment is found out all the same.
         session: as of :func:`.workers.ask_machine`, whose exceptions it raises.
     """
-    data = ask_machine("bench.calibrate:measure_here", session, short=short, gpu_only=gpu_only)
+    data = ask_machine("bench.drive.calibrate:measure_here", session, short=short, gpu_only=gpu_only)
     return Calibration(
         environment=Environment(**data["environment"]),
         rows=[RoofRow(**row) for row in data["rows"]],
@@ -243,7 +243,7 @@ def _matmul(the_clock: clock.Clock, device: str, dtype: str, max_sample_s: float
 def _fma() -> Workload:
     import torch
 
-    from . import vector_rate
+    from ..worker import vector_rate
 
     sms = torch.cuda.get_device_properties(torch.cuda.current_device()).multi_processor_count
     out = torch.empty(sms * vector_rate.PROGRAMS_PER_SM, vector_rate.BLOCK, dtype=torch.float32, device="cuda")

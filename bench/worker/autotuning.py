@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 from unittest import mock
 
-from ..analysis.accelerators import cpu
-from ..analysis.check.statistics import median
+from ...analysis.accelerators import cpu
+from ...analysis.check.statistics import median
 from .clock import Call, Clock, Sampling, measure
 
 AnyCall = TypeVar("AnyCall", bound=Call)

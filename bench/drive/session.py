@@ -20,29 +20,31 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from .. import kernels
-from ..analysis.accelerators import known as accelerators
-from ..analysis.accelerators.roofs import FILE_NAME, check_output, write_roofs
-from ..kernels import baselines
-from ..kernels.common.spec import Implementation
-from ..results import store
-from ..results.arguments import check_file, not_written
-from ..results.lock import LOCK_FILE, HeldError, hold
-from ..results.schema import CASE_COLUMNS, Record
-from ..results.select import grouped, load_rows, with_slowness
+from ... import kernels
+from ...analysis.accelerators import known as accelerators
+from ...analysis.accelerators.roofs import FILE_NAME, check_output, write_roofs
+from ...kernels import baselines
+from ...kernels.common.spec import Implementation
+from ...results import store
+from ...results.arguments import check_file, not_written
+from ...results.lock import LOCK_FILE, HeldError, hold
+from ...results.schema import CASE_COLUMNS, Record
+from ...results.select import grouped, load_rows, with_slowness
+from .. import note, plan
+from ..environment import Environment, finished_cases
+from ..plan import Identity, PlannedCase, Request, Triton
+from ..worker.noise import commonest
+from ..worker.protocol import RunLimits
 from . import calibrate as calibration
-from . import ncu, note, plan, profiling, run
+from . import ncu, profiling, run
 from .compile_ahead import default_jobs
 from .derived import Run
-from .display import SweepProgress, describe_s
-from .environment import Environment, finished_cases
 from .estimate import cases_s, compile_s
 from .executors import LocalExecutor, hold_gpus
-from .noise import commonest
-from .plan import Identity, PlannedCase, Request, Triton
 from .profiling import ProfileRow
+from .progress import SweepProgress, describe_s
 from .run import Outcome, get_executor, sweep
-from .workers import RunLimits, probe_environment
+from .workers import probe_environment
 
 Row = dict[str, Any]
 WRONG = ("crash", "error", "incorrect")
@@ -130,7 +132,7 @@ def run_sweep(
         local = runs_cases if isinstance(runs_cases, LocalExecutor) else None
         sustained = any(request.sustained for request in requests)
         # On a cluster each row says what its node lacks.
-        if local and sustained and (lacking := local.call("bench.sustained:why_not_here")["reason"]):
+        if local and sustained and (lacking := local.call("bench.worker.sustained:why_not_here")["reason"]):
             raise ValueError(f"--sustained needs {lacking}")
         if calibrate or (calibrate is None and executor == "local"):
             asked = local.worker_to_ask() if local else None
