@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import pkgutil
 import re
 import shlex
 import shutil
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -15,6 +17,7 @@ import typer.main
 
 from lrbench import bench
 from lrbench.analysis.accelerators.roofs import RoofRow
+from lrbench.bench import drive, show, worker
 from lrbench.bench.drive.profiling import ProfileRow
 from lrbench.cli import app
 from lrbench.kernels import FAMILIES
@@ -49,9 +52,9 @@ def test_readme_names_every_operation_that_has_results() -> None:
     assert {op for operations in FAMILIES.values() for op in operations} & measured <= names
 
 
-def test_the_table_of_bench_names_every_module() -> None:
-    modules = {path.stem for path in (ROOT / "bench").glob("*.py")} - {"__init__"}
-    assert modules == table_names(bench.__doc__ or "")
+@pytest.mark.parametrize("room", [bench, drive, show, worker], ids=lambda room: room.__name__)
+def test_the_table_of_a_room_names_every_module(room: ModuleType) -> None:
+    assert {module.name for module in pkgutil.iter_modules(room.__path__)} == table_names(room.__doc__ or "")
 
 
 def test_format_formats_before_it_lints() -> None:
