@@ -207,34 +207,55 @@ def current_environment() -> Environment:
     """Return this process's environment; imports torch, and on a GPU opens a CUDA context."""
     import torch
 
-    commit, dirty = git_state()
-    driver, cuda = None, torch.cuda.is_available()
-    if cuda:
-        import pynvml
-
-        with contextlib.suppress(pynvml.NVMLError):
-            pynvml.nvmlInit()
-            driver = str(pynvml.nvmlSystemGetDriverVersion())
-        properties = torch.cuda.get_device_properties(0)
-        name, memory = properties.name, properties.total_memory
-        accelerator = accelerators.match_device(name)
-        capability = f"{properties.major}.{properties.minor}"
-    else:
+    if not torch.cuda.is_available():
         threads = torch.get_num_threads()
-        name, accelerator, capability = f"{cpu.model_name()}, {threads} thread{'s' * (threads != 1)}", "cpu", None
-        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return Environment(
-        device_kind="cuda" if cuda else "cpu",
-        device_name=name,
-        device_accelerator=accelerator,
-        capability=capability,
-        device_count=torch.cuda.device_count() if cuda else 0,
-        memory_bytes=memory,
-        torch_version=torch.__version__,
-        triton_version=version_of("triton"),
-        **(_compiler(properties.major * 10 + properties.minor) if cuda else {}),
-        cuda_version=torch.version.cuda,
+        return _of_processor(torch.__version__, torch.version.cuda, f", {threads} thread{'s' * (threads != 1)}")
+    import pynvml
+
+    driver, properties = None, torch.cuda.get_device_properties(0)
+    with contextlib.suppress(pynvml.NVMLError):
+        pynvml.nvmlInit()
+        driver = str(pynvml.nvmlSystemGetDriverVersion())
+    return dataclasses.replace(
+        _of_processor(torch.__version__, torch.version.cuda),
+        device_kind="cuda",
+        device_name=properties.name,
+        device_accelerator=accelerators.match_device(properties.name),
+        capability=f"{properties.major}.{properties.minor}",
+        device_count=torch.cuda.device_count(),
+        memory_bytes=properties.total_memory,
         driver_version=driver,
+        **_compiler(properties.major * 10 + properties.minor),
+    )
+
+
+def without_gpu() -> Environment | None:
+    """Return the environment, but for threads and CUDA's version, where NVML finds no GPU; else None.
+
+    It takes no worker, so it is there in no time.
+    """
+    import pynvml
+
+    with contextlib.suppress(pynvml.NVMLError):
+        pynvml.nvmlInit()
+        if pynvml.nvmlDeviceGetCount():
+            return None
+    return _of_processor(metadata.version("torch"))
+
+
+def _of_processor(torch_version: str, cuda: str | None = None, threads: str = "") -> Environment:
+    commit, dirty = git_state()
+    return Environment(
+        device_kind="cpu",
+        device_name=f"{cpu.model_name()}{threads}",
+        device_accelerator="cpu",
+        capability=None,
+        device_count=0,
+        memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        torch_version=torch_version,
+        triton_version=version_of("triton"),
+        cuda_version=cuda,
+        driver_version=None,
         python_version=platform.python_version(),
         lrbench_version=__version__,
         git_commit=commit,

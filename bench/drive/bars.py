@@ -39,6 +39,7 @@ from ...results.schema import Case, Environment, Record
 from ...results.select import Row, grouped
 from ...results.toml_tables import Refused, read_toml
 from .. import note
+from ..environment import without_gpu
 from ..plan import PlannedCase, package_of
 from ..worker.protocol import RunLimits
 from .calibrate import roof_row
@@ -285,7 +286,7 @@ def measure_bars(
     """
     began = time.monotonic()
     on_gpu = {bar.family: get_accelerator(bar.asked.document.device).key for bar in bars if bar.device_kind == "cuda"}
-    if on_gpu and (here := probe_environment()).device_kind != "cuda":
+    if on_gpu and (here := without_gpu() or probe_environment()).device_kind != "cuda":
         raise ValueError(f"the bars {', '.join(on_gpu)} need an NVIDIA GPU, and none is here")
     note(*store.recovered_notes(output))
     for device in sorted({*on_gpu.values()} - {here.device_accelerator} if on_gpu else ()):

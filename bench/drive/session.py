@@ -31,7 +31,7 @@ from ...results.lock import LOCK_FILE, HeldError, hold
 from ...results.schema import CASE_COLUMNS, Record
 from ...results.select import grouped, load_rows, with_slowness
 from .. import note, plan
-from ..environment import Environment, finished_cases
+from ..environment import Environment, finished_cases, without_gpu
 from ..plan import Identity, PlannedCase, Request, Triton
 from ..worker.noise import commonest
 from ..worker.protocol import RunLimits
@@ -218,7 +218,8 @@ def planned_rows(
 ) -> list[Row]:
     """Return a row for each case that a sweep would run, and say how long it would take; see :func:`run_sweep`."""
     _check_names(requests, gpu)
-    environment = probe_environment()
+    # Rows are told apart by the number of threads, too.
+    environment = (None if resume else without_gpu()) or probe_environment()
     jobs = default_jobs(environment.device_kind, devices) if jobs is None else jobs
     _, planned, expected_s, _ = _begin(
         requests, environment, gpu, output, jobs, devices, resume=resume, tritons=tritons

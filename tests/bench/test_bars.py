@@ -233,7 +233,7 @@ def trial(folder: Path, text: str = TRIAL) -> list[Bar]:
 def test_without_a_gpu_bars_that_need_one_are_refused_before_any_is_measured(
     tmp_path: Path, lrbench: Lrbench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bars, "probe_environment", lambda: PROCESSOR)
+    monkeypatch.setattr(bars, "without_gpu", lambda: PROCESSOR)
     families = "tfla, default-choice, lightning, rglru, gated-mlp, wkv"
     assert f"the bars {families} need an NVIDIA GPU, and none" in refused(lrbench, "bars", "--output", tmp_path)
     assert list(tmp_path.iterdir()) == []
@@ -349,6 +349,7 @@ def test_problems_are_compiled_before_any_is_timed(
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(run, "version_of", lambda distribution: "3.8.0")
     monkeypatch.setattr(run, "installed_versions", lambda: {"triton": "3.8.0"})
+    monkeypatch.setattr(bars, "without_gpu", lambda: None)
     monkeypatch.setattr(bars, "probe_environment", lambda: here)
     monkeypatch.setattr(bars, "hold_gpus", nullcontext)
     monkeypatch.setattr(compile_ahead, "compile_ahead", lambda cases, *_: found.extend(cases))

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import os
 import re
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 
 from lrbench import __version__
 from lrbench.bench import environment
+from lrbench.bench.environment import current_environment, without_gpu
 from lrbench.kernels import FAMILIES, FOLDERS, get_operation
 from lrbench.kernels.common.spec import DTYPES
 from lrbench.tests.command_line import run_python
@@ -27,6 +30,17 @@ def test_probe_runs_in_a_process_of_its_own() -> None:
 
     kind = "cuda" if torch.cuda.is_available() else "cpu"
     assert run_python(code).split() == ["False", kind, torch.__version__, __version__]
+
+
+def test_a_machine_without_a_gpu_is_known_without_a_worker() -> None:
+    found, right = without_gpu(), current_environment()
+    if right.device_kind == "cuda":
+        assert found is None
+    else:
+        assert found is not None and right.device_name.startswith(found.device_name)
+        assert found == dataclasses.replace(
+            right, device_name=found.device_name, torch_version=version("torch"), cuda_version=None
+        )
 
 
 def git(folder: Path, *arguments: str) -> str:
