@@ -243,9 +243,9 @@ def memory_against_runtime(frame: pd.DataFrame, selection: Selection) -> Drawing
     half, grid = len(panels) // 2, []
     for times, peaks in zip(panels[:half], panels[half:], strict=True):
         lines = []
+        named = max(times.lines, key=lambda line: (line.style.bold, len(line.x) > 2, -min(line.y)))
         for time, peak in zip(times.lines, peaks.lines, strict=True):
-            named = time.style.bold and len(time.x) > 2
-            ends = (f"L = {short_size(time.x[0])}", f"L = {short_size(time.x[-1])}") if named else None
+            ends = (f"L = {short_size(time.x[0])}", f"L = {short_size(time.x[-1])}") if time is named else None
             lines.append(dataclasses.replace(time, x=peak.y, ends=ends))
         mode, x_label = times.title.partition(":")[0], peaks.y_label
         grid.append(dataclasses.replace(times, title=mode, lines=lines, x_label=x_label, sizes=None, leaders=False))
