@@ -298,9 +298,9 @@ def _name_ends(axes: Axes, panel: Panel) -> None:
     taken = [text.get_window_extent() for text in axes.texts]
     for line in panel.lines:
         outward = 6 if line.x[-1] >= line.x[0] else -6
-        for end, away in ((0, -outward), (-1, outward)) if line.ends else ():
+        for text, end, away in zip(line.ends or (), (0, -1), (-outward, outward), strict=False):
             for move in ((away, 0), (-away, 0), (0, 6), (0, -6)):
-                name = write(axes, line.ends[end], (line.x[end], line.y[end]), move, color=line.style.colour)
+                name = write(axes, text, (line.x[end], line.y[end]), move, color=line.style.colour)
                 box = name.get_window_extent()
                 if all(axes.bbox.contains(*corner) for corner in box.corners()) and not box.count_overlaps(taken):
                     taken.append(box)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from ...results.select import MODE_NAMES, best_rows, grouped, ok_rows, short_size
@@ -207,16 +208,16 @@ def _share_axis(axes: Axes, chunks: Sequence[float], beyond: float) -> None:
 
 def _roofs(axes: Axes, accelerators: Sequence[Accelerator], dtype: str, unit: float) -> None:
     """Draw the roofs in ``unit`` FLOP/s, those of one peak under one name: the main one last, and what goes with it."""
-    having = [each for each in accelerators if each.peak_flops(dtype)]
-    for peak, of in reversed(grouped(having, lambda each: each.peak_flops(dtype)).items()):
-        names = ", ".join(each.name.removeprefix("NVIDIA ") for each in of) if len(accelerators) > 1 else ""
-        for each in reversed(of):
+    peaks = [(peak, each) for each in accelerators if (peak := each.peak_flops(dtype)) is not None]
+    for peak, of in reversed(grouped(peaks, itemgetter(0)).items()):
+        names = ", ".join(each.name.removeprefix("NVIDIA ") for _, each in of) if len(accelerators) > 1 else ""
+        for _, each in reversed(of):
             colour, width = (INK, 1.3) if each is accelerators[0] else (MUTED, 0.8)
             _roof(axes, peak / unit, each.bandwidth_bytes_s / unit, color=colour, linewidth=width)
         # Under the points: a CPU's rates are no limits, and its points may stand above the roof.
         label, end = f"{names} {rate(peak, 'FLOP/s')}".strip(), (axes.get_xlim()[1], peak / unit)
         write(axes, label, end, (-3, 2.5), color=colour, zorder=2.5)
-    if accelerators[0] in having:
+    if accelerators[0].peak_flops(dtype) is not None:
         _beside_the_roof(axes, accelerators[0], dtype, unit)
 
 

@@ -59,19 +59,20 @@ class Html:
 
 
 class Cell(NamedTuple):
-    """A table's cell: what it shows, the number it is sorted by, and what is shown small after the text."""
+    """A table's cell: what it shows, the number it is sorted by, what is shown small after the text, where it leads."""
 
     text: str
     value: float | None = None
     detail: str = ""
+    link: str = ""
 
 
 TableRow = Mapping[str, str | Cell]
 
 
 @functools.cache
-def _sections() -> Any:
-    """Return the template's macros."""
+def templates() -> Any:
+    """Return the environment of the folder's templates."""
     import jinja2
 
     environment = jinja2.Environment(
@@ -83,12 +84,12 @@ def _sections() -> Any:
         "was": lambda count: "was" if count == 1 else "were",
         "whole": lambda count: f"{count:,}",
     }
-    return environment.get_template("sections.html.j2").module
+    return environment
 
 
 def render(section: str, *values: Any, **named: Any) -> Html:
     """Return a section of the template with its values."""
-    return Html(str(getattr(_sections(), section)(*values, **named)).strip())
+    return Html(str(getattr(templates().get_template("sections.html.j2").module, section)(*values, **named)).strip())
 
 
 def join(*parts: Html) -> Html:
@@ -146,6 +147,11 @@ class Image(NamedTuple):
     width: str
     height: str
     uri: str
+
+
+def picture(drawn: Figure, note: str = "") -> Html:
+    """Return a figure that has one width embedded as SVG, with its alt text and a note below."""
+    return render("figure", str(drawn.get_label()), _image(drawn), None, note)
 
 
 def figure(shown: Drawing, width: float | None = None) -> Html:
