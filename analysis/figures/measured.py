@@ -78,8 +78,9 @@ def _prefixed(rows: pd.DataFrame, flops: Callable[[pd.DataFrame], pd.Series], un
 def _panel(rows: pd.DataFrame, mode: str, x: str, y: Measure, title: str) -> Panel:
     """Return one mode's panel: a line per (operation, implementation) over the size ``x``; suspect rows are ringed."""
     shown = rows[rows["mode"] == mode].sort_values(x)
+    alone = rows["op"].nunique() == 1
     lines = [
-        measured_line(line, x, y.of(line), series_style(str(op), str(impl)))
+        measured_line(line, x, y.of(line), series_style(str(op), str(impl), alone=alone))
         for (op, impl), line in shown.groupby(["op", "impl"], sort=True)
     ]
     label = "tokens" if x == "seq_len" and rows["d_model"].notna().all() else LABELS[x]

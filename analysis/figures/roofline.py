@@ -176,7 +176,7 @@ def _lines(
         rows = points[points["device_accelerator"] == accelerator.key]
         labelled = _longest_trajectory(rows) if ends and not n else None
         for (op, impl), group in rows.groupby(["op", "impl"], sort=True):
-            style = series_style(str(op), str(impl))
+            style = series_style(str(op), str(impl), alone=points["op"].nunique() == 1)
             if n:
                 style = style.pale(f"{style.label}, {accelerator.key}")
             line = measured_line(group, x, group[y], style)

@@ -1,6 +1,6 @@
 """How figures look: a colour per operation, a marker and a line style per variant, the same in all figures.
 
-Of an operation that has a family to itself every variant has a colour of its own.
+In a figure of one operation, and of an operation that has a family to itself, every variant has a colour of its own.
 
 Colours are Okabe and Ito's and Paul Tol's, which colour-blind readers can tell apart; labels at the lines repeat them.
 """
@@ -118,14 +118,14 @@ def series_label(op: str, impl: str) -> str:
     return f"{operation_label(op)} · {provider or 'lrbench'} {variant}"
 
 
-def series_style(op: str, impl: str) -> SeriesStyle:
-    """Return the style of an implementation; it depends on nothing but its names."""
+def series_style(op: str, impl: str, *, alone: bool = False) -> SeriesStyle:
+    """Return the style of an implementation; ``alone``: in a figure of one operation, in a colour of its own."""
     provider = impl.rpartition(".")[0]
     ours = provider in ("", "lrbench")
     usual = "o" if ours else _by_name(_SPARE_MARKERS, provider)
     marker = next((marker for part, marker in _MARKERS.items() if part in impl), usual)
     return SeriesStyle(
-        colour=_OPERATION_COLOURS.get(op) or _MARKER_COLOURS[marker],
+        colour=_MARKER_COLOURS[marker] if alone else _OPERATION_COLOURS.get(op, _MARKER_COLOURS[marker]),
         marker=marker,
         dashes=_DASHED if ours and marker != usual else _SOLID,
         width=2.1 if ours else 1.2,

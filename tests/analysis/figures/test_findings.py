@@ -136,6 +136,10 @@ def test_operations_have_colours_and_their_implementations_markers_of_their_own(
         assert len(colours.pop(op)) == len(looks[op]) > 4, "of its family alone: a colour for every implementation"
     assert {len(each) for each in colours.values()} == {1} and len(set.union(*colours.values())) == len(colours)
     assert series_style("x", "unknown.kernel") == series_style("x", "unknown.kernel")
+    at = dataclasses.replace(COMMITTED["tfla"], ops=("mlstm_sig",))
+    for shown in (drawing("runtime", committed(), at), rooflines(committed(), "h200", at)):
+        styles = {line.style.label: line.style.colour for line in shown.grid[0][0].lines}
+        assert len(set(styles.values())) == len(styles) > 3
 
 
 def test_a_length_with_one_chunk_size_is_left_out() -> None:
