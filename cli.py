@@ -982,11 +982,15 @@ def roofline(
 
 @command(DRAW, "report results/h200_sxm -o report.html")
 def report(
+    context: typer.Context,
     results: Annotated[list[Path] | None, files(" [those committed of --gpu and results/local, else all]")] = None,
     gpu: Gpu = None,
     output: Annotated[Path, option("The page: .html.", "--output", "-o")] = Path("report.html"),
     pdf: Annotated[
         bool | None, option("A PDF beside the page, printed by Chromium or Chrome [where one is here].")
+    ] = None,
+    site: Annotated[
+        Path | None, option("Write a folder of pages instead: each operation's fastest kernels, history and rows.")
     ] = None,
 ) -> None:
     """Write a report: one HTML file with figures, tables, a summary and the rows; it opens without a network."""
@@ -996,6 +1000,12 @@ def report(
     from .results.arguments import check_file
 
     export.check_extra()
+    if site is not None:
+        from .analysis.report.site import write
+
+        _refuse_given(context, "gpu", "output", "pdf", why="cannot be given with --site, which is of all devices")
+        print(write(results or _committed(), site))
+        return
     if output.suffix.lower() not in (".html", ".htm"):
         raise ValueError(f"output must end in .html, got {output.name!r}")
     check_file(output, "--output")

@@ -33,10 +33,10 @@ Line = tuple[str, str]
 def lines_in_order(rows: pd.DataFrame, x: str) -> list[Line]:
     """Return the lines of a figure, those first that say most beside ours.
 
-    Of each author the fastest implementation of an operation comes first: ours and others' of the first operation that
-    we have measured, others' of operations that we have no kernel of, of the same family and of other families, then
-    ours. Lines with less than a third of the points of ours are left out. Over chunk size lines are compared at their
-    best.
+    The fastest ones come first: ours and each other author's of the first operation that we have measured; then, of
+    other operations, ours before the fastest of the others, an operation of each author in turn, first those that we
+    have; other families' operations follow. Lines with less than a third of the points of ours are left out. Over chunk
+    size lines are compared at their best.
 
     Args:
         rows: one measured row for each point, of all panels.
@@ -54,17 +54,17 @@ def lines_in_order(rows: pd.DataFrame, x: str) -> list[Line]:
     lines = lines[3 * lines["size"] >= own["size"].max()]
     ops = [*OPERATION_LABELS, *sorted(set(lines["op"]) - set(OPERATION_LABELS))]
     first = min(own["op"][2 * own["size"] >= own["size"].max()], key=ops.index)
-    author = lines["provider"].where((lines["op"] == first) | (lines["provider"] == OURS), "")
-    family = lines["op"].map(FAMILY)
-    keys = (
-        lines.groupby([lines["op"], author]).cumcount() > 0,
-        lines["op"] != first,
-        (lines["provider"] == OURS) != (lines["op"] == first),
-        family.notna(),
-        family != FAMILY.get(first),
-    )
-    order = sorted(range(len(lines)), key=lambda n: [bool(key.iloc[n]) for key in keys])
-    return [*lines[["op", "impl"]].iloc[order].itertuples(index=False, name=None)]
+    ours = lines["provider"] == OURS
+    author = lines["provider"].where((lines["op"] == first) | ours, "")
+    slower = lines.groupby([lines["op"], author]).cumcount() > 0
+    rivals = lines.assign(later=lines["op"] != first, alone=~lines["op"].isin(lines["op"][ours]))[~ours & ~slower]
+    rivals = rivals.sort_values(["later", "alone"], kind="stable")
+    rivals = rivals.assign(turn=rivals.groupby("provider").cumcount()).sort_values("turn", kind="stable")
+    place = {op: n for n, op in enumerate(dict.fromkeys([first, *rivals["op"]]))}
+    foreign = ~lines["op"].map(FAMILY).isin([FAMILY.get(first), None])
+    lines = lines.assign(slower=slower, foreign=foreign, place=lines["op"].map(place), others=~ours)
+    lines = lines.sort_values(["slower", "foreign", "place", "others"], kind="stable")
+    return [*lines[["op", "impl"]].itertuples(index=False, name=None)]
 
 
 def main_lines(chosen: Chosen, rows: pd.DataFrame, x: str) -> tuple[Chosen, pd.DataFrame, Line, str]:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.text import Annotation
 
 PANEL_WIDTH = 3.5
 """Inches of a panel where no width is asked for."""
@@ -43,7 +44,7 @@ class Line:
     """One line of a panel.
 
     Attributes:
-        ends: what is written beside the first and the last point.
+        ends: what is written beside the first and the last point, where there is room.
         ringed: points to mark, by position.
         hollow: points that were measured on a busy machine, by position.
     """
@@ -184,6 +185,8 @@ def _compose(drawing: Drawing, width: float | None) -> Figure:
         rect = (0.0, bottom / height, 1 - side / width, 1 - (bottom + top) / height)
         # Run once: it is slow, and what is placed in inches from the panels needs their places.
         ConstrainedLayoutEngine(rect=rect, w_pad=0.05, h_pad=0.05, wspace=0.02, hspace=0.03).execute(figure)
+        for each, panel in zip(figure.axes, panels, strict=True):
+            _name_ends(each, panel)
         if side:
             column = (width - side, bottom + LABEL_HEIGHT / 2, height - top - LABEL_HEIGHT / 2)
             _label_beside(figure, figure.axes[columns - 1], drawing.grid[0][-1], styles, *column)
@@ -260,11 +263,6 @@ def _draw(axes: Axes, panel: Panel, width: float, height: float) -> None:
         if line.hollow:
             x, y = ([values[n] for n in line.hollow] for values in (line.x, line.y))
             axes.plot(x, y, zorder=zorder + 0.5, **line.style.hollow())
-        if line.ends is not None:
-            # Beside the first and the last point, away from the line.
-            outward = 6 if line.x[-1] >= line.x[0] else -6
-            for end, move in ((0, -outward), (-1, outward)):
-                write(axes, line.ends[end], (line.x[end], line.y[end]), (move, 0), color=line.style.colour)
         for n in line.ringed:
             axes.plot(
                 line.x[n], line.y[n], "o", markersize=11, markerfacecolor="none", markeredgecolor=WARNING, zorder=5
@@ -295,7 +293,22 @@ def _draw(axes: Axes, panel: Panel, width: float, height: float) -> None:
         panel.decorate(axes)
 
 
-def write(axes: Axes, text: str, at: tuple[float, float], move: tuple[float, float], **options: Any) -> None:
+def _name_ends(axes: Axes, panel: Panel) -> None:
+    """Name the ends of lines: outwards, or wherever the name is in the panel and covers no other text, or nowhere."""
+    taken = [text.get_window_extent() for text in axes.texts]
+    for line in panel.lines:
+        outward = 6 if line.x[-1] >= line.x[0] else -6
+        for text, end, away in zip(line.ends or (), (0, -1), (-outward, outward), strict=False):
+            for move in ((away, 0), (-away, 0), (0, 6), (0, -6)):
+                name = write(axes, text, (line.x[end], line.y[end]), move, color=line.style.colour)
+                box = name.get_window_extent()
+                if all(axes.bbox.contains(*corner) for corner in box.corners()) and not box.count_overlaps(taken):
+                    taken.append(box)
+                    break
+                name.remove()
+
+
+def write(axes: Axes, text: str, at: tuple[float, float], move: tuple[float, float], **options: Any) -> Annotation:
     """Write small text ``move`` points beside a place, running away from it, on white that keeps it legible.
 
     Args:
@@ -308,4 +321,4 @@ def write(axes: Axes, text: str, at: tuple[float, float], move: tuple[float, flo
         "bbox": {"facecolor": "white", "alpha": 0.75, "linewidth": 0, "pad": 0.6},
         "zorder": 6,
     }
-    axes.annotate(text, at, xytext=move, textcoords="offset points", **{**usual, **options})
+    return axes.annotate(text, at, xytext=move, textcoords="offset points", **{**usual, **options})

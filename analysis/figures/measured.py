@@ -78,8 +78,9 @@ def _prefixed(rows: pd.DataFrame, flops: Callable[[pd.DataFrame], pd.Series], un
 def _panel(rows: pd.DataFrame, mode: str, x: str, y: Measure, title: str) -> Panel:
     """Return one mode's panel: a line per (operation, implementation) over the size ``x``; suspect rows are ringed."""
     shown = rows[rows["mode"] == mode].sort_values(x)
+    alone = rows["op"].nunique() == 1
     lines = [
-        measured_line(line, x, y.of(line), series_style(str(op), str(impl)))
+        measured_line(line, x, y.of(line), series_style(str(op), str(impl), alone=alone))
         for (op, impl), line in shown.groupby(["op", "impl"], sort=True)
     ]
     label = "tokens" if x == "seq_len" and rows["d_model"].notna().all() else LABELS[x]
@@ -243,9 +244,9 @@ def memory_against_runtime(frame: pd.DataFrame, selection: Selection) -> Drawing
     half, grid = len(panels) // 2, []
     for times, peaks in zip(panels[:half], panels[half:], strict=True):
         lines = []
+        named = max(times.lines, key=lambda line: (line.style.bold, len(line.x) > 2, -min(line.y)))
         for time, peak in zip(times.lines, peaks.lines, strict=True):
-            named = time.style.bold and len(time.x) > 2
-            ends = (f"L = {short_size(time.x[0])}", f"L = {short_size(time.x[-1])}") if named else None
+            ends = (f"L = {short_size(time.x[0])}", f"L = {short_size(time.x[-1])}") if time is named else None
             lines.append(dataclasses.replace(time, x=peak.y, ends=ends))
         mode, x_label = times.title.partition(":")[0], peaks.y_label
         grid.append(dataclasses.replace(times, title=mode, lines=lines, x_label=x_label, sizes=None, leaders=False))

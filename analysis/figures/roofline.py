@@ -9,9 +9,10 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
-from ...results.select import MODE_NAMES, best_rows, ok_rows, short_size
+from ...results.select import MODE_NAMES, best_rows, grouped, ok_rows, short_size
 from ..accelerators.known import Accelerator, Roofs, get_accelerator
 from ..accelerators.roofs import with_stored_roofs
 from .findings import in_lines, main_lines, share_of_roof
@@ -125,19 +126,22 @@ def _roof_axes(
 
 
 def _accelerators(frame: pd.DataFrame, gpus: str | Accelerator | Sequence[str | Accelerator]) -> list[Accelerator]:
-    """Return the accelerators named, the first that has rows in front."""
+    """Return the accelerators named, the first that has rows in front; if none has, the GPU with most rows besides."""
     named = [gpus] if isinstance(gpus, str | Accelerator) else gpus
     known: dict[str, Accelerator] = {}
     for each in (get_accelerator(n) if isinstance(n, str) else n for n in named):
         known.setdefault(each.key, each)
     if "cpu" in known and len(known) > 1:
         raise ValueError(f"gpu must not name the CPU beside others, got {', '.join(known)}")
-    present = {str(key) for key in ok_rows(frame)["device_accelerator"].dropna()}
+    present = ok_rows(frame)["device_accelerator"].value_counts()
+    gpus_here = present.index.drop("cpu", errors="ignore")
+    if len(gpus_here) and "cpu" not in known and not known.keys() & {*gpus_here}:
+        known[gpus_here[0]] = get_accelerator(gpus_here[0])
     main = next((known.pop(key) for key in list(known) if key in present), None)
     if main is None:
         raise ValueError(
             f"results must hold rows measured on {' or '.join(known)} for its roofline, got rows of: "
-            f"{', '.join(sorted(present)) or 'none'}"
+            f"{', '.join(sorted(present.index)) or 'none'}"
         )
     return [main if main.is_measured else with_stored_roofs(main), *known.values()]
 
@@ -172,7 +176,7 @@ def _lines(
         rows = points[points["device_accelerator"] == accelerator.key]
         labelled = _longest_trajectory(rows) if ends and not n else None
         for (op, impl), group in rows.groupby(["op", "impl"], sort=True):
-            style = series_style(str(op), str(impl))
+            style = series_style(str(op), str(impl), alone=points["op"].nunique() == 1)
             if n:
                 style = style.pale(f"{style.label}, {accelerator.key}")
             line = measured_line(group, x, group[y], style)
@@ -203,19 +207,18 @@ def _share_axis(axes: Axes, chunks: Sequence[float], beyond: float) -> None:
 
 
 def _roofs(axes: Axes, accelerators: Sequence[Accelerator], dtype: str, unit: float) -> None:
-    """Draw the roofs in ``unit`` FLOP/s: the first accelerator's last, and what goes with it."""
-    for n, accelerator in reversed([*enumerate(accelerators)]):
-        peak = accelerator.peak_flops(dtype)
-        if peak is None:
-            continue
-        name = f"{accelerator.name.removeprefix('NVIDIA ')} " if len(accelerators) > 1 else ""
-        colour, width = (MUTED, 0.8) if n else (INK, 1.3)
-        _roof(axes, peak / unit, accelerator.bandwidth_bytes_s / unit, color=colour, linewidth=width)
+    """Draw the roofs in ``unit`` FLOP/s, those of one peak under one name: the main one last, and what goes with it."""
+    peaks = [(peak, each) for each in accelerators if (peak := each.peak_flops(dtype)) is not None]
+    for peak, of in reversed(grouped(peaks, itemgetter(0)).items()):
+        names = ", ".join(each.name.removeprefix("NVIDIA ") for _, each in of) if len(accelerators) > 1 else ""
+        for _, each in reversed(of):
+            colour, width = (INK, 1.3) if each is accelerators[0] else (MUTED, 0.8)
+            _roof(axes, peak / unit, each.bandwidth_bytes_s / unit, color=colour, linewidth=width)
         # Under the points: a CPU's rates are no limits, and its points may stand above the roof.
-        label, end = f"{name}{rate(peak, 'FLOP/s')}", (axes.get_xlim()[1], peak / unit)
+        label, end = f"{names} {rate(peak, 'FLOP/s')}".strip(), (axes.get_xlim()[1], peak / unit)
         write(axes, label, end, (-3, 2.5), color=colour, zorder=2.5)
-        if not n:
-            _beside_the_roof(axes, accelerator, dtype, unit)
+    if accelerators[0].peak_flops(dtype) is not None:
+        _beside_the_roof(axes, accelerators[0], dtype, unit)
 
 
 def _roof(axes: Axes, peak: float, bandwidth: float, **look: Any) -> None:
@@ -226,17 +229,18 @@ def _roof(axes: Axes, peak: float, bandwidth: float, **look: Any) -> None:
 
 def _beside_the_roof(axes: Axes, accelerator: Accelerator, dtype: str, unit: float) -> None:
     """Draw what goes with the main roof: the bandwidth along its slope, the measured roof, the vector units' rate."""
-    low, high = axes.get_xlim()
+    (low, high), floor = axes.get_xlim(), axes.get_ylim()[0] * unit
     bandwidth, peak = accelerator.bandwidth_bytes_s, accelerator.peak_flops(dtype) or math.inf
     if measured := _measured_beside(accelerator, dtype):
         ends = measured.matrix_flops[dtype] / unit, measured.bandwidth_bytes_s / unit
         _roof(axes, *ends, color=INK, linewidth=0.9, linestyle=(0, (4, 2)))
     # Along the slope: rotated in data coordinates, so that it stays on the line whatever the figure's size.
+    low = max(low, floor / bandwidth)
     start = low * (peak / bandwidth / low) ** 0.12
     turned = {"rotation": 45, "rotation_mode": "anchor", "transform_rotates_text": True, "bbox": None}
     write(axes, rate(bandwidth, "B/s"), (start, bandwidth * start / unit), (-3, 3), ha="left", color=INK, **turned)
     vector = accelerator.vector_flops
-    if vector < peak:
+    if floor < vector < peak:
         axes.axhline(vector / unit, color=MUTED, linewidth=0.8, linestyle=(0, (1, 2)), zorder=2)
         write(axes, f"vector {rate(vector, 'FLOP/s')}", (high, vector / unit), (-3, 2), color=MUTED, zorder=3)
 

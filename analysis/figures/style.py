@@ -1,5 +1,7 @@
 """How figures look: a colour per operation, a marker and a line style per variant, the same in all figures.
 
+In a figure of one operation, and of an operation that has a family to itself, every variant has a colour of its own.
+
 Colours are Okabe and Ito's and Paul Tol's, which colour-blind readers can tell apart; labels at the lines repeat them.
 """
 
@@ -40,11 +42,18 @@ OPERATION_LABELS: Mapping[str, str] = {
 
 _OPERATION_COLOURS: Mapping[str, str] = {
     "mlstm_sig": "#0072B2", "mlstm_exp": "#D55E00", "simple_gla": "#009E73", "retention": "#CC79A7",
-    "gated_retention": "#882255", "mamba2_ssd": "#E69F00", "lightning": "#56B4E9", "attention": "#222222",
+    "gated_retention": "#882255", "mamba2_ssd": "#E69F00", "attention": "#222222",
     "gla": "#117733", "selective_scan": "#332288", "rglru": "#AA4499", "linear_scan": "#44AA99",
-    "rglru_layer": "#999933", "wkv4": "#8B5A2B", "gated_mlp": "#CC6677", "projections": "#444444",
+    "rglru_layer": "#999933", "projections": "#444444",
 }  # fmt: skip
 """Those of one family differ for every kind of colour vision."""
+
+_MARKER_COLOURS: Mapping[str, str] = {
+    "o": "#0072B2", "s": "#E69F00", "D": "#D55E00", "^": "#117733", "v": "#009E73", "<": "#882255", ">": "#56B4E9",
+    "X": "#CC79A7", "P": "#999933", "d": "#332288", "p": "#8B5A2B", "h": "#44AA99", "*": "#CC6677", "H": "#6B6B6B",
+    "8": "#AA4499",
+}  # fmt: skip
+"""Colours of implementations of an operation that has none, since figures of its family show hardly another."""
 
 _MARKERS: Mapping[str, str] = {
     "mlstm_kernels.xl": "s", "mlstm_kernels.limit": "p", "mlstm_kernels.parallel": "X", "native_custbw": "<",
@@ -109,15 +118,16 @@ def series_label(op: str, impl: str) -> str:
     return f"{operation_label(op)} · {provider or 'lrbench'} {variant}"
 
 
-def series_style(op: str, impl: str) -> SeriesStyle:
-    """Return the style of an implementation; it depends on nothing but its names."""
+def series_style(op: str, impl: str, *, alone: bool = False) -> SeriesStyle:
+    """Return the style of an implementation; ``alone``: in a figure of one operation, in a colour of its own."""
     provider = impl.rpartition(".")[0]
     ours = provider in ("", "lrbench")
-    marker = next((marker for part, marker in _MARKERS.items() if part in impl), None)
+    usual = "o" if ours else _by_name(_SPARE_MARKERS, provider)
+    marker = next((marker for part, marker in _MARKERS.items() if part in impl), usual)
     return SeriesStyle(
-        colour=_OPERATION_COLOURS.get(op) or _by_name(CURVES, op),
-        marker=marker or ("o" if ours else _by_name(_SPARE_MARKERS, provider)),
-        dashes=_DASHED if ours and marker else _SOLID,
+        colour=_MARKER_COLOURS[marker] if alone else _OPERATION_COLOURS.get(op, _MARKER_COLOURS[marker]),
+        marker=marker,
+        dashes=_DASHED if ours and marker != usual else _SOLID,
         width=2.1 if ours else 1.2,
         label=series_label(op, impl),
         bold=ours,
@@ -167,11 +177,14 @@ def size_axis(axes: Axes, sizes: Sequence[float], width: float) -> None:
     """Make the x axis a base-2 scale with ticks at those of the sizes that there is room for in ``width`` inches."""
     from matplotlib.ticker import NullLocator
 
-    sizes = sorted(sizes)
     axes.set_xscale("log", base=2)
     axes.xaxis.set_minor_locator(NullLocator())
-    shown = sizes[:: -math.ceil(len(sizes) * 0.3 / width)][::-1]
-    axes.set_xticks(shown, [*map(short_size, shown)])
+    apart = (max(sizes) / min(sizes) * 2**0.7) ** (0.3 / width)
+    shown: list[float] = []
+    for size in sorted(sizes, reverse=True):
+        if not shown or shown[-1] >= apart * size:
+            shown.append(size)
+    axes.set_xticks(shown[::-1], [*map(short_size, shown[::-1])])
     axes.set_xlim(min(sizes) / 2**0.35, max(sizes) * 2**0.35)
 
 

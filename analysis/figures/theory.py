@@ -40,6 +40,7 @@ MAX_LINES = 6
 
 CHUNK = "chunk size L (tokens)"
 OPTIMUM = "best chunk size L (tokens)"
+LEAST_FLOPS = "least FLOPs"
 THIN: dict[str, Any] = {"color": MUTED, "linewidth": 0.7, "linestyle": (0, (1, 2)), "zorder": 1}
 
 
@@ -195,9 +196,9 @@ def _over_head_dim(panels: Mapping[str, Sequence[Line]], title: str, setting: st
 
 
 def _growth(panels: Sequence[Panel]) -> str:
-    """Return from which to which value the lines rise that are not dashed, as those that only compare are."""
-    solid = (line for panel in panels for line in panel.lines if line.style.dashes == "solid")
-    values = [value for line in solid for value in line.y]
+    """Return from which to which value the lines rise, without that of least FLOPs, which only compares."""
+    lines = (line for panel in panels for line in panel.lines if line.style.label != LEAST_FLOPS)
+    values = [value for line in lines for value in line.y]
     return f"grows from {min(values):.0f} to {max(values):.0f}"
 
 
@@ -218,11 +219,17 @@ def flop_optimal_over_head_dim(theory: Theory) -> Drawing:
 def runtime_optimal_over_head_dim(theory: Theory) -> Drawing:
     """The chunk size of least modelled time over head dim, by accelerator and dtype of states (TFLA, figure 24)."""
     known = _intensities(theory)
-    least_flops = dataclasses.replace(curve_style(6, "least FLOPs", dashed=True), width=1.2)
+    styles = {name: curve_style(n, name) for n, name in enumerate(known)}
+    for group in _neighbours(known):
+        # Their lines lie on one another: dashes of each show in the gaps of the others.
+        for n, (name, _) in enumerate(group if len(group) > 1 else ()):
+            dashes = (4 * n, (4, 4 * (len(group) - 1)))
+            styles[name] = dataclasses.replace(styles[name], dashes=dashes)
+    least_flops = dataclasses.replace(curve_style(6, LEAST_FLOPS, dashed=True), width=1.2)
     panels = {}
     for states in ("fp32", "bf16"):
         each = dataclasses.replace(theory, state_dtype=states)
-        lines = [_optima(each, curve_style(n, name), intensity=known[name]) for n, name in enumerate(known)]
+        lines = [_optima(each, style, intensity=known[name]) for name, style in styles.items()]
         panels[f"{states} states"] = [*lines, _optima(each, least_flops)]
     setting = theory.setting("share", theory.dtype, "factor", "closed form")
     return _over_head_dim(panels, "Runtime-optimal chunk size over head dim", setting)
@@ -282,26 +289,31 @@ def gain_over_input_gate(theory: Theory) -> Drawing:
         """Label the axis, which is of exp(gate), with gates."""
         axes.set_xticks([math.exp(gate) for gate in inputs[::16]], [f"{gate:g}" for gate in inputs[::16]])
 
-    def panel(title: str, after: bool = True, **settings: Any) -> Panel:
+    def panel(title: str, *, after: bool = True, **settings: Any) -> Panel:
         lines = []
         for op in (theory.op, other):
             for n, forget in enumerate((-5, 3, 12)):
                 gain = [gains(op, input_gate=gate, forget_gate=forget, **settings)[after] for gate in inputs]
                 style = curve_style(n, "" if op == other else f"forget gate {forget}", dashed=op == other)
                 lines.append(Line(x=[math.exp(gate) for gate in inputs], y=gain, style=style))
-        y_label = f"gain {'after' if after else 'before'} the norm (max|h| / max|v|)"
         return Panel(
-            title=title, lines=lines, x_label="input gate (before exp or sigmoid)", y_label=y_label,
+            title=title, lines=lines, x_label="input gate (before exp or sigmoid)", y_label="gain (max|h| / max|v|)",
             y_limits=(0.0, 1.1) if after else None, y_log=not after, decorate=mark_gates,
         )  # fmt: skip
 
-    own = [panel("before the norm", after=False), *(panel(f"epsilon {e:g}", epsilon=e) for e in (1e-2, 1e-6, 1e-8))]
+    own = [
+        panel("before the norm", after=False),
+        *(panel(f"epsilon {e:g}", epsilon=e) for e in (1e-2, 1e-6, 1e-8)),
+    ]
     words = {"none": "1", "one": "max(|nq|, 1)", "stabilised": "max(|nq|, exp(m))", "unbounded": "|nq|"}
     return Drawing(
         grid=[own, [panel(f"denominator {title}", normaliser=name) for name, title in words.items()]],
         title="Gain over the input gate",
         finding="After the norm mLSTMexp and mLSTMsig let through the same, from an input gate of about -8 on",
-        setting=f"T = {SEQ_LEN}, head dim {HEAD_DIM}, q, k, v ~ N(0, 1) · above: own denominator, below: epsilon 1e-06",
+        setting=(
+            f"after the norm, but for one panel · T = {SEQ_LEN}, head dim {HEAD_DIM}, q, k, v ~ N(0, 1) · "
+            "above: own denominator, below: epsilon 1e-06"
+        ),
         note=f"Solid: {operation_label(theory.op)}, dashed: {operation_label(other)}.",
     )
 

@@ -112,7 +112,7 @@ class Report:
         subjects = (each.subject for each in self.families)
         named = ((f"{each.family}{each.family and ': '}", each) for each in subjects)
         at = "; ".join(f"{name}{s.at(s.seq_len)}, {s.setting()}" for name, s in named if s.seq_len is not None)
-        return join(table(f"Their time over ours, {self.subject.device_name}", rows), render("small", f"{at}."))
+        return join(render("small", f"{at}."), table(f"Their time over ours, {self.subject.device_name}", rows))
 
     @per_family()
     def results(self) -> Html:

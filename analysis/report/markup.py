@@ -33,8 +33,8 @@ SHORTER = (
     (rb" font-family: 'DejaVu Sans';", b""),
     # Where DejaVu is not installed a font of its width stands in.
     (rb'(<style type="text/css">)', rb"\1text{font-family:'DejaVu Sans',Verdana,sans-serif}"),
-    # Hundredths of a point are enough.
-    (rb"(\.\d\d)\d+", rb"\1"),
+    # Hundredths of a point are enough, but not of a label.
+    (rb"<[^>]+>", lambda tag: re.sub(rb"(\.\d\d)\d+", rb"\1", tag[0])),
     (rb' transform="rotate\(-0 [^"]*"', b""),
     (rb"<metadata>.*</metadata>", b""),
     (rb'<g id="[^"]*">', b"<g>"),
@@ -59,19 +59,20 @@ class Html:
 
 
 class Cell(NamedTuple):
-    """A table's cell: what it shows, the number it is sorted by, and what is shown small after the text."""
+    """A table's cell: what it shows, the number it is sorted by, what is shown small after the text, where it leads."""
 
     text: str
     value: float | None = None
     detail: str = ""
+    link: str = ""
 
 
 TableRow = Mapping[str, str | Cell]
 
 
 @functools.cache
-def _sections() -> Any:
-    """Return the template's macros."""
+def templates() -> Any:
+    """Return the environment of the folder's templates."""
     import jinja2
 
     environment = jinja2.Environment(
@@ -83,12 +84,12 @@ def _sections() -> Any:
         "was": lambda count: "was" if count == 1 else "were",
         "whole": lambda count: f"{count:,}",
     }
-    return environment.get_template("sections.html.j2").module
+    return environment
 
 
 def render(section: str, *values: Any, **named: Any) -> Html:
     """Return a section of the template with its values."""
-    return Html(str(getattr(_sections(), section)(*values, **named)).strip())
+    return Html(str(getattr(templates().get_template("sections.html.j2").module, section)(*values, **named)).strip())
 
 
 def join(*parts: Html) -> Html:
@@ -148,6 +149,11 @@ class Image(NamedTuple):
     uri: str
 
 
+def picture(drawn: Figure, note: str = "") -> Html:
+    """Return a figure that has one width embedded as SVG, with its alt text and a note below."""
+    return render("figure", str(drawn.get_label()), _image(drawn), None, note)
+
+
 def figure(shown: Drawing, width: float | None = None) -> Html:
     """Return a figure embedded as SVG, for usual and for narrow screens, with its alt text and its note below.
 
@@ -155,21 +161,18 @@ def figure(shown: Drawing, width: float | None = None) -> Html:
         width: inches on a usual screen; None: as wide as it needs.
     """
     bare = dataclasses.replace(shown, note="")
-    pictures = (_image(bare.at(width), crop=True), _image(bare.at(NARROW_INCHES), crop=False))
-    return render("figure", shown.described, *pictures, shown.note)
+    return render("figure", shown.described, _image(bare.at(width)), _image(bare.at(NARROW_INCHES)), shown.note)
 
 
-def _image(drawn: Figure, *, crop: bool) -> Image:
-    """Return a figure as an image, ``crop``: cut to what is drawn."""
+def _image(drawn: Figure) -> Image:
+    """Return a figure as an image, uncropped: a browser's letters may be wider than those that were measured."""
     import matplotlib
 
     buffer = io.BytesIO()
     # Letters stay letters: as outlines they would be most of the page.
     with styled(), matplotlib.rc_context({"svg.fonttype": "none"}):
-        # What is drawn is looked for here: savefig would draw it all a second time for that.
-        box = drawn.get_tightbbox().padded(0.06) if crop else None
-        drawn.savefig(buffer, format="svg", metadata={"Date": None}, bbox_inches=box)
-    inches = box or drawn.bbox_inches
+        drawn.savefig(buffer, format="svg", metadata={"Date": None})
+    inches = drawn.bbox_inches
     svg = buffer.getvalue()
     for found, shorter in SHORTER:
         svg = re.sub(found, shorter, svg)

@@ -55,10 +55,21 @@ def test_a_figure_of_committed_rows_makes_one_statement(kind: str, kernel: str) 
     styles = {line.style.label: line.style for line in drawn}
     assert 1 <= len(styles) <= MAX_LINES
     assert len({(style.colour, style.marker) for style in styles.values()}) == len(styles)
+    assert 2 * len({style.colour for style in styles.values()}) >= len(styles)
     assert max(style.width for label, style in styles.items() if "lrbench" in label) > 1.5
     assert kind == "roofline" or max(len(line.x) for line in drawn) > 1
     verbs = ("times as", "times the memory", "as much memory", "fastest at", "reaches")
     assert any(verb in (shown.finding or shown.title) for verb in verbs)
+
+
+def test_no_peer_of_an_operation_of_ours_is_shown_without_ours() -> None:
+    few, every = (
+        drawing("runtime", committed(), dataclasses.replace(COMMITTED["tfla"], every=on)) for on in (False, True)
+    )
+    ours = {op for op, provider in zip(every.rows["op"], every.rows["provider"], strict=True) if provider == "lrbench"}
+    assert {op: set(of["provider"]) for op, of in few.rows.groupby("op")}["mamba2_ssd"] == {"lrbench", "mamba_ssm"}
+    for op, of in few.rows.groupby("op"):
+        assert "lrbench" in set(of["provider"]) or op not in ours, op
 
 
 def test_all_shows_every_line() -> None:
@@ -120,9 +131,15 @@ def test_operations_have_colours_and_their_implementations_markers_of_their_own(
     assert {"naive", "chunked", "torch.eager", "torch.compile"} < set(looks["rglru"])
     for op, markers in looks.items():
         assert len(set(markers.values())) == len(markers), (op, markers)
-    colours = {(op, series_style(op, impl).colour) for op, markers in looks.items() for impl in markers}
-    assert len(colours) == len(dict(colours)) == len({colour for _, colour in colours})
+    colours = {op: {series_style(op, impl).colour for impl in markers} for op, markers in looks.items()}
+    for op in ("lightning", "wkv4", "gated_mlp"):
+        assert len(colours.pop(op)) == len(looks[op]) > 4, "of its family alone: a colour for every implementation"
+    assert {len(each) for each in colours.values()} == {1} and len(set.union(*colours.values())) == len(colours)
     assert series_style("x", "unknown.kernel") == series_style("x", "unknown.kernel")
+    at = dataclasses.replace(COMMITTED["tfla"], ops=("mlstm_sig",))
+    for shown in (drawing("runtime", committed(), at), rooflines(committed(), "h200", at)):
+        styles = {line.style.label: line.style.colour for line in shown.grid[0][0].lines}
+        assert len(set(styles.values())) == len(styles) > 3
 
 
 def test_a_length_with_one_chunk_size_is_left_out() -> None:

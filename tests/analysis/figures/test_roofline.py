@@ -68,6 +68,15 @@ def test_several_accelerators_in_one_figure() -> None:
     assert peaks >= {989.0, 2250.0}
 
 
+def test_where_nothing_was_measured_on_the_accelerators_that_are_named_the_measured_ones_roof_is_drawn_too() -> None:
+    selection = Selection(head_dim=256, seq_len=8192, modes=("fw",))
+    figure = roofline(sweep(), ["a100", "h100", "b200"], selection)
+    assert "Roof only, nothing measured: NVIDIA A100 80 GB PCIe, NVIDIA H100 SXM, NVIDIA B200." in text(figure)
+    assert lines(figure, 0) == lines(roofline(sweep(), "h200", selection), 0)
+    roofs = {each.get_text() for each in figure.axes[0].texts}
+    assert {"A100 80 GB PCIe 312 TFLOP/s", "H200 SXM, H100 SXM 989 TFLOP/s", "B200 2,250 TFLOP/s"} < roofs
+
+
 def test_an_accelerator_named_twice_is_drawn_once() -> None:
     selection = Selection(head_dim=256, seq_len=8192, modes=("fw",))
     once, twice = (roofline(sweep(), gpus, selection) for gpus in ("h200", ["h200", "h200_sxm"]))

@@ -66,6 +66,13 @@ def test_runtime_optimal_chunks_grow_with_intensity_state_width_and_head_dim() -
     closed = coefficients("mlstm_sig", head_dim_qk=128, head_dim_v=256, causal_factor=0.5)
     assert dict(wide["H200 SXM"])[256] == pytest.approx(closed.runtime_optimal(h200.intensity("bf16")))
 
+    # Of lines that lie on one another each shows in the others' gaps.
+    usual = drawing("runtime-optimal").grid[0][0].lines
+    h100, b200 = (next(line for line in usual if line.style.label == name) for name in ("H100 SXM", "B200"))
+    assert h100.y == pytest.approx(b200.y, rel=0.03)
+    assert (h100.style.dashes, b200.style.dashes) == ((4, (4, 4)), (0, (4, 4)))
+    assert [line.style.dashes for line in usual if line.style.label == "A100 80 GB PCIe"] == ["solid"]
+
     over_intensity = plot("intensity-optimal", theory=Theory(gpus=("h200",)))
     for x, y in lines(over_intensity, 0)["d_v = 256"]:
         assert y == pytest.approx(closed.runtime_optimal(x))

@@ -205,6 +205,19 @@ def test_every_image_is_drawn(acted: str) -> None:
     assert counts["drawn"] == counts["images"] >= 20
 
 
+def test_no_figure_cuts_off_its_text(acted: str) -> None:
+    """Labels, legends and titles lie within their picture, in a slightly wider font too."""
+    counts = {name: int(value) for name, value in re.findall(r'data-(texts|whole)="(\d+)"', acted)}
+    assert counts["texts"] == counts["whole"] > 2000
+
+
+def test_sizes_stand_above_the_table_and_small_labels_keep_their_digits(text: str) -> None:
+    assert text.index("tfla: T = 8,192") < text.index("<caption>Their time over ours")
+    pictures = [base64.b64decode(each).decode() for each in re.findall(r'"data:image/svg\+xml;base64,([^"]+)"', text)]
+    ticks = [re.findall(r"<text[^>]*>(0\.\d+)</text>", each) for each in pictures]
+    assert any("0.003" in each for each in ticks) and not any("0.00" in each for each in ticks)
+
+
 def test_tables_sort_by_their_buttons(acted: str) -> None:
     """Numbers as numbers, in both directions, empty cells last; the header says how."""
     for name, order, sign in (("up", "ascending", 1), ("down", "descending", -1)):
