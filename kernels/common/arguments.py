@@ -127,7 +127,7 @@ def refuse_transforms(name: str) -> None:
 
 
 def check_tensor(name: str, x: object, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> None:
-    """Raise unless ``x`` is a contiguous tensor of this shape and dtype on this device."""
+    """Raise unless ``x`` is a tensor of this shape and dtype on this device."""
     if not isinstance(x, Tensor):
         raise TypeError(f"{name} must be a tensor, got {type(x).__name__}")
     if tuple(x.shape) != tuple(shape):
@@ -136,8 +136,6 @@ def check_tensor(name: str, x: object, shape: Sequence[int], dtype: torch.dtype,
         raise ValueError(f"{name} must be {dtype_name(dtype)}, got {dtype_name(x.dtype)}")
     if x.device != device:
         raise ValueError(f"{name} must be on {device}, got {x.device}")
-    if not x.is_contiguous():
-        raise ValueError(f"{name} must be contiguous, got strides {x.stride()} for shape {tuple(x.shape)}")
 
 
 def check_first(name: str, x: Tensor, dims: str) -> None:

@@ -32,10 +32,8 @@ def is_k_major(weight: Tensor) -> bool:
     return weight.T.is_contiguous() and not weight.is_contiguous()
 
 
-def check_layout(x: Tensor, w_up: Tensor, w_gate: Tensor) -> None:
-    """Raise unless x is contiguous, and the weights are both contiguous or both K-major."""
-    if not x.is_contiguous():
-        raise ValueError(f"x must be contiguous, got strides {x.stride()} for shape {tuple(x.shape)}")
+def check_layout(w_up: Tensor, w_gate: Tensor) -> None:
+    """Raise unless the weights are both contiguous or both K-major."""
     if is_k_major(w_up) and is_k_major(w_gate):
         return
     for name, weight in (("w_up", w_up), ("w_gate", w_gate)):

@@ -80,7 +80,7 @@ def run_quadratic(
     nothing: other arguments are those of :func:`.lightning2.run_loop`."""
     B, T, H, DZ = z.shape
     DX = x.shape[3]
-    out = torch.empty_like(z)
+    out = z.new_empty(z.shape)
     boxes = (
         (config.block_t, padded(DX)),
         (config.block_s, padded(DX)),

@@ -126,7 +126,7 @@ def run_loop(
     """
     B, T, H, DZ = z.shape
     DX = x.shape[3]
-    out = torch.empty_like(z)
+    out = z.new_empty(z.shape)
     end = torch.empty(B, H, DX, DZ, device=z.device, dtype=torch.float32) if want_state else None
     widths = (padded(DX), padded(DX), config.block_z, config.block_z)
     (x_tiles, y_tiles, z_tiles, out_tiles), use_tma = tiles_of((x, y, z, out), [(config.block_t, n) for n in widths])

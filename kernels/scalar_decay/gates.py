@@ -41,6 +41,16 @@ UNKNOWN_GATE = tl.constexpr("GATE must be sig, exp, log, slope, tau or ssd")
 
 
 @triton.jit
+def start_of(strides, batch, head, T, ROW, D):
+    """Return the offset of a head's first position in a tensor [B, T, ROW / D, D], or with these strides (Starts)."""
+    if strides is None:
+        offset = batch * T * ROW + head * D
+    else:
+        offset = batch * strides[0] + head * strides[1]
+    return offset
+
+
+@triton.jit
 def log_sigmoid(x):
     """Return log sigma(x), stable for either sign, to the last bits of x's dtype."""
     e = tl.exp(-tl.abs(x))

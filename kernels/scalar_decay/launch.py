@@ -45,7 +45,7 @@ from .gates import (
 )
 from .normaliser import add_normaliser_gradients, denominator_kernel, normaliser_kernel
 from .plan import MEMORY_RATE, MULTIPROCESSORS, Pass, Sizes, forward, kept_chunk
-from .roles import Anchors, Denominators, GateVectors, Shape
+from .roles import Anchors, Denominators, GateVectors, Shape, Starts
 
 HAS_WHOLE_STATE = not (WHOLE_STATE_FORM.why_not_with({"triton": triton.__version__}) or is_interpreted())
 """Whether whole_state.py can be imported: Gluon's names change with Triton's versions, and it has no interpreter."""
@@ -54,6 +54,7 @@ if HAS_WHOLE_STATE:
     from .whole_state import whole_state_kernel
 
 NO_DENOMINATORS = Denominators()
+CONTIGUOUS = None, Starts()
 
 
 class EngineRequest(NamedTuple):
@@ -147,12 +148,28 @@ def _precision(x: Tensor) -> str:
     return "ieee" if x.dtype == torch.float32 else "tf32"
 
 
+def layout(x: Tensor, y: Tensor, z: Tensor, pair: Tensor | None = None) -> tuple[tuple[int, ...] | None, Starts]:
+    """Return the strides of the positions of X, Y, Z and a pair, None if all are contiguous, and the other strides."""
+    if x.is_contiguous() and y.is_contiguous() and z.is_contiguous() and (pair is None or pair.is_contiguous()):
+        return CONTIGUOUS
+    rows, starts = [], []
+    for tensor in (x, y, z, z if pair is None else pair):
+        batch, row, head, _ = tensor.stride()
+        # A contiguous tensor's own strides say nothing along dimensions of size 1.
+        rows.append(tensor.shape[2] * tensor.shape[3] if tensor.is_contiguous() else row)
+        starts.append(None if tensor.is_contiguous() else (batch, head))
+    return tuple(rows), Starts(*starts)
+
+
 @lru_cache(REMEMBERED)
-def _shape(size_x: torch.Size, size_z: torch.Size, heads: int, headroom: float) -> Shape:
+def _shape(
+    size_x: torch.Size, size_z: torch.Size, heads: int, headroom: float, rows: tuple[int, ...] | None
+) -> Shape:
     (heads_x, dim_x), (heads_z, dim_z) = size_x[2:], size_z[2:]
+    row_x, row_z = heads_x * dim_x, heads_z * dim_z
     return Shape(
-        heads, dim_x, dim_z, group_x=heads // heads_x, group_z=heads // heads_z,
-        row_x=heads_x * dim_x, row_z=heads_z * dim_z, row_out=heads * dim_z, headroom=headroom,
+        heads, dim_x, dim_z, heads // heads_x, heads // heads_z, *(rows or (row_x, row_x, row_z, row_z)),
+        row_out=heads * dim_z, headroom=headroom,
     )  # fmt: skip
 
 
@@ -250,19 +267,20 @@ def run_chunk_states(
     n_states = _empty(heads, N, DX, like=z) if want_n else None
     anchors = None if forward_states is None else _empty(math.prod(states.blocks), B, H, N, like=z)
     ends = (initial, n_initial, made, n_states, last, n_last)
-    shape = _shape(y.shape, z.shape, H, task.headroom)
+    rows, starts = layout(y, y, z)
+    shape = _shape(y.shape, z.shape, H, task.headroom, rows)
     grid = (states.programs(want_last=last is not None),)
     if config.whole_state:
         triton.set_allocator(scratch)
         chunk_states_hopper_kernel[grid](
-            y, z, gates, made, n_states, math.log2(task.scale), T, chunk, N, heads, launched.whole,
+            y, z, gates, made, n_states, starts, math.log2(task.scale), T, chunk, N, heads, launched.whole,
             SHAPE=shape, FUTURE=future, TILE=config, num_warps=config.num_warps,
         )  # fmt: skip
     else:
         # A chunk's contribution is computed from zero; the merge takes the initial state and writes the last one.
         own = (None, None, made, n_states, None, None) if config.parallel else ends
         chunk_states_kernel[grid](
-            y, z, gates, *own, Anchors(forward_states, anchors), task.scale, T, chunk, N, stretch, B * H,
+            y, z, gates, *own, Anchors(forward_states, anchors), starts, task.scale, T, chunk, N, stretch, B * H,
             SHAPE=shape, FUTURE=future, LOCAL=config.parallel, TILE=config, PRECISION=_precision(z),
             num_warps=config.num_warps, num_stages=config.num_stages,
         )  # fmt: skip
@@ -285,10 +303,12 @@ def run_normaliser(task: EnginePass, q: Tensor, k: Tensor, gates: GateVectors, d
     config, blocks, block_t = launched.launches["normaliser"]
     n_q = _empty(blocks, B, H, T, like=q)
     n_states = denominators.n_states if launched.several else denominators.n_initial
+    shape_rows, starts = layout(q, k, q)
+    q_row, k_row = shape_rows[:2] if shape_rows else (q.shape[2] * K, k.shape[2] * K)
     triton.set_allocator(scratch)
     normaliser_kernel[(blocks * launched.head_chunks,)](
-        q, k, gates, n_states, n_q, denominators.n_last, task.scale, T, launched.chunk, launched.chunks, B * H,
-        H=H, K=K, GROUP=H // q.shape[2], BLOCK_T=block_t, BLOCK_K=config.block_k, STAGES=config.num_stages,
+        q, k, gates, n_states, n_q, denominators.n_last, starts, task.scale, T, launched.chunk, launched.chunks, B * H,
+        H=H, K=K, Q_ROW=q_row, K_ROW=k_row, GROUP=H // q.shape[2], BLOCK_T=block_t, BLOCK_K=config.block_k, STAGES=config.num_stages,
         num_warps=config.num_warps, num_stages=config.num_stages,
     )  # fmt: skip
     count = B * H * T
@@ -346,12 +366,13 @@ def run_product(
     result = Product(out=_empty(B, T, H, DZ, like=z, dtype=z.dtype), anchor_states=anchor_states)
     if pair is not None:
         result.row_sums = _empty(sums, B, H, T, like=z)
+    rows, starts = layout(x, y, z, pair)
     if not launched.in_order:
         grid = (product.launches[0].blocks * cdiv(launched.chunk, config.block_t) * launched.head_chunks,)
         chunk_o_kernel[grid](
             x, y, z, states, result.out, gates, denominators.n_states, pair, result.row_sums,
-            task.scale, T, launched.chunk, launched.chunks, B * H,
-            SHAPE=_shape(x.shape, z.shape, H, task.headroom), ROLE=product.role,
+            starts, task.scale, T, launched.chunk, launched.chunks, B * H,
+            SHAPE=_shape(x.shape, z.shape, H, task.headroom, rows), ROLE=product.role,
             NORMALISE=task.request.stabilised and name == "h", TILE=config, PRECISION=_precision(z),
             num_warps=config.num_warps, num_stages=config.num_stages,
         )  # fmt: skip
@@ -373,7 +394,7 @@ def run_product(
     if denominators.log_denom is not None:
         gates = gates._replace(log_denom=None)
     triton.set_allocator(scratch)
-    launches = _launches(task, name, x.shape, z.shape, H, capability(z.device))
+    launches = _launches(task, name, x.shape, z.shape, H, rows, capability(z.device))
     for block, (grid, numbers, keywords) in enumerate(launches):
         found = (result.anchor_states, result.anchors)
         anchors = Anchors(*found if blocks == 1 else [None if x is None else x.chunk(blocks)[block] for x in found])
@@ -381,25 +402,31 @@ def run_product(
             out, *ends = (result.out, pair, result.row_sums) if block == blocks - 1 else (unfinished, None, None)
             whole_state_kernel[grid](
                 x, y, z, states, initial, unfinished if block else None, out, gates, *ends, last, anchors,
-                denominators, *numbers, **keywords,
+                denominators, starts, *numbers, **keywords,
             )  # fmt: skip
         else:
             fused_chunk_kernel[grid](
                 x, y, z, states if launched.several else initial, unfinished, result.out, gates, pair,
-                result.row_sums, last, anchors, *numbers, **keywords,
+                result.row_sums, last, anchors, starts, *numbers, **keywords,
             )  # fmt: skip
     return result
 
 
 @lru_cache(REMEMBERED)
 def _launches(
-    task: EnginePass, name: str, size_x: torch.Size, size_z: torch.Size, H: int, capability: tuple[int, int]
+    task: EnginePass,
+    name: str,
+    size_x: torch.Size,
+    size_z: torch.Size,
+    H: int,
+    rows: tuple[int, ...] | None,
+    capability: tuple[int, int],
 ) -> list[tuple[tuple[int], tuple[Any, ...], dict[str, Any]]]:
     """Return each launch's grid, numbers and keywords in :func:`run_product`; H: heads of the output."""
     launched, T = task.launched, size_z[1]
     product = launched.launches[name]
     config, parts, every = product.tile, product.launches, launched.anchor_every
-    shape = _shape(size_x, size_z, H, task.headroom)
+    shape = _shape(size_x, size_z, H, task.headroom, rows)
     launches: list[Any] = []
     for block, part in enumerate(parts):
         numbers: tuple[Any, ...] = T, launched.chunk, launched.chunks, launched.heads
@@ -453,7 +480,7 @@ def run_gates_backward(
 
 def run_sum(x: Tensor, like: Tensor) -> Tensor:
     """Launch sum_kernel to sum x to the shape of ``like``: [B, N, H] to [H], or [B, T, H, D] to [B, T, G, D]."""
-    result = torch.empty_like(like)
+    result = like.new_empty(like.shape)
     inner, count = x.shape[-1], like.numel()
     columns = next_power_of_two(inner)
     rows, tile = count // inner, max(1, SUM_BLOCK // columns)
@@ -507,7 +534,7 @@ def _shapes(request: EngineRequest, q: Tensor, k: Tensor, v: Tensor, *_: Tensor 
     )  # fmt: skip
     gates = empty_gates(request.gate, v, config.gate_stretch(chunk), in_order=in_order)
     last = empty_state(q, v, normalised=request.stabilised) if request.want_last else (None, None, None)
-    return (torch.empty_like(v), *last), gates
+    return (v.new_empty(v.shape), *last), gates
 
 
 def _backward(
@@ -526,10 +553,10 @@ def _backward(
     ends = c_initial is not None or d_last is not None
     task = choose(request, q, v, backward=True, kept=states is not None, ends=ends)
     launched = task.launched
-    dh = torch.zeros_like(v) if dh is None else dh.contiguous()
+    dh = v.new_zeros(v.shape) if dh is None else dh
     if d_last is not None:
         # Between the kernels dC is divided by the headroom.
-        d_last = d_last.float().contiguous()
+        d_last = d_last.float()
         d_last = d_last if task.headroom == 1 else d_last / task.headroom
     want_gates = any(needs[3:6])
     q_pair, k_pair = (q, k) if want_gates else (None, None)
@@ -577,6 +604,7 @@ SCALAR_DECAY = Differentiable(
     outputs=("h", "c", "n", "m"),
     saved=GateVectors._fields,
     constant=("m",),
+    strided=3,
     forward=_forward,
     backward=_backward,
     shapes=_shapes,

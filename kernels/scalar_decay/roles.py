@@ -50,7 +50,8 @@ class Shape(NamedTuple):
         heads: H.
         dim_x, dim_z: DX and DZ.
         group_x, group_z: how many consecutive heads share one head of X and Y, or one of Z (Mamba-2's B and C).
-        row_x, row_z, row_out: stride from a position of X and Y, of Z or of the output to the next, in elements.
+        row_x, row_y, row_z, row_pair, row_out: stride from a position of X, Y, Z, the pair or the output to the next,
+            in elements.
         headroom: what the kernel multiplies its output by, because its scale and dC are divided by it; 1 but in float16
             (common.arguments.score_headroom).
     """
@@ -61,9 +62,24 @@ class Shape(NamedTuple):
     group_x: int
     group_z: int
     row_x: int
+    row_y: int
     row_z: int
+    row_pair: int
     row_out: int
     headroom: float
+
+
+class Starts(NamedTuple):
+    """Strides of batch and head, in elements, of inputs that are not contiguous; None for one that is.
+
+    They are run-time arguments; a position's stride, which loops need and which no size of a sweep changes in a slice of
+    a projection, is in :class:`Shape`. So kernels of contiguous inputs have no strides at all.
+    """
+
+    x: tuple[int, int] | None = None
+    y: tuple[int, int] | None = None
+    z: tuple[int, int] | None = None
+    pair: tuple[int, int] | None = None
 
 
 class GateVectors(NamedTuple):

@@ -38,6 +38,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from ..common.remember import remember_launches
 from ..common.versions import NEW_ASSEMBLER
+from .gates import start_of
 from .whole_state_tiles import (
     BZ,
     DECAY,
@@ -548,6 +549,7 @@ def whole_state_kernel(
     last_ptr,
     anchors,
     denominators,
+    starts,
     log_scale,
     T,
     L,
@@ -593,8 +595,9 @@ def whole_state_kernel(
     batch = pid_bh // H
     head = pid_bh % H
     start = gl.where(is_whole, 0, number % N * L)
-    x_offset = batch * T * SHAPE.row_x + (head // SHAPE.group_x) * DX
-    z_offset = batch * T * SHAPE.row_z + (head // SHAPE.group_z) * DZ
+    x_offset = start_of(starts.x, batch, head // SHAPE.group_x, T, SHAPE.row_x, DX)
+    y_offset = start_of(starts.y, batch, head // SHAPE.group_x, T, SHAPE.row_y, DX)
+    z_offset = start_of(starts.z, batch, head // SHAPE.group_z, T, SHAPE.row_z, DZ)
     out_offset = batch * T * SHAPE.row_out + head * DZ
 
     layout: gl.constexpr = gl.NVMMASharedLayout(128, 16, rank=2)
@@ -611,7 +614,7 @@ def whole_state_kernel(
             )
             y_desc += (
                 tma.make_tensor_descriptor(
-                    y_ptr + x_offset, [T, DX], [SHAPE.row_x, 1], [BT, TILE.copied_widths[part]], layout
+                    y_ptr + y_offset, [T, DX], [SHAPE.row_y, 1], [BT, TILE.copied_widths[part]], layout
                 ),
             )
         x_s += (gl.allocate_shared_memory(DTYPE, [STAGES, BT, TILE.copied_widths[part]], layout),)
@@ -667,7 +670,10 @@ def whole_state_kernel(
         )
     pair_desc = None
     if pair_ptr is not None:
-        pair_desc = tma.make_tensor_descriptor(pair_ptr + z_offset, [T, DZ], [SHAPE.row_z, 1], [BT, BZ], layout)
+        pair_offset = start_of(starts.pair, batch, head // SHAPE.group_z, T, SHAPE.row_pair, DZ)
+        pair_desc = tma.make_tensor_descriptor(
+            pair_ptr + pair_offset, [T, DZ], [SHAPE.row_pair, 1], [BT, BZ], layout
+        )
     tensors = Tensors(x=x_desc, y=y_desc, z=z_desc, out=out_desc, partial=partial_desc, pair=pair_desc)
 
     pointers = Pointers(gates, states_ptr, initial_ptr, sums_ptr, last_ptr, anchors)

@@ -12,6 +12,8 @@ be subtracted from itself.
     sum    the element of the tokens of one row or tile, at its end; a state is the sum of all tokens so far
 """
 
+from typing import NamedTuple
+
 import triton
 import triton.language as tl
 
@@ -106,6 +108,23 @@ def split_rate(m, w, BLOCK_I: tl.constexpr):
     limit = tl.minimum(tl.maximum(SUBROW * SLOW_RATE, 0.25 * size), MAX_RATIO)
     slow = tl.where(BLOCK_I * w <= limit, w, 0.0)
     return slow, w - slow
+
+
+class Strides(NamedTuple):
+    """Strides of the batch, in units of eight elements, of k and v where these are not contiguous; None for one that is."""
+
+    k: int | None
+    v: int | None
+
+
+@triton.jit
+def step_offset(stride, base, batch, start, ROW: tl.constexpr):
+    """Return the offset of step ``start`` of a sequence in k or v: ``base`` in a contiguous one (stride None)."""
+    if stride is None:
+        offset = base
+    else:
+        offset = batch * (stride.to(tl.int64) * 8) + start * tl.full((), ROW, tl.int64)
+    return offset
 
 
 @triton.jit
