@@ -5,7 +5,8 @@ the backward pass. An eager call runs them in an autograd function, which costs 
 is an operator registered with torch, which the compiler does not trace; ``shapes`` tells it the results' shapes.
 
 A pass copies tensors that its kernels cannot read (:func:`readable`): those that do not begin at a multiple of 16
-bytes, as descriptors and repeated launches (remember.py) must, and those with other strides. It launches on the device of its first tensor; all must be there.
+bytes, as descriptors and repeated launches (remember.py) must, and those with other strides. It launches on the device
+of its first tensor; all must be there.
 
 While a FlopCounterMode counts, an eager call's passes run inside these operators, which it sees; all else is the same.
 """
@@ -299,10 +300,12 @@ def on_device_of(x: Tensor, run: Callable[..., Any], *arguments: Any, **keywords
 def readable(tensors: Sequence[Tensor | None], strided: int | None = 0) -> Tensors:
     """Return tensors, or copies of those that do not begin at a multiple of ALIGNMENT bytes or whose strides kernels do
     not read: the first ``strided`` need :func:`has_strides`, others be contiguous; None: they read all."""
-    return tuple([
-        x if x is None or (x.is_contiguous() and x.data_ptr() % ALIGNMENT == 0) else _readable(x, n, strided)
-        for n, x in enumerate(tensors)
-    ])
+    return tuple(
+        [
+            x if x is None or (x.is_contiguous() and x.data_ptr() % ALIGNMENT == 0) else _readable(x, n, strided)
+            for n, x in enumerate(tensors)
+        ]
+    )
 
 
 def _readable(x: Tensor, n: int, strided: int | None) -> Tensor:

@@ -20,6 +20,7 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from ...results.arguments import one_of
+from ..common.arguments import without_tokens
 from ..common.device import capability, multiprocessors
 from ..common.differentiable import Differentiable, Tensors, has_strides, on_device_of, readable
 from ..common.sizes import REMEMBERED, cdiv
@@ -43,6 +44,8 @@ def fused(
     check_kernel_support(x, *w_up.shape)
     if config is not None and (reason := invalid_reason(config)):
         raise ValueError(f"config: {reason}")
+    if not len(x):
+        return without_tokens(x.new_empty(0, w_up.shape[1]), (x, w_up, w_gate), ())[0]
     # Determined here because gradients are never enabled inside an autograd function.
     differentiated = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (x, w_up, w_gate))
     (y,) = GATED_MLP(MlpCall(activation, save and differentiated, is_k_major(w_up), config), x, w_up, w_gate)
@@ -68,6 +71,8 @@ def products(
     check_projections(x, w_up, w_gate)
     check_layout(w_up, w_gate)
     check_kernel_support(x, *w_up.shape)
+    if not len(x):
+        return x.new_empty(2, 0, w_up.shape[1])
     x, w_up, w_gate = readable((x, w_up, w_gate), None)
     both = x.new_empty(2, x.shape[0], w_up.shape[1])
     call = MlpCall("silu", False, is_k_major(w_up), config)

@@ -9,13 +9,13 @@ from .config import DIM_MULTIPLE
 
 
 def check_projections(x: Tensor, w_up: Tensor, w_gate: Tensor) -> None:
-    """Raise unless x [M, D] and w_up, w_gate [D, F] are floating, not empty, and agree in dtype and device."""
+    """Raise unless x [M, D] and w_up, w_gate [D, F] are floating, not empty but in M, and agree in dtype and device."""
     given = {"x": (x, "[M, D]"), "w_up": (w_up, "[D, F]"), "w_gate": (w_gate, "[D, F]")}
     for name, (tensor, dims) in given.items():
         check_dimensions(name, tensor, dims)
     check_dtype("x", x)
     for name, (tensor, _) in given.items():
-        check_not_empty(name, tensor)
+        check_not_empty(name, tensor, tokens=name == "x")
     if w_up.shape[0] != x.shape[1]:
         raise ValueError(f"w_up must have {x.shape[1]} rows, one a column of x, got shape {tuple(w_up.shape)}")
     if w_gate.shape != w_up.shape:

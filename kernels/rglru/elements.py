@@ -27,7 +27,7 @@ LN2 = tl.constexpr(0.6931471805599453)
 
 
 class Strides(NamedTuple):
-    """Strides of batch and time, in units of eight elements, of inputs that are not contiguous; None for one that is."""
+    """Strides of batch and time of inputs, in units of eight elements; None for one that is contiguous."""
 
     x: tuple[int, int] | None
     r: tuple[int, int] | None

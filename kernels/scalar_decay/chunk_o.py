@@ -167,9 +167,9 @@ def chunk_o_kernel(
     if row0 >= end:
         return
 
-    x_base = x_ptr + start_of(starts.x, batch, head // SHAPE.group_x, T, X_ROW, DX)
-    y_base = y_ptr + start_of(starts.y, batch, head // SHAPE.group_x, T, Y_ROW, DX)
-    z_base = z_ptr + start_of(starts.z, batch, head // SHAPE.group_z, T, Z_ROW, DZ)
+    x_base = start_of(x_ptr, starts.x, batch, head // SHAPE.group_x, T, X_ROW, DX)
+    y_base = start_of(y_ptr, starts.y, batch, head // SHAPE.group_x, T, Y_ROW, DX)
+    z_base = start_of(z_ptr, starts.z, batch, head // SHAPE.group_z, T, Z_ROW, DZ)
     gate = pid_bh * T
     offs_t = tl.arange(0, BLOCK_T)
     offs_s = tl.arange(0, BLOCK_S)
@@ -288,7 +288,7 @@ def chunk_o_kernel(
             tl.store(gates.log_denom + gate + row0 + offs_t, log_denom, mask=mask_t)
     if pair_ptr is not None:
         PAIR_ROW: tl.constexpr = SHAPE.row_pair
-        pair_base = pair_ptr + start_of(starts.pair, batch, head // SHAPE.group_z, T, PAIR_ROW, DZ)
+        pair_base = start_of(pair_ptr, starts.pair, batch, head // SHAPE.group_z, T, PAIR_ROW, DZ)
         pair_rows = pair_base + row0 * tl.full((), PAIR_ROW, tl.int64)
         pair = _load_tile(pair_rows, offs_t, offs_z, mask_t, PAIR_ROW, DZ, MASK_Z).to(tl.float32)
         sums = tl.sum(acc * pair, axis=1)

@@ -85,8 +85,8 @@ def chunk_states_kernel(
     mask_z = offs_z < DZ
     y_stride = tl.full((), SHAPE.row_y, tl.int64)
     z_stride = tl.full((), SHAPE.row_z, tl.int64)
-    y_base = y_ptr + start_of(starts.y, batch, head // SHAPE.group_x, T, SHAPE.row_y, DX)
-    z_base = z_ptr + start_of(starts.z, batch, head, T, SHAPE.row_z, DZ)
+    y_base = start_of(y_ptr, starts.y, batch, head // SHAPE.group_x, T, SHAPE.row_y, DX)
+    z_base = start_of(z_ptr, starts.z, batch, head, T, SHAPE.row_z, DZ)
     rows = pid_bh * T
     state_offs = offs_x[:, None] * DZ + offs_z[None, :]
     state_mask = mask_x[:, None] & mask_z[None, :]

@@ -84,8 +84,8 @@ def chunk_states_hopper_kernel(
     pid_bh = (pid // (COLUMNS * ROWS * chunks) + whole_heads).to(gl.int64)
     batch = pid_bh // H
     head = pid_bh % H
-    y_offset = start_of(starts.y, batch, head // SHAPE.group_x, T, SHAPE.row_y, DX)
-    z_offset = start_of(starts.z, batch, head // SHAPE.group_z, T, SHAPE.row_z, DZ)
+    y_offset = start_of(0, starts.y, batch, head // SHAPE.group_x, T, SHAPE.row_y, DX)
+    z_offset = start_of(0, starts.z, batch, head // SHAPE.group_z, T, SHAPE.row_z, DZ)
 
     layout: gl.constexpr = gl.NVMMASharedLayout(128, 16, rank=2)
     y_desc = tma.make_tensor_descriptor(y_ptr + y_offset, [T, DX], [SHAPE.row_y, 1], [BT, BX], layout)

@@ -101,9 +101,9 @@ def fused_chunk_kernel(
     CLAMP: tl.constexpr = FUTURE and (FIRST or LAST)
     num_anchors = tl.cdiv(T, every)
     # A descriptor describes one head: beyond T and the head dim loads return zeros and nothing is stored.
-    x_offset = start_of(starts.x, batch, head // SHAPE.group_x, T, SHAPE.row_x, DX)
-    y_offset = start_of(starts.y, batch, head // SHAPE.group_x, T, SHAPE.row_y, DX)
-    z_offset = start_of(starts.z, batch, head // SHAPE.group_z, T, SHAPE.row_z, DZ)
+    x_offset = start_of(0, starts.x, batch, head // SHAPE.group_x, T, SHAPE.row_x, DX)
+    y_offset = start_of(0, starts.y, batch, head // SHAPE.group_x, T, SHAPE.row_y, DX)
+    z_offset = start_of(0, starts.z, batch, head // SHAPE.group_z, T, SHAPE.row_z, DZ)
     x_desc = tl.make_tensor_descriptor(x_ptr + x_offset, [T, DX], [SHAPE.row_x, 1], [BLOCK_T, BLOCK_X])
     y_desc = tl.make_tensor_descriptor(y_ptr + y_offset, [T, DX], [SHAPE.row_y, 1], [BLOCK_T, BLOCK_X])
     z_desc = tl.make_tensor_descriptor(z_ptr + z_offset, [T, DZ], [SHAPE.row_z, 1], [BLOCK_T, BLOCK_Z])
@@ -111,7 +111,7 @@ def fused_chunk_kernel(
     pair_stride = tl.full((), SHAPE.row_pair, tl.int64)
     out_offs = offs_t[:, None] * SHAPE.row_out + offs_z[None, :]
     pair_offs = offs_t[:, None] * SHAPE.row_pair + offs_z[None, :]
-    pair_offset = start_of(starts.pair, batch, head // SHAPE.group_z, T, SHAPE.row_pair, DZ)
+    pair_offset = start_of(0, starts.pair, batch, head // SHAPE.group_z, T, SHAPE.row_pair, DZ)
     out_offset = batch * T * SHAPE.row_out + head * DZ
     if LAST:
         out_desc = tl.make_tensor_descriptor(out_ptr + out_offset, [T, DZ], [SHAPE.row_out, 1], [BLOCK_T, BLOCK_Z])

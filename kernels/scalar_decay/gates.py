@@ -41,13 +41,14 @@ UNKNOWN_GATE = tl.constexpr("GATE must be sig, exp, log, slope, tau or ssd")
 
 
 @triton.jit
-def start_of(strides, batch, head, T, ROW, D):
-    """Return the offset of a head's first position in a tensor [B, T, ROW / D, D], or with these strides (Starts)."""
+def start_of(origin, strides, batch, head, T, ROW, D):
+    """Return where a head's first position is in a tensor that starts at ``origin``, a pointer or 0: one that is
+    contiguous [B, T, ROW / D, D], or has these strides of batch and head (roles.Starts)."""
     if strides is None:
-        offset = batch * T * ROW + head * D
+        start = origin + batch * T * ROW + head * D
     else:
-        offset = batch * strides[0] + head * strides[1]
-    return offset
+        start = origin + batch * strides[0] + head * strides[1]
+    return start
 
 
 @triton.jit

@@ -162,9 +162,7 @@ def layout(x: Tensor, y: Tensor, z: Tensor, pair: Tensor | None = None) -> tuple
 
 
 @lru_cache(REMEMBERED)
-def _shape(
-    size_x: torch.Size, size_z: torch.Size, heads: int, headroom: float, rows: tuple[int, ...] | None
-) -> Shape:
+def _shape(size_x: torch.Size, size_z: torch.Size, heads: int, headroom: float, rows: tuple[int, ...] | None) -> Shape:
     (heads_x, dim_x), (heads_z, dim_z) = size_x[2:], size_z[2:]
     row_x, row_z = heads_x * dim_x, heads_z * dim_z
     return Shape(
@@ -303,13 +301,13 @@ def run_normaliser(task: EnginePass, q: Tensor, k: Tensor, gates: GateVectors, d
     config, blocks, block_t = launched.launches["normaliser"]
     n_q = _empty(blocks, B, H, T, like=q)
     n_states = denominators.n_states if launched.several else denominators.n_initial
-    shape_rows, starts = layout(q, k, q)
-    q_row, k_row = shape_rows[:2] if shape_rows else (q.shape[2] * K, k.shape[2] * K)
+    rows, starts = layout(q, k, q)
+    q_row, k_row = rows[:2] if rows else (q.shape[2] * K,) * 2
     triton.set_allocator(scratch)
     normaliser_kernel[(blocks * launched.head_chunks,)](
         q, k, gates, n_states, n_q, denominators.n_last, starts, task.scale, T, launched.chunk, launched.chunks, B * H,
-        H=H, K=K, Q_ROW=q_row, K_ROW=k_row, GROUP=H // q.shape[2], BLOCK_T=block_t, BLOCK_K=config.block_k, STAGES=config.num_stages,
-        num_warps=config.num_warps, num_stages=config.num_stages,
+        H=H, K=K, Q_ROW=q_row, K_ROW=k_row, GROUP=H // q.shape[2], BLOCK_T=block_t, BLOCK_K=config.block_k,
+        STAGES=config.num_stages, num_warps=config.num_warps, num_stages=config.num_stages,
     )  # fmt: skip
     count = B * H * T
     grid = (cdiv(count, SCAN_BLOCK_N),)

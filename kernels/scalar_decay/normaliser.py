@@ -87,8 +87,8 @@ def normaliser_kernel(
     offs_k = col + tl.arange(0, BLOCK_K)
     mask_k = offs_k < K
     causal = offs_t[None, :] <= offs_t[:, None]
-    q_offset = start_of(starts.x, batch, head // GROUP, T, Q_ROW, K)
-    k_offset = start_of(starts.y, batch, head // GROUP, T, K_ROW, K)
+    q_offset = start_of(0, starts.x, batch, head // GROUP, T, Q_ROW, K)
+    k_offset = start_of(0, starts.y, batch, head // GROUP, T, K_ROW, K)
     q_desc = tl.make_tensor_descriptor(q_ptr + q_offset, [T, K], [Q_ROW, 1], [BLOCK_T, BLOCK_K])
     k_desc = tl.make_tensor_descriptor(k_ptr + k_offset, [T, K], [K_ROW, 1], [BLOCK_T, BLOCK_K])
     n = tl.zeros((BLOCK_K,), dtype=tl.float32)

@@ -72,8 +72,8 @@ class Shape(NamedTuple):
 class Starts(NamedTuple):
     """Strides of batch and head, in elements, of inputs that are not contiguous; None for one that is.
 
-    They are run-time arguments; a position's stride, which loops need and which no size of a sweep changes in a slice of
-    a projection, is in :class:`Shape`. So kernels of contiguous inputs have no strides at all.
+    These are run-time arguments, whereas kernels are compiled for the strides of positions (:class:`Shape`): loops need
+    those, and in a slice of a projection they do not depend on B and T.
     """
 
     x: tuple[int, int] | None = None

@@ -59,9 +59,9 @@ def step_kernel(
     pid_bh = (pid // NV).to(tl.int64)
     head = pid_bh % H
     batch = pid_bh // H
-    q_ptr += start_of(starts.x, batch, head // GROUP, 1, H // GROUP * K, K)
-    k_ptr += start_of(starts.y, batch, head // GROUP, 1, H // GROUP * K, K)
-    v_ptr += start_of(starts.z, batch, head, 1, H * V, V)
+    q_ptr = start_of(q_ptr, starts.x, batch, head // GROUP, 1, H // GROUP * K, K)
+    k_ptr = start_of(k_ptr, starts.y, batch, head // GROUP, 1, H // GROUP * K, K)
+    v_ptr = start_of(v_ptr, starts.z, batch, head, 1, H * V, V)
     offs_v = pid_v * BLOCK_V + tl.arange(0, BLOCK_V)
     mask_v = offs_v < V
     x = 0.0

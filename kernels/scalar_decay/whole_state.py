@@ -595,9 +595,9 @@ def whole_state_kernel(
     batch = pid_bh // H
     head = pid_bh % H
     start = gl.where(is_whole, 0, number % N * L)
-    x_offset = start_of(starts.x, batch, head // SHAPE.group_x, T, SHAPE.row_x, DX)
-    y_offset = start_of(starts.y, batch, head // SHAPE.group_x, T, SHAPE.row_y, DX)
-    z_offset = start_of(starts.z, batch, head // SHAPE.group_z, T, SHAPE.row_z, DZ)
+    x_offset = start_of(0, starts.x, batch, head // SHAPE.group_x, T, SHAPE.row_x, DX)
+    y_offset = start_of(0, starts.y, batch, head // SHAPE.group_x, T, SHAPE.row_y, DX)
+    z_offset = start_of(0, starts.z, batch, head // SHAPE.group_z, T, SHAPE.row_z, DZ)
     out_offset = batch * T * SHAPE.row_out + head * DZ
 
     layout: gl.constexpr = gl.NVMMASharedLayout(128, 16, rank=2)
@@ -670,10 +670,8 @@ def whole_state_kernel(
         )
     pair_desc = None
     if pair_ptr is not None:
-        pair_offset = start_of(starts.pair, batch, head // SHAPE.group_z, T, SHAPE.row_pair, DZ)
-        pair_desc = tma.make_tensor_descriptor(
-            pair_ptr + pair_offset, [T, DZ], [SHAPE.row_pair, 1], [BT, BZ], layout
-        )
+        pair_offset = start_of(0, starts.pair, batch, head // SHAPE.group_z, T, SHAPE.row_pair, DZ)
+        pair_desc = tma.make_tensor_descriptor(pair_ptr + pair_offset, [T, DZ], [SHAPE.row_pair, 1], [BT, BZ], layout)
     tensors = Tensors(x=x_desc, y=y_desc, z=z_desc, out=out_desc, partial=partial_desc, pair=pair_desc)
 
     pointers = Pointers(gates, states_ptr, initial_ptr, sums_ptr, last_ptr, anchors)

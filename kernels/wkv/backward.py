@@ -271,8 +271,8 @@ def look_back_gradient_kernel(
         all_den = _replace(all_den, run, den, RUNS)
         at, rest = base + run * SUB * C, left - run * SUB
         k, v, dy = _load_run(
-            k_ptr + k_base + run * SUB * K_ROW, v_ptr + v_base + run * SUB * V_ROW, dy_ptr + at, k_offs, v_offs, offs,
-            rest, mask, C, K_ROW, V_ROW, SUB,
+            k_ptr + (k_base + run * SUB * K_ROW), v_ptr + (v_base + run * SUB * V_ROW), dy_ptr + at, k_offs, v_offs,
+            offs, rest, mask, C, K_ROW, V_ROW, SUB,
         )  # fmt: skip
         m, num, den, x, z, dw, du, c, a, b = _run_forward(
             k, v, dy, m, num, den, x, z, dw, du, c, a, b, slow, fast, u, run * SUB, rest, PRECISE, SUB
@@ -307,8 +307,8 @@ def look_back_gradient_kernel(
         run = RUNS - 1 - step
         at, rest = base + run * SUB * C, left - run * SUB
         k, v, dy = _load_run(
-            k_ptr + k_base + run * SUB * K_ROW, v_ptr + v_base + run * SUB * V_ROW, dy_ptr + at, k_offs, v_offs, offs,
-            rest, mask, C, K_ROW, V_ROW, SUB,
+            k_ptr + (k_base + run * SUB * K_ROW), v_ptr + (v_base + run * SUB * V_ROW), dy_ptr + at, k_offs, v_offs,
+            offs, rest, mask, C, K_ROW, V_ROW, SUB,
         )  # fmt: skip
         m, num, den = _select(all_m, run, RUNS), _select(all_num, run, RUNS), _select(all_den, run, RUNS)
         a, b = _run_backward(

@@ -111,7 +111,7 @@ def split_rate(m, w, BLOCK_I: tl.constexpr):
 
 
 class Strides(NamedTuple):
-    """Strides of the batch, in units of eight elements, of k and v where these are not contiguous; None for one that is."""
+    """Strides of the batch in k and v, in units of eight elements; None for one that is contiguous."""
 
     k: int | None
     v: int | None

@@ -351,8 +351,8 @@ def _sum_rows_by_step(
     for start in range(0, BLOCK_I, RUN):
         for n in range(RUN):
             mask = (left > start + n) & mask_c
-            k = tl.load(k_ptr + (start + n) * K_ROW + k_offs, mask=mask, other=-float("inf")).to(tl.float32)
-            v = tl.load(v_ptr + (start + n) * V_ROW + v_offs, mask=mask, other=0.0).to(tl.float32)
+            k = tl.load(k_ptr + ((start + n) * K_ROW + k_offs), mask=mask, other=-float("inf")).to(tl.float32)
+            v = tl.load(v_ptr + ((start + n) * V_ROW + v_offs), mask=mask, other=0.0).to(tl.float32)
             m, num, den = _advance(m, num, den, tl.fma(slow, n + 1.0, k), v, w - slow)
         m -= RUN * slow
     return m, num, den
@@ -376,8 +376,8 @@ def _compute_rows_by_step(
             if SAVE > 0:
                 if (start + n) % SAVE == 0:
                     _save_state(saved_ptr, size, m - n * slow, num, den, step + start + n, offs_c, mask, C, SAVE)
-            k = tl.load(k_ptr + (start + n) * K_ROW + k_offs, mask=mask, other=-float("inf")).to(tl.float32)
-            v = tl.load(v_ptr + (start + n) * V_ROW + v_offs, mask=mask, other=0.0).to(tl.float32)
+            k = tl.load(k_ptr + ((start + n) * K_ROW + k_offs), mask=mask, other=-float("inf")).to(tl.float32)
+            v = tl.load(v_ptr + ((start + n) * V_ROW + v_offs), mask=mask, other=0.0).to(tl.float32)
             y = _output(m, num, den, tl.fma(slow, n * 1.0, k), v, u, PRECISE)
             tl.store(y_ptr + at, y.to(y_ptr.dtype.element_ty), mask=mask)
             m, num, den = _advance(m, num, den, tl.fma(slow, n + 1.0, k), v, tl.where(inside, w - slow, 0.0))
@@ -477,7 +477,8 @@ def _sum_tile(
 @triton.jit
 def _compute_tile(
     y_ptr, last_ptr, saved_ptr, k_ptr, v_ptr, w_ptr, m, num, den, tops, kept, w, u, stride, S, position,
-    C: tl.constexpr, K_ROW: tl.constexpr, V_ROW: tl.constexpr, SAVE: tl.constexpr, KEEP: tl.constexpr, TILE: tl.constexpr,
+    C: tl.constexpr, K_ROW: tl.constexpr, V_ROW: tl.constexpr, SAVE: tl.constexpr, KEEP: tl.constexpr,
+    TILE: tl.constexpr,
 ):  # fmt: skip
     """Compute a tile from the states before its rows and what :func:`_sum_tile` returned.
 
@@ -534,8 +535,8 @@ def _compute_tile(
 @triton.jit(do_not_specialize=["strides", "call", "B", "T", "S", "ahead"])
 def serial_kernel(
     k_ptr, v_ptr, w_ptr, u_ptr, num_ptr, den_ptr, max_ptr, y_ptr, last_ptr, saved_ptr, strides, word_ptr, call, B, T, S,
-    ahead, C: tl.constexpr, K_ROW: tl.constexpr, V_ROW: tl.constexpr, SAVE: tl.constexpr, KEEP: tl.constexpr, GATHER: tl.constexpr, PASS: tl.constexpr,
-    TILE: tl.constexpr,
+    ahead, C: tl.constexpr, K_ROW: tl.constexpr, V_ROW: tl.constexpr, SAVE: tl.constexpr, KEEP: tl.constexpr,
+    GATHER: tl.constexpr, PASS: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """Compute one tile of BLOCK_I * BLOCK_O steps and BLOCK_C channels, each tile from the state that the one before
     it passes on, in a single pass over memory.
@@ -574,7 +575,8 @@ def serial_kernel(
 @triton.jit(do_not_specialize=["strides", "B", "T", "S", "ahead"])
 def look_back_kernel(
     k_ptr, v_ptr, w_ptr, u_ptr, num_ptr, den_ptr, max_ptr, y_ptr, last_ptr, saved_ptr, strides, word_ptr, spare_ptr,
-    B, T, S, ahead, C: tl.constexpr, K_ROW: tl.constexpr, V_ROW: tl.constexpr, SAVE: tl.constexpr, KEEP: tl.constexpr, LOOK: tl.constexpr, TILE: tl.constexpr,
+    B, T, S, ahead, C: tl.constexpr, K_ROW: tl.constexpr, V_ROW: tl.constexpr, SAVE: tl.constexpr, KEEP: tl.constexpr,
+    LOOK: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """Compute one tile from the sums of the tiles before it, in a single pass over memory.
 
