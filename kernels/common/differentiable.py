@@ -42,8 +42,8 @@ FLOPS = "analysis.counts.operators:flops"
 STRIDE_MULTIPLE = 8
 """Elements: 16 bytes in half precision, which descriptors and vector loads take."""
 
-MAX_ROW = 2**22
-"""Strides from a position to the next are below this many elements, so that 512 positions are within 32 bits."""
+MAX_ROW = 2**20
+"""Strides from a position to the next are below this many elements, so that a tile's offsets are within 32 bits."""
 
 _local = threading.local()
 

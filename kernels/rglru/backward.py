@@ -99,7 +99,7 @@ def _store_dc(dc_ptr, c_ptr, total, offs_c, mask_c, PRECISE: tl.constexpr):
 
 
 @remember_launches
-@triton.jit(do_not_specialize=["strides", "call", "B", "T", "C8", "S", "ahead"])
+@triton.jit(do_not_specialize=["call", "B", "T", "C8", "S", "ahead"])
 def look_back_gradient_kernel(
     x_ptr, r_ptr, i_ptr, c_ptr, saved_ptr, dh_ptr, dlast_ptr, dx_ptr, dr_ptr, di_ptr, dc_ptr, dfirst_ptr, strides,
     word_ptr, call, B, T, C8, S, ahead, OP: tl.constexpr, PASS: tl.constexpr, TILE: tl.constexpr,
@@ -161,7 +161,7 @@ def look_back_gradient_kernel(
 
 
 @remember_launches
-@triton.jit(do_not_specialize=["strides", "B", "T", "C8", "S", "L", "N"])
+@triton.jit(do_not_specialize=["B", "T", "C8", "S", "L", "N"])
 def walk_gradient_kernel(
     x_ptr, r_ptr, i_ptr, c_ptr, saved_ptr, dh_ptr, dlast_ptr, dx_ptr, dr_ptr, di_ptr, dc_ptr, dfirst_ptr, strides,
     B, T, C8, S, L, N, OP: tl.constexpr, TILE: tl.constexpr,

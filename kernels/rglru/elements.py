@@ -112,8 +112,9 @@ def _load_input(
         ptr += base
         row = C
     else:
-        row = strides[1] * 8
-        ptr += batch * (strides[0].to(tl.int64) * 8) + start * row.to(tl.int64)
+        # Triton takes a stride of 1 for a constant, which has no method ``to``.
+        row = tl.full((), strides[1], tl.int32) * 8
+        ptr += batch * (tl.full((), strides[0], tl.int64) * 8) + start * row.to(tl.int64)
         offs = offs_t[:, None] * row + offs_c[None, :]
     return load_rows(ptr, offs, left, mask_c, row, other, BLOCK_I)
 
@@ -150,7 +151,7 @@ def load_token(ptr, strides, batch, C, offs_c, mask_c):
     if strides is None:
         ptr += batch * C
     else:
-        ptr += batch * (strides[0].to(tl.int64) * 8)
+        ptr += batch * (tl.full((), strides[0], tl.int64) * 8)
     return tl.load(ptr + offs_c, mask=mask_c, other=0.0)
 
 
@@ -160,8 +161,8 @@ def prefetch_input(ptr, strides, batch, start, T, C, first_c, TILE: tl.constexpr
     if strides is None:
         prefetch_tile(ptr + batch * T * C, start, T, C, C, first_c, TILE, BLOCK_C)
     else:
-        sequence = ptr + batch * (strides[0].to(tl.int64) * 8)
-        prefetch_tile(sequence, start, T, C, strides[1] * 8, first_c, TILE, BLOCK_C)
+        sequence = ptr + batch * (tl.full((), strides[0], tl.int64) * 8)
+        prefetch_tile(sequence, start, T, C, tl.full((), strides[1], tl.int32) * 8, first_c, TILE, BLOCK_C)
 
 
 @triton.jit

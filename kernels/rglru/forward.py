@@ -66,7 +66,7 @@ def _store_states(
 
 
 @remember_launches
-@triton.jit(do_not_specialize=["strides", "call", "B", "T", "C8", "S", "ahead"])
+@triton.jit(do_not_specialize=["call", "B", "T", "C8", "S", "ahead"])
 def look_back_kernel(
     x_ptr, r_ptr, i_ptr, c_ptr, first_ptr, h_ptr, last_ptr, saved_ptr, strides, word_ptr, call, B, T, C8, S, ahead,
     OP: tl.constexpr, SAVE: tl.constexpr, PASS: tl.constexpr, TILE: tl.constexpr,
@@ -121,7 +121,7 @@ def look_back_kernel(
 
 
 @remember_launches
-@triton.jit(do_not_specialize=["strides", "B", "T", "C8", "S", "L", "N"])
+@triton.jit(do_not_specialize=["B", "T", "C8", "S", "L", "N"])
 def walk_kernel(
     x_ptr, r_ptr, i_ptr, c_ptr, first_ptr, h_ptr, last_ptr, saved_ptr, strides, B, T, C8, S, L, N,
     OP: tl.constexpr, SAVE: tl.constexpr, TILE: tl.constexpr,
@@ -167,7 +167,7 @@ def walk_kernel(
 
 
 @remember_launches
-@triton.jit(do_not_specialize=["strides", "C"])
+@triton.jit(do_not_specialize=["C"])
 def step_kernel(
     x_ptr, r_ptr, i_ptr, c_ptr, first_ptr, h_ptr, last_ptr, strides, C, OP: tl.constexpr, BLOCK_C: tl.constexpr
 ):

@@ -26,7 +26,7 @@ from .forward import forward_tile
 
 
 @remember_launches
-@triton.jit(do_not_specialize=["strides", "B", "T", "C8", "L", "N"])
+@triton.jit(do_not_specialize=["B", "T", "C8", "L", "N"])
 def reduce_kernel(
     x_ptr, r_ptr, i_ptr, c_ptr, dh_ptr, a_ptr, b_ptr, strides, B, T, C8, L, N, OP: tl.constexpr, TILE: tl.constexpr
 ):  # fmt: skip

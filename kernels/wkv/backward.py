@@ -215,7 +215,7 @@ def _store_first(dfirst_ptr, size, max_ptr, m, a, b, offs, mask):
 
 
 @remember_launches
-@triton.jit(do_not_specialize=["strides", "B", "T", "S"])
+@triton.jit(do_not_specialize=["B", "T", "S"])
 def look_back_gradient_kernel(
     k_ptr, v_ptr, w_ptr, u_ptr, max_ptr, saved_ptr, dy_ptr, last_ptr, dnum_ptr, dden_ptr, dk_ptr, dv_ptr, dw_ptr,
     du_ptr, dfirst_ptr, strides, word_ptr, spare_ptr, B, T, S, C: tl.constexpr, K_ROW: tl.constexpr,
@@ -326,7 +326,7 @@ def look_back_gradient_kernel(
 
 
 @remember_launches
-@triton.jit(do_not_specialize=["strides", "B", "T", "S"])
+@triton.jit(do_not_specialize=["B", "T", "S"])
 def walk_gradient_kernel(
     k_ptr, v_ptr, w_ptr, u_ptr, max_ptr, saved_ptr, dy_ptr, last_ptr, dnum_ptr, dden_ptr, dk_ptr, dv_ptr, dw_ptr,
     du_ptr, dfirst_ptr, strides, B, T, S, C: tl.constexpr, K_ROW: tl.constexpr, V_ROW: tl.constexpr,

@@ -123,7 +123,7 @@ def step_offset(stride, base, batch, start, ROW: tl.constexpr):
     if stride is None:
         offset = base
     else:
-        offset = batch * (stride.to(tl.int64) * 8) + start * tl.full((), ROW, tl.int64)
+        offset = batch * (tl.full((), stride, tl.int64) * 8) + start * tl.full((), ROW, tl.int64)
     return offset
 
 

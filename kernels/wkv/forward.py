@@ -532,7 +532,7 @@ def _compute_tile(
 
 
 @remember_launches
-@triton.jit(do_not_specialize=["strides", "call", "B", "T", "S", "ahead"])
+@triton.jit(do_not_specialize=["call", "B", "T", "S", "ahead"])
 def serial_kernel(
     k_ptr, v_ptr, w_ptr, u_ptr, num_ptr, den_ptr, max_ptr, y_ptr, last_ptr, saved_ptr, strides, word_ptr, call, B, T, S,
     ahead, C: tl.constexpr, K_ROW: tl.constexpr, V_ROW: tl.constexpr, SAVE: tl.constexpr, KEEP: tl.constexpr,
@@ -572,7 +572,7 @@ def serial_kernel(
 
 
 @remember_launches
-@triton.jit(do_not_specialize=["strides", "B", "T", "S", "ahead"])
+@triton.jit(do_not_specialize=["B", "T", "S", "ahead"])
 def look_back_kernel(
     k_ptr, v_ptr, w_ptr, u_ptr, num_ptr, den_ptr, max_ptr, y_ptr, last_ptr, saved_ptr, strides, word_ptr, spare_ptr,
     B, T, S, ahead, C: tl.constexpr, K_ROW: tl.constexpr, V_ROW: tl.constexpr, SAVE: tl.constexpr, KEEP: tl.constexpr,
@@ -610,7 +610,7 @@ def look_back_kernel(
 
 
 @remember_launches
-@triton.jit(do_not_specialize=["strides", "B", "T", "S"])
+@triton.jit(do_not_specialize=["B", "T", "S"])
 def walk_kernel(
     k_ptr, v_ptr, w_ptr, u_ptr, num_ptr, den_ptr, max_ptr, y_ptr, last_ptr, saved_ptr, strides, B, T, S,
     C: tl.constexpr, K_ROW: tl.constexpr, V_ROW: tl.constexpr, SAVE: tl.constexpr, TILE: tl.constexpr,
@@ -675,7 +675,7 @@ def walk_kernel(
 
 
 @remember_launches
-@triton.jit(do_not_specialize=["strides", "B"])
+@triton.jit(do_not_specialize=["B"])
 def step_kernel(
     k_ptr, v_ptr, w_ptr, u_ptr, num_ptr, den_ptr, max_ptr, y_ptr, last_ptr, strides, B,
     C: tl.constexpr, BLOCK_C: tl.constexpr,

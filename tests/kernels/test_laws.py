@@ -673,6 +673,8 @@ ONE_TOKEN = {op: {**SEVERAL[op], "seq_len": 1} for op in (*HEADS, *CHANNELS)}
     *(on_gpu(op, impl, BF16, chunk_size=64) for op, impl in KERNELS),
     *(on_gpu("mlstm_sig", WHOLE_STATE, BF16, sizes=heads(*sizes)) for sizes in WHOLE_STATE_SHAPES),
     *(on_gpu(op, "step", BF16, sizes=ONE_TOKEN[op]) for op in ("mlstm_exp", "rglru", "wkv4")),
+    # The batch's stride is one unit of eight elements, which Triton takes for a constant.
+    *(on_gpu(op, impl, BF16, sizes=channels(2, 300, 8)) for op, impl in SCAN_IMPLS),
     serial_on_gpu(BF16),
 )
 def test_slices_of_one_projection(case: Case) -> None:
