@@ -110,20 +110,23 @@ def check_not_empty(name: str, x: Tensor, tokens: int = 2) -> None:
 
 
 def without_tokens(
-    output: Tensor, tensors: Iterable[Tensor | None], state: Iterable[Tensor]
-) -> tuple[Tensor, tuple[Tensor, ...]]:
+    output: Tensor, tensors: Iterable[Tensor | None], state: Tensor | Sequence[Tensor]
+) -> tuple[Tensor, Any]:
     """Return what an operation does of a batch or a time of 0.
 
     Args:
         output: of the output's shape and dtype, empty.
         tensors: the arguments, whose gradients are zero.
-        state: the state before the first token: C or, with n and m, its parts, of which m has no gradient.
+        state: the state before the first token: a tensor, or three, of which the last one has no gradient.
 
     Returns:
         The output, and a copy of the state.
     """
     zero = sum(0 * x.sum() for x in tensors if x is not None)
-    return output + zero, tuple(x.clone() if n < 2 else x.detach().clone() for n, x in enumerate(state))
+    if isinstance(state, Tensor):
+        return output + zero, state.clone()
+    *parts, top = state
+    return output + zero, (*(x.clone() for x in parts), top.detach().clone())
 
 
 def check_on_gpu(name: str, x: Tensor) -> None:

@@ -20,12 +20,12 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from ...results.arguments import one_of
-from ..common.arguments import without_tokens
 from ..common.device import capability, multiprocessors
 from ..common.differentiable import Differentiable, Tensors, has_strides, on_device_of, readable
 from ..common.sizes import REMEMBERED, cdiv
 from .config import ACTIVATIONS, DIM_MULTIPLE, GatedMlpConfig, GemmConfig, invalid_reason, select_tile
 from .project import gate_gradient_kernel, project_kernel
+from .reference import portable
 from .validate import check_kernel_support, check_layout, check_projections, is_k_major
 
 DTYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
@@ -45,7 +45,7 @@ def fused(
     if config is not None and (reason := invalid_reason(config)):
         raise ValueError(f"config: {reason}")
     if not len(x):
-        return without_tokens(x.new_empty(0, w_up.shape[1]), (x, w_up, w_gate), ())[0]
+        return portable(x, w_up, w_gate, activation=activation)
     # Determined here because gradients are never enabled inside an autograd function.
     differentiated = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (x, w_up, w_gate))
     (y,) = GATED_MLP(MlpCall(activation, save and differentiated, is_k_major(w_up), config), x, w_up, w_gate)

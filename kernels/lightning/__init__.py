@@ -106,7 +106,7 @@ def lightning(
         request = make_request(q, k, v, slope, impl, state_dtype, initial_state, return_last_state, scale, options)
         if 0 in v.shape[:2]:
             first = zero_state(k, v, normalize=False) if initial_state is None else initial_state
-            o, (last,) = without_tokens(v, (q, k), (first,))
+            o, last = without_tokens(v, (q, k), first)
             return (o, last) if return_last_state else o
         run: Callable[..., tuple[Any, ...]]
         if impl == "lightning1":

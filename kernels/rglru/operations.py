@@ -132,7 +132,7 @@ def _run(
     if 0 in x.shape[:2]:
         dtype = compute_dtype(x.dtype)
         first = x.new_zeros(x.shape[0], x.shape[2], dtype=dtype) if initial_state is None else initial_state
-        h, (last,) = without_tokens(x, tensors[1:], (first,))
+        h, last = without_tokens(x, tensors[1:], first)
         return (h, last) if return_last_state else h
     if is_kernel:
         if chunk_size is not None:

@@ -162,9 +162,8 @@ def scalar_decay(
         raise ValueError(f"a decoding step takes one token: seq_len must be 1, got {v.shape[1]}")
     if 0 in v.shape[:2]:
         first = zero_state(k, v, normalize=normalize) if initial_state is None else initial_state
-        parts = first if isinstance(first, tuple | list) else (first,)
-        h, last = without_tokens(v, (q, k, decay, input_gate, head), parts)
-        return (h, last if normalize else last[0]) if return_last_state else h
+        h, last = without_tokens(v, (q, k, decay, input_gate, head), first)
+        return (h, last) if return_last_state else h
     if not is_kernel:
         refuse_transforms("v")
         heads = v.shape[2]

@@ -45,7 +45,7 @@ from .gates import (
 )
 from .normaliser import add_normaliser_gradients, denominator_kernel, normaliser_kernel
 from .plan import MEMORY_RATE, MULTIPROCESSORS, Pass, Sizes, forward, kept_chunk
-from .roles import Anchors, Denominators, GateVectors, Shape, Starts
+from .roles import Anchors, Denominators, Ends, GateVectors, Shape, Starts
 
 HAS_WHOLE_STATE = not (WHOLE_STATE_FORM.why_not_with({"triton": triton.__version__}) or is_interpreted())
 """Whether whole_state.py can be imported: Gluon's names change with Triton's versions, and it has no interpreter."""
@@ -164,10 +164,11 @@ def layout(x: Tensor, y: Tensor, z: Tensor, pair: Tensor | None = None) -> tuple
 @lru_cache(REMEMBERED)
 def _shape(size_x: torch.Size, size_z: torch.Size, heads: int, headroom: float, rows: tuple[int, ...] | None) -> Shape:
     (heads_x, dim_x), (heads_z, dim_z) = size_x[2:], size_z[2:]
-    row_x, row_z = heads_x * dim_x, heads_z * dim_z
+    own_x, own_z = heads_x * dim_x, heads_z * dim_z
+    row_x, row_y, row_z, row_pair = rows or (own_x, own_x, own_z, own_z)
     return Shape(
-        heads, dim_x, dim_z, heads // heads_x, heads // heads_z, *(rows or (row_x, row_x, row_z, row_z)),
-        row_out=heads * dim_z, headroom=headroom,
+        heads, dim_x, dim_z, group_x=heads // heads_x, group_z=heads // heads_z,
+        row_x=row_x, row_y=row_y, row_z=row_z, row_pair=row_pair, row_out=heads * dim_z, headroom=headroom,
     )  # fmt: skip
 
 
@@ -397,9 +398,9 @@ def run_product(
         found = (result.anchor_states, result.anchors)
         anchors = Anchors(*found if blocks == 1 else [None if x is None else x.chunk(blocks)[block] for x in found])
         if launched.whole_state:
-            out, *ends = (result.out, pair, result.row_sums) if block == blocks - 1 else (unfinished, None, None)
+            out, *paired = (result.out, pair, result.row_sums) if block == blocks - 1 else (unfinished, None, None)
             whole_state_kernel[grid](
-                x, y, z, states, initial, unfinished if block else None, out, gates, *ends, last, anchors,
+                x, y, z, states, Ends(initial, last), unfinished if block else None, out, gates, *paired, anchors,
                 denominators, starts, *numbers, **keywords,
             )  # fmt: skip
         else:

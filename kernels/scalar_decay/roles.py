@@ -116,6 +116,18 @@ class Anchors(NamedTuple):
     products: Tensor | None = None
 
 
+class Ends(NamedTuple):
+    """The states of the whole heads at the sequence's ends [B, H, ...].
+
+    Attributes:
+        initial: before the first step; None is zero.
+        last: where that after the last step is written, or None.
+    """
+
+    initial: Tensor | None
+    last: Tensor | None
+
+
 class Denominators(NamedTuple):
     """What a kernel that makes mLSTMexp's denominators reads and writes; n as in reference.py.
 

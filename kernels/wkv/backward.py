@@ -218,8 +218,8 @@ def _store_first(dfirst_ptr, size, max_ptr, m, a, b, offs, mask):
 @triton.jit(do_not_specialize=["B", "T", "S"])
 def look_back_gradient_kernel(
     k_ptr, v_ptr, w_ptr, u_ptr, max_ptr, saved_ptr, dy_ptr, last_ptr, dnum_ptr, dden_ptr, dk_ptr, dv_ptr, dw_ptr,
-    du_ptr, dfirst_ptr, strides, word_ptr, spare_ptr, B, T, S, C: tl.constexpr, K_ROW: tl.constexpr,
-    V_ROW: tl.constexpr, LOOK: tl.constexpr, TILE: tl.constexpr,
+    du_ptr, dfirst_ptr, strides, word_ptr, spare_ptr, B, T, S, SHAPE: tl.constexpr, LOOK: tl.constexpr,
+    TILE: tl.constexpr,
 ):  # fmt: skip
     """Compute the gradients of one tile in a single pass over memory; the first programs take the end of the sequence.
 
@@ -228,6 +228,9 @@ def look_back_gradient_kernel(
     first state's exponent [B, C]; writes dk, dv [B, T, C], the parts of dw and du [tiles, B, C] and the first state's
     gradients [2, B, C]; sums pass through words as in look_back_kernel.
     """
+    C: tl.constexpr = SHAPE.channels
+    K_ROW: tl.constexpr = SHAPE.row_k
+    V_ROW: tl.constexpr = SHAPE.row_v
     PRECISE: tl.constexpr = k_ptr.dtype.element_ty == tl.float32
     BLOCK_I: tl.constexpr = TILE.block_i
     BLOCK_O: tl.constexpr = TILE.block_o
@@ -329,14 +332,16 @@ def look_back_gradient_kernel(
 @triton.jit(do_not_specialize=["B", "T", "S"])
 def walk_gradient_kernel(
     k_ptr, v_ptr, w_ptr, u_ptr, max_ptr, saved_ptr, dy_ptr, last_ptr, dnum_ptr, dden_ptr, dk_ptr, dv_ptr, dw_ptr,
-    du_ptr, dfirst_ptr, strides, B, T, S, C: tl.constexpr, K_ROW: tl.constexpr, V_ROW: tl.constexpr,
-    TILE: tl.constexpr,
+    du_ptr, dfirst_ptr, strides, B, T, S, SHAPE: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """Go backwards through all of time in order, loading BLOCK_I steps at once.
 
     Grid: (B * ceil(C / BLOCK_C),).
     Reads and writes the same as look_back_gradient_kernel, without words; dw and du have one part per sequence.
     """
+    C: tl.constexpr = SHAPE.channels
+    K_ROW: tl.constexpr = SHAPE.row_k
+    V_ROW: tl.constexpr = SHAPE.row_v
     PRECISE: tl.constexpr = k_ptr.dtype.element_ty == tl.float32
     BLOCK_I: tl.constexpr = TILE.block_i
     BLOCK_C: tl.constexpr = TILE.block_c

@@ -117,6 +117,14 @@ class Strides(NamedTuple):
     v: int | None
 
 
+class Shape(NamedTuple):
+    """Sizes that a kernel is compiled for: C, and the distances from a step of k and of v to the next, in elements."""
+
+    channels: int
+    row_k: int
+    row_v: int
+
+
 @triton.jit
 def step_offset(stride, base, batch, start, ROW: tl.constexpr):
     """Return the offset of step ``start`` of a sequence in k or v: ``base`` in a contiguous one (stride None)."""

@@ -535,8 +535,8 @@ def _compute_tile(
 @triton.jit(do_not_specialize=["call", "B", "T", "S", "ahead"])
 def serial_kernel(
     k_ptr, v_ptr, w_ptr, u_ptr, num_ptr, den_ptr, max_ptr, y_ptr, last_ptr, saved_ptr, strides, word_ptr, call, B, T, S,
-    ahead, C: tl.constexpr, K_ROW: tl.constexpr, V_ROW: tl.constexpr, SAVE: tl.constexpr, KEEP: tl.constexpr,
-    GATHER: tl.constexpr, PASS: tl.constexpr, TILE: tl.constexpr,
+    ahead, SHAPE: tl.constexpr, SAVE: tl.constexpr, KEEP: tl.constexpr, GATHER: tl.constexpr, PASS: tl.constexpr,
+    TILE: tl.constexpr,
 ):  # fmt: skip
     """Compute one tile of BLOCK_I * BLOCK_O steps and BLOCK_C channels, each tile from the state that the one before
     it passes on, in a single pass over memory.
@@ -547,6 +547,9 @@ def serial_kernel(
     [3, B, C] and the states before every SAVE steps [3, B, S, C]. States are passed through words [tiles, B, C] of two
     int64, by the code of exchange.py in GATHER and PASS.
     """
+    C: tl.constexpr = SHAPE.channels
+    K_ROW: tl.constexpr = SHAPE.row_k
+    V_ROW: tl.constexpr = SHAPE.row_v
     BLOCK_I: tl.constexpr = TILE.block_i
     position = _tile_position(strides, B, T, C, K_ROW, V_ROW, TILE)
     tile, batch, first_c, offs_c, mask_c, offs_o, _, _, _, _, _, _, _ = position
@@ -575,8 +578,8 @@ def serial_kernel(
 @triton.jit(do_not_specialize=["B", "T", "S", "ahead"])
 def look_back_kernel(
     k_ptr, v_ptr, w_ptr, u_ptr, num_ptr, den_ptr, max_ptr, y_ptr, last_ptr, saved_ptr, strides, word_ptr, spare_ptr,
-    B, T, S, ahead, C: tl.constexpr, K_ROW: tl.constexpr, V_ROW: tl.constexpr, SAVE: tl.constexpr, KEEP: tl.constexpr,
-    LOOK: tl.constexpr, TILE: tl.constexpr,
+    B, T, S, ahead, SHAPE: tl.constexpr, SAVE: tl.constexpr, KEEP: tl.constexpr, LOOK: tl.constexpr,
+    TILE: tl.constexpr,
 ):  # fmt: skip
     """Compute one tile from the sums of the tiles before it, in a single pass over memory.
 
@@ -584,6 +587,9 @@ def look_back_kernel(
     go through words [2, tiles + groups, B, C], which must be zero before the launch; the launch zeroes the spare words.
     LOOK = 0 means that the sequence is one tile.
     """
+    C: tl.constexpr = SHAPE.channels
+    K_ROW: tl.constexpr = SHAPE.row_k
+    V_ROW: tl.constexpr = SHAPE.row_v
     BLOCK_I: tl.constexpr = TILE.block_i
     STEPS: tl.constexpr = TILE.steps
     position = _tile_position(strides, B, T, C, K_ROW, V_ROW, TILE)
@@ -613,7 +619,7 @@ def look_back_kernel(
 @triton.jit(do_not_specialize=["B", "T", "S"])
 def walk_kernel(
     k_ptr, v_ptr, w_ptr, u_ptr, num_ptr, den_ptr, max_ptr, y_ptr, last_ptr, saved_ptr, strides, B, T, S,
-    C: tl.constexpr, K_ROW: tl.constexpr, V_ROW: tl.constexpr, SAVE: tl.constexpr, TILE: tl.constexpr,
+    SHAPE: tl.constexpr, SAVE: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """Go through all of time in order, loading BLOCK_I steps at once.
 
@@ -621,6 +627,9 @@ def walk_kernel(
     Reads k, v [B, T, C], w, u [C] and the first state, num, den, max [B, C]; writes y [B, T, C], the last state
     [3, B, C] and the states before every SAVE steps [3, B, S, C].
     """
+    C: tl.constexpr = SHAPE.channels
+    K_ROW: tl.constexpr = SHAPE.row_k
+    V_ROW: tl.constexpr = SHAPE.row_v
     PRECISE: tl.constexpr = k_ptr.dtype.element_ty == tl.float32
     BLOCK_I: tl.constexpr = TILE.block_i
     BLOCK_C: tl.constexpr = TILE.block_c

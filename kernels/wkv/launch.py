@@ -20,7 +20,7 @@ from ..common.sizes import REMEMBERED, cdiv
 from ..common.sums import sum_parts
 from .backward import look_back_gradient_kernel, walk_gradient_kernel
 from .config import WkvConfig, invalid_reason, select_config
-from .elements import Strides
+from .elements import Shape, Strides
 from .exchange import exchange_sums, gather_code, pass_code
 from .forward import look_back_kernel, serial_kernel, step_kernel, walk_kernel
 
@@ -71,9 +71,9 @@ def _forward(request: WkvRequest, k: Tensor, *others: Any) -> tuple[Tensors, Ten
     y = k.new_empty(k.shape)
     last = _states(k) if request.want_last else None
     saved = k.new_empty(3, B, slots, C, dtype=torch.float32) if request.save else None
-    strides, rows = _layout(k, others[0])
+    strides, shape = _layout(k, others[0])
     tensors = (k, *others, y, last, saved, strides)
-    flags: dict[str, Any] = {"C": C, **rows, "SAVE": save if request.save else 0, **tile.options}
+    flags: dict[str, Any] = {"SHAPE": shape, "SAVE": save if request.save else 0, **tile.options}
     if request.impl == "naive":
         walk_kernel[tile.grid(B, T, C, T)](*tensors, B, T, slots, **flags)
     else:
@@ -124,9 +124,9 @@ def _backward(
     parts = 1 if request.impl == "naive" else cdiv(T, tile.steps)
     dw, du = (k.new_empty(parts, B, C, dtype=torch.float32) for _ in range(2))
     dfirst = k.new_empty(2, B, C, dtype=torch.float32) if any(needs[4:6]) else None
-    strides, rows = _layout(k, parameters[0])
+    strides, shape = _layout(k, parameters[0])
     used = (k, *parameters, top, states, dy, *dlast, dk, dv, dw, du, dfirst, strides)
-    flags = {"C": C, **rows, **tile.options}
+    flags = {"SHAPE": shape, **tile.options}
     if request.impl == "naive":
         walk_gradient_kernel[tile.grid(B, T, C, T)](*used, B, T, slots, **flags)
     else:
@@ -169,12 +169,12 @@ def _step_shapes(request: WkvRequest, k: Tensor, *_: Tensor | None) -> tuple[Ten
 STEP = WKV.step(_step, _step_shapes)
 
 
-def _layout(k: Tensor, v: Tensor) -> tuple[Strides, dict[str, int]]:
-    """Return the batch's strides, and the distances from a step of k and v to the next."""
+def _layout(k: Tensor, v: Tensor) -> tuple[Strides, Shape]:
+    """Return the batch's strides and the kernels' sizes."""
     C = k.shape[2]
     k_strides, v_strides = sequence_strides(k, v)
-    rows = {"K_ROW": k.stride(1) if k_strides else C, "V_ROW": v.stride(1) if v_strides else C}
-    return Strides(k_strides and k_strides[0], v_strides and v_strides[0]), rows
+    shape = Shape(C, row_k=k.stride(1) if k_strides else C, row_v=v.stride(1) if v_strides else C)
+    return Strides(k_strides and k_strides[0], v_strides and v_strides[0]), shape
 
 
 def _states(k: Tensor) -> Tensor:

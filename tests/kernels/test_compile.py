@@ -140,8 +140,9 @@ ENGINE = [
     *compiled([engine("mlstm_sig", "limit_chunk", (128, 256), 64)], stack=None, carry=False),
     *compiled([engine("mlstm_sig", "xl_chunk", (128, 256), 256)], stack=None, ci=False, carry=False),
     *compiled([engine("mlstm_exp", "limit_chunk", (128, 256), 64)], stack=None, ci=False, carry=False),
-    *compiled([engine("mlstm_sig", "whole_state", (64, 64), 256)], capabilities=(90,), kind="projection"),
-    *compiled([engine("mlstm_exp", "fused_chunk", (64, 64), 256)], kind="head"),
+    *compiled([engine("mlstm_sig", "whole_state", (64, 64), 256)], capabilities=(90,), training=False, kind="head"),
+    *compiled([engine("mlstm_sig", "whole_state", (64, 64), 256)], capabilities=(90,), ci=False, kind="projection"),
+    *compiled([engine("mlstm_exp", "fused_chunk", (64, 64), 256)], training=False, kind="head"),
     *compiled([engine("mlstm_exp", "xl_chunk", (64, 64), 256)], stack=None, ci=False, kind="transposed"),
 ]
 LIGHTNINGS = [
