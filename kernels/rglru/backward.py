@@ -126,9 +126,8 @@ def look_back_gradient_kernel(
     offs_t = (BLOCK_O - 1 - tl.arange(0, BLOCK_O)) * BLOCK_I
     base = (batch * T + tile * STEPS) * C
     offs, left, mask = tile_offsets(offs_t, offs_c, mask_c, C, T - tile * STEPS)
-    x, r, i = load_inputs(
-        x_ptr, r_ptr, i_ptr, strides, batch, tile * STEPS, base, offs, offs_t, offs_c, left, mask, C, OP, BLOCK_I
-    )
+    at = batch, tile * STEPS, base, offs, offs_t, offs_c, left, mask
+    x, r, i = load_inputs(x_ptr, r_ptr, i_ptr, strides, at, C, OP, BLOCK_I)
     dh = load_rows(dh_ptr + base, offs, left, mask, C, 0.0, BLOCK_I)
     h = _load_saved(saved_ptr + (batch * S + tile * BLOCK_O) * C, offs_t, offs_c, left, mask, C, BLOCK_I)
     if not INTERPRETED:
@@ -195,9 +194,8 @@ def walk_gradient_kernel(
         start = chunk * L + (tiles - 1 - step) * STEPS
         base = (batch * T + start) * C
         offs, left, mask = tile_offsets(offs_t, offs_c, mask_c, C, stop - start)
-        x, r, i = load_inputs(
-            x_ptr, r_ptr, i_ptr, strides, batch, start, base, offs, offs_t, offs_c, left, mask, C, OP, BLOCK_I
-        )
+        at = batch, start, base, offs, offs_t, offs_c, left, mask
+        x, r, i = load_inputs(x_ptr, r_ptr, i_ptr, strides, at, C, OP, BLOCK_I)
         dh = load_rows(dh_ptr + base, offs, left, mask, C, 0.0, BLOCK_I)
         saved = saved_ptr + (batch * S + start // BLOCK_I) * C
         h = _load_saved(saved, offs_t, offs_c, left, mask, C, BLOCK_I)

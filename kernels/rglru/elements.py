@@ -104,10 +104,10 @@ def decay_rate(c_ptr, offs_c, mask_c, OP: tl.constexpr, PRECISE: tl.constexpr):
 
 
 @triton.jit
-def _load_input(
-    ptr, strides, batch, start, base, offs, offs_t, offs_c, left, mask_c, C, other, BLOCK_I: tl.constexpr
-):  # fmt: skip
-    """Load a tile of an input that starts at step ``start`` of a sequence, which is at ``base`` of a contiguous one."""
+def _load_input(ptr, strides, at, C, other, BLOCK_I: tl.constexpr):
+    """Load a tile of an input. ``at`` is its sequence, first step, offset in a contiguous input, offsets of rows there,
+    first steps of the rows, channels, and what else :func:`load_rows` takes."""
+    batch, start, base, offs, offs_t, offs_c, left, mask_c = at
     if strides is None:
         ptr += base
         row = C
@@ -120,26 +120,18 @@ def _load_input(
 
 
 @triton.jit
-def load_gate(
-    r_ptr, strides, batch, start, base, offs, offs_t, offs_c, left, mask_c, C, OP: tl.constexpr, BLOCK_I: tl.constexpr
-):  # fmt: skip
+def load_gate(r_ptr, strides, at, C, OP: tl.constexpr, BLOCK_I: tl.constexpr):
     """Load a tile of r; beyond the end of the sequence it holds what makes a = 1."""
-    open_gate = -float("inf") if OP == "rglru" else 1.0
-    return _load_input(
-        r_ptr, strides.r, batch, start, base, offs, offs_t, offs_c, left, mask_c, C, open_gate, BLOCK_I
-    )  # fmt: skip
+    return _load_input(r_ptr, strides.r, at, C, -float("inf") if OP == "rglru" else 1.0, BLOCK_I)
 
 
 @triton.jit
-def load_inputs(
-    x_ptr, r_ptr, i_ptr, strides, batch, start, base, offs, offs_t, offs_c, left, mask_c, C, OP: tl.constexpr,
-    BLOCK_I: tl.constexpr,
-):  # fmt: skip
-    """Load a tile of x, r and i that starts at step ``start``; a linear scan has no i and gets x instead."""
-    x = _load_input(x_ptr, strides.x, batch, start, base, offs, offs_t, offs_c, left, mask_c, C, 0.0, BLOCK_I)
-    r = load_gate(r_ptr, strides, batch, start, base, offs, offs_t, offs_c, left, mask_c, C, OP, BLOCK_I)
+def load_inputs(x_ptr, r_ptr, i_ptr, strides, at, C, OP: tl.constexpr, BLOCK_I: tl.constexpr):
+    """Load a tile of x, r and i (see _load_input); a linear scan has no i and gets x instead."""
+    x = _load_input(x_ptr, strides.x, at, C, 0.0, BLOCK_I)
+    r = load_gate(r_ptr, strides, at, C, OP, BLOCK_I)
     if OP == "rglru":
-        i = _load_input(i_ptr, strides.i, batch, start, base, offs, offs_t, offs_c, left, mask_c, C, 0.0, BLOCK_I)
+        i = _load_input(i_ptr, strides.i, at, C, 0.0, BLOCK_I)
     else:
         i = x
     return x, r, i

@@ -92,9 +92,8 @@ def look_back_kernel(
     base = (batch * T + tile * STEPS) * C
     end = T - tile * STEPS
     offs, left, mask = tile_offsets(offs_t, offs_c, mask_c, C, end)
-    x, r, i = load_inputs(
-        x_ptr, r_ptr, i_ptr, strides, batch, tile * STEPS, base, offs, offs_t, offs_c, left, mask, C, OP, BLOCK_I
-    )
+    at = batch, tile * STEPS, base, offs, offs_t, offs_c, left, mask
+    x, r, i = load_inputs(x_ptr, r_ptr, i_ptr, strides, at, C, OP, BLOCK_I)
     if not INTERPRETED:
         prefetch_words(word_ptr, B, C, batch, tile, block * BLOCK_C, BLOCK_C)
         later = (tile + ahead) * STEPS
@@ -150,9 +149,8 @@ def walk_kernel(
     for start in range(chunk * L, stop, STEPS):
         base = (batch * T + start) * C
         offs, left, mask = tile_offsets(offs_t, offs_c, mask_c, C, stop - start)
-        x, r, i = load_inputs(
-            x_ptr, r_ptr, i_ptr, strides, batch, start, base, offs, offs_t, offs_c, left, mask, C, OP, BLOCK_I
-        )
+        at = batch, start, base, offs, offs_t, offs_c, left, mask
+        x, r, i = load_inputs(x_ptr, r_ptr, i_ptr, strides, at, C, OP, BLOCK_I)
         issue_loads()
         all_a, all_b, after_a, after_b, before_a, before_b = forward_tile(x, r, i, rate, OP, PRECISE, BLOCK_I)
         h = tl.fma(before_a, state, before_b)

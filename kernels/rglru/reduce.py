@@ -63,8 +63,9 @@ def reduce_kernel(
         start = chunk * L + (tiles - 1 - step if BACKWARD else step) * STEPS
         base = (batch * T + start) * C
         offs, left, mask = tile_offsets(offs_t, offs_c, mask_c, C, stop - start)
+        at = batch, start, base, offs, offs_t, offs_c, left, mask
         if BACKWARD:
-            r = load_gate(r_ptr, strides, batch, start, base, offs, offs_t, offs_c, left, mask, C, OP, BLOCK_I)
+            r = load_gate(r_ptr, strides, at, C, OP, BLOCK_I)
             dh = load_rows(dh_ptr + base, offs, left, mask, C, 0.0, BLOCK_I)
             issue_loads()
             row_a = tl.full((BLOCK_O, BLOCK_C), 1.0, tl.float32)
@@ -75,9 +76,7 @@ def reduce_kernel(
                 row_a *= a
             after_a, after_b, _, _ = scan_rows(row_a, row_w)
         else:
-            x, r, i = load_inputs(
-                x_ptr, r_ptr, i_ptr, strides, batch, start, base, offs, offs_t, offs_c, left, mask, C, OP, BLOCK_I
-            )
+            x, r, i = load_inputs(x_ptr, r_ptr, i_ptr, strides, at, C, OP, BLOCK_I)
             issue_loads()
             _, _, after_a, after_b, _, _ = forward_tile(x, r, i, rate, OP, PRECISE, BLOCK_I)
         tile_a = take_last_row(after_a)

@@ -45,7 +45,7 @@ from .gates import (
 )
 from .normaliser import add_normaliser_gradients, denominator_kernel, normaliser_kernel
 from .plan import MEMORY_RATE, MULTIPROCESSORS, Pass, Sizes, forward, kept_chunk
-from .roles import Anchors, Denominators, Ends, GateVectors, Shape, Starts
+from .roles import Anchors, Denominators, GateVectors, Shape, Starts
 
 HAS_WHOLE_STATE = not (WHOLE_STATE_FORM.why_not_with({"triton": triton.__version__}) or is_interpreted())
 """Whether whole_state.py can be imported: Gluon's names change with Triton's versions, and it has no interpreter."""
@@ -54,7 +54,7 @@ if HAS_WHOLE_STATE:
     from .whole_state import whole_state_kernel
 
 NO_DENOMINATORS = Denominators()
-CONTIGUOUS = None, Starts()
+CONTIGUOUS = None, Starts(None, None, None, None)
 
 
 class EngineRequest(NamedTuple):
@@ -152,13 +152,10 @@ def layout(x: Tensor, y: Tensor, z: Tensor, pair: Tensor | None = None) -> tuple
     """Return the strides of the positions of X, Y, Z and a pair, None if all are contiguous, and the other strides."""
     if x.is_contiguous() and y.is_contiguous() and z.is_contiguous() and (pair is None or pair.is_contiguous()):
         return CONTIGUOUS
-    rows, starts = [], []
-    for tensor in (x, y, z, z if pair is None else pair):
-        batch, row, head, _ = tensor.stride()
-        # A contiguous tensor's own strides say nothing along dimensions of size 1.
-        rows.append(tensor.shape[2] * tensor.shape[3] if tensor.is_contiguous() else row)
-        starts.append(None if tensor.is_contiguous() else (batch, head))
-    return tuple(rows), Starts(*starts)
+    inputs = x, y, z, z if pair is None else pair
+    # A contiguous tensor's own strides say nothing along dimensions of size 1.
+    rows = tuple(t.shape[2] * t.shape[3] if t.is_contiguous() else t.stride(1) for t in inputs)
+    return rows, Starts(*(None if t.is_contiguous() else (t.stride(0), t.stride(2)) for t in inputs))
 
 
 @lru_cache(REMEMBERED)
@@ -400,7 +397,7 @@ def run_product(
         if launched.whole_state:
             out, *paired = (result.out, pair, result.row_sums) if block == blocks - 1 else (unfinished, None, None)
             whole_state_kernel[grid](
-                x, y, z, states, Ends(initial, last), unfinished if block else None, out, gates, *paired, anchors,
+                x, y, z, states, (initial, last), unfinished if block else None, out, gates, *paired, anchors,
                 denominators, starts, *numbers, **keywords,
             )  # fmt: skip
         else:

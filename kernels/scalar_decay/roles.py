@@ -76,10 +76,10 @@ class Starts(NamedTuple):
     those, and in a slice of a projection they do not depend on B and T.
     """
 
-    x: tuple[int, int] | None = None
-    y: tuple[int, int] | None = None
-    z: tuple[int, int] | None = None
-    pair: tuple[int, int] | None = None
+    x: tuple[int, int] | None
+    y: tuple[int, int] | None
+    z: tuple[int, int] | None
+    pair: tuple[int, int] | None
 
 
 class GateVectors(NamedTuple):
@@ -114,18 +114,6 @@ class Anchors(NamedTuple):
 
     states: Tensor | None = None
     products: Tensor | None = None
-
-
-class Ends(NamedTuple):
-    """The states of the whole heads at the sequence's ends [B, H, ...].
-
-    Attributes:
-        initial: before the first step; None is zero.
-        last: where that after the last step is written, or None.
-    """
-
-    initial: Tensor | None
-    last: Tensor | None
 
 
 class Denominators(NamedTuple):

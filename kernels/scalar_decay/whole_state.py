@@ -567,7 +567,7 @@ def whole_state_kernel(
     heads are whole.
     Reads and writes what fused_chunk.fused_chunk_kernel does, whose docstring explains the arguments, except that
     - states before chunks are those of cut heads [B * H - whole_heads, N, ...]; whole heads start from the initial
-      state of ``ends`` (roles.Ends), and only their last state is written;
+      state [B, H, ...], and only their last state is written: ``ends`` are both;
     - ``partial_ptr`` is the ``out_ptr`` of the launch for the first columns of X and Y; ``log_scale`` is log2 scale;
     - every warp writes its own row sums [shares * 4, B, H, T];
     - the states at the anchors are [B, H, ceil(T / every)] tiles in the order of :func:`flatten`, padded to whole
@@ -673,7 +673,7 @@ def whole_state_kernel(
         pair_desc = tma.make_tensor_descriptor(pair_ptr + pair_offset, [T, DZ], [SHAPE.row_pair, 1], [BT, BZ], layout)
     tensors = Tensors(x=x_desc, y=y_desc, z=z_desc, out=out_desc, partial=partial_desc, pair=pair_desc)
 
-    pointers = Pointers(gates, states_ptr, ends.initial, sums_ptr, ends.last, anchors)
+    pointers = Pointers(gates, states_ptr, ends[0], sums_ptr, ends[1], anchors)
     chunk = Chunk(
         start=start, end=end, pid_bh=pid_bh, is_whole=is_whole, number=number.to(gl.int64), x_col=x_col, z_col=z_col,
         two_walkers=z_col + TILE.block_z // WALKERS < DZ,

@@ -12,8 +12,6 @@ be subtracted from itself.
     sum    the element of the tokens of one row or tile, at its end; a state is the sum of all tokens so far
 """
 
-from typing import NamedTuple
-
 import triton
 import triton.language as tl
 
@@ -108,21 +106,6 @@ def split_rate(m, w, BLOCK_I: tl.constexpr):
     limit = tl.minimum(tl.maximum(SUBROW * SLOW_RATE, 0.25 * size), MAX_RATIO)
     slow = tl.where(BLOCK_I * w <= limit, w, 0.0)
     return slow, w - slow
-
-
-class Strides(NamedTuple):
-    """Strides of the batch in k and v, in units of eight elements; None for one that is contiguous."""
-
-    k: int | None
-    v: int | None
-
-
-class Shape(NamedTuple):
-    """Sizes that a kernel is compiled for: C, and the distances from a step of k and of v to the next, in elements."""
-
-    channels: int
-    row_k: int
-    row_v: int
 
 
 @triton.jit

@@ -57,20 +57,20 @@ LEAST_NORMAL = tl.constexpr(2.0**-126)
 
 
 @triton.jit
-def _load_state(num_ptr, den_ptr, max_ptr, offs, mask):
-    """Return a state (max, num, den) [1, BLOCK_C]: the empty one for None, else the given one, scaled so that den is of
-    order 1. If den is below float32's normal numbers, the state counts as empty."""
+def _load_state(first, offs, mask):
+    """Return the first state (max, num, den) [1, BLOCK_C]: the empty one for three times None, else the given one (num,
+    den, max), scaled so that den is of order 1. If den is below float32's normal numbers, the state counts as empty."""
     m = tl.full(offs.shape, EMPTY, tl.float32)
     num = tl.zeros(offs.shape, dtype=tl.float32)
     den = tl.zeros(offs.shape, dtype=tl.float32)
-    if num_ptr is not None:
-        den = tl.load(den_ptr + offs, mask=mask, other=0.0)
+    if first[0] is not None:
+        den = tl.load(first[1] + offs, mask=mask, other=0.0)
         exists = den >= LEAST_NORMAL
         usual = (den > 1e-6) & (den < 1e6)
         shift = tl.log(tl.where(exists & (usual == 0), den, 1.0))
         scale = exp(-shift)
-        m = tl.where(exists, tl.load(max_ptr + offs, mask=mask, other=0.0) + shift, EMPTY)
-        num = tl.where(exists, tl.load(num_ptr + offs, mask=mask, other=0.0) * scale, 0.0)
+        m = tl.where(exists, tl.load(first[2] + offs, mask=mask, other=0.0) + shift, EMPTY)
+        num = tl.where(exists, tl.load(first[0] + offs, mask=mask, other=0.0) * scale, 0.0)
         den = tl.where(exists, den * scale, 0.0)
     return m[None, :], num[None, :], den[None, :]
 
@@ -403,9 +403,9 @@ def _tile_position(
     step = tile * STEPS + offs_o * TILE.block_i
     offs, left, mask = tile_offsets(offs_o * TILE.block_i, offs_c, mask_c, C, end)
     inputs = (
-        step_offset(strides.k, base, batch, tile * STEPS, K_ROW),
+        step_offset(strides[0], base, batch, tile * STEPS, K_ROW),
         (offs_o * TILE.block_i)[:, None] * K_ROW + offs_c[None, :],
-        step_offset(strides.v, base, batch, tile * STEPS, V_ROW),
+        step_offset(strides[1], base, batch, tile * STEPS, V_ROW),
         (offs_o * TILE.block_i)[:, None] * V_ROW + offs_c[None, :],
     )
     return tile, batch, block * BLOCK_C, offs_c, mask_c, offs_o, base, end, step, offs, left, mask, inputs
@@ -534,22 +534,20 @@ def _compute_tile(
 @remember_launches
 @triton.jit(do_not_specialize=["call", "B", "T", "S", "ahead"])
 def serial_kernel(
-    k_ptr, v_ptr, w_ptr, u_ptr, num_ptr, den_ptr, max_ptr, y_ptr, last_ptr, saved_ptr, strides, word_ptr, call, B, T, S,
-    ahead, SHAPE: tl.constexpr, SAVE: tl.constexpr, KEEP: tl.constexpr, GATHER: tl.constexpr, PASS: tl.constexpr,
-    TILE: tl.constexpr,
+    k_ptr, v_ptr, w_ptr, u_ptr, first, y_ptr, last_ptr, saved_ptr, strides, word_ptr, call, B, T, S, ahead,
+    C: tl.constexpr, K_ROW: tl.constexpr, V_ROW: tl.constexpr, SAVE: tl.constexpr, KEEP: tl.constexpr,
+    GATHER: tl.constexpr, PASS: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """Compute one tile of BLOCK_I * BLOCK_O steps and BLOCK_C channels, each tile from the state that the one before
     it passes on, in a single pass over memory.
 
     Grid: (tiles of T * B * ceil(C / BLOCK_C),). GPUs start programs in the order of their numbers, so a program only
     waits for programs that have started.
-    Reads k, v [B, T, C], w, u [C] and the first state, num, den, max [B, C]; writes y [B, T, C], the last state
-    [3, B, C] and the states before every SAVE steps [3, B, S, C]. States are passed through words [tiles, B, C] of two
+    Reads k, v [B, T, C], whose steps are K_ROW and V_ROW elements apart and whose batch has ``strides`` (None:
+    contiguous), w, u [C] and the first state, num, den, max [B, C]; writes y [B, T, C], the last state [3, B, C] and
+    the states before every SAVE steps [3, B, S, C]. States are passed through words [tiles, B, C] of two
     int64, by the code of exchange.py in GATHER and PASS.
     """
-    C: tl.constexpr = SHAPE.channels
-    K_ROW: tl.constexpr = SHAPE.row_k
-    V_ROW: tl.constexpr = SHAPE.row_v
     BLOCK_I: tl.constexpr = TILE.block_i
     position = _tile_position(strides, B, T, C, K_ROW, V_ROW, TILE)
     tile, batch, first_c, offs_c, mask_c, offs_o, _, _, _, _, _, _, _ = position
@@ -562,7 +560,7 @@ def serial_kernel(
         row_m, row_num, row_den, BLOCK_I * w, offs_o, offs_c, first_c, GATHER
     )
     stride = B.to(tl.int64) * C
-    m, num, den = _load_state(num_ptr, den_ptr, max_ptr, batch * C + offs_c, mask_c)
+    m, num, den = _load_state(first, batch * C + offs_c, mask_c)
     m, num, den = pass_state(
         word_ptr + 2 * batch * C, call, stride, tile, m, num, den, all_m, all_num, all_den,
         TILE.steps * w, offs_o, offs_c, first_c, mask_c, PASS, LEAST_STATE,
@@ -577,9 +575,9 @@ def serial_kernel(
 @remember_launches
 @triton.jit(do_not_specialize=["B", "T", "S", "ahead"])
 def look_back_kernel(
-    k_ptr, v_ptr, w_ptr, u_ptr, num_ptr, den_ptr, max_ptr, y_ptr, last_ptr, saved_ptr, strides, word_ptr, spare_ptr,
-    B, T, S, ahead, SHAPE: tl.constexpr, SAVE: tl.constexpr, KEEP: tl.constexpr, LOOK: tl.constexpr,
-    TILE: tl.constexpr,
+    k_ptr, v_ptr, w_ptr, u_ptr, first, y_ptr, last_ptr, saved_ptr, strides, word_ptr, spare_ptr, B, T, S, ahead,
+    C: tl.constexpr, K_ROW: tl.constexpr, V_ROW: tl.constexpr, SAVE: tl.constexpr, KEEP: tl.constexpr,
+    LOOK: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """Compute one tile from the sums of the tiles before it, in a single pass over memory.
 
@@ -587,9 +585,6 @@ def look_back_kernel(
     go through words [2, tiles + groups, B, C], which must be zero before the launch; the launch zeroes the spare words.
     LOOK = 0 means that the sequence is one tile.
     """
-    C: tl.constexpr = SHAPE.channels
-    K_ROW: tl.constexpr = SHAPE.row_k
-    V_ROW: tl.constexpr = SHAPE.row_v
     BLOCK_I: tl.constexpr = TILE.block_i
     STEPS: tl.constexpr = TILE.steps
     position = _tile_position(strides, B, T, C, K_ROW, V_ROW, TILE)
@@ -601,7 +596,7 @@ def look_back_kernel(
     )
     all_m, all_num, all_den, in_m, in_num, in_den = scan_rows(row_m, row_num, row_den, BLOCK_I * w)
     stride = B.to(tl.int64) * C
-    m, num, den = _load_state(num_ptr, den_ptr, max_ptr, batch * C + offs_c, mask_c)
+    m, num, den = _load_state(first, batch * C + offs_c, mask_c)
     if LOOK > 0:
         before_m, before_num, before_den = look_back(
             word_ptr + batch * C, spare_ptr + batch * C, tl.cdiv(T, STEPS), tile, stride, STEPS * w,
@@ -618,8 +613,8 @@ def look_back_kernel(
 @remember_launches
 @triton.jit(do_not_specialize=["B", "T", "S"])
 def walk_kernel(
-    k_ptr, v_ptr, w_ptr, u_ptr, num_ptr, den_ptr, max_ptr, y_ptr, last_ptr, saved_ptr, strides, B, T, S,
-    SHAPE: tl.constexpr, SAVE: tl.constexpr, TILE: tl.constexpr,
+    k_ptr, v_ptr, w_ptr, u_ptr, first, y_ptr, last_ptr, saved_ptr, strides, B, T, S,
+    C: tl.constexpr, K_ROW: tl.constexpr, V_ROW: tl.constexpr, SAVE: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """Go through all of time in order, loading BLOCK_I steps at once.
 
@@ -627,9 +622,6 @@ def walk_kernel(
     Reads k, v [B, T, C], w, u [C] and the first state, num, den, max [B, C]; writes y [B, T, C], the last state
     [3, B, C] and the states before every SAVE steps [3, B, S, C].
     """
-    C: tl.constexpr = SHAPE.channels
-    K_ROW: tl.constexpr = SHAPE.row_k
-    V_ROW: tl.constexpr = SHAPE.row_v
     PRECISE: tl.constexpr = k_ptr.dtype.element_ty == tl.float32
     BLOCK_I: tl.constexpr = TILE.block_i
     BLOCK_C: tl.constexpr = TILE.block_c
@@ -639,7 +631,7 @@ def walk_kernel(
     mask_c = offs_c < C
     w = tl.load(w_ptr + offs_c, mask=mask_c, other=0.0)[None, :]
     u = tl.load(u_ptr + offs_c, mask=mask_c, other=0.0)[None, :]
-    m, num, den = _load_state(num_ptr, den_ptr, max_ptr, batch * C + offs_c, mask_c)
+    m, num, den = _load_state(first, batch * C + offs_c, mask_c)
     offs_o = tl.arange(0, 1)
     stride = B.to(tl.int64) * C
     saved_size = S * stride
@@ -649,8 +641,8 @@ def walk_kernel(
     for start in range(0, full_rows_end, BLOCK_I):
         base = (batch * T + start) * C
         offs, left, mask = tile_offsets(offs_o, offs_c, mask_c, C, T - start)
-        k_base = step_offset(strides.k, base, batch, start, K_ROW)
-        v_base = step_offset(strides.v, base, batch, start, V_ROW)
+        k_base = step_offset(strides[0], base, batch, start, K_ROW)
+        v_base = step_offset(strides[1], base, batch, start, V_ROW)
         k = load_rows(k_ptr + k_base, offs, left, mask, K_ROW, 0.0, BLOCK_I)
         v = load_rows(v_ptr + v_base, offs, left, mask, V_ROW, 0.0, BLOCK_I)
         # The exponent of the state before step n of the row is m - n slow; after the row num and den decay instead.
@@ -672,8 +664,8 @@ def walk_kernel(
         if SAVE > 0:
             if t % SAVE == 0:
                 _save_state(saved_ptr, saved_size, m, num, den, t + offs_o, offs_c, mask_c[None, :], C, SAVE)
-        k_offs = step_offset(strides.k, (batch * T + t) * C, batch, t, K_ROW) + offs_c[None, :]
-        v_offs = step_offset(strides.v, (batch * T + t) * C, batch, t, V_ROW) + offs_c[None, :]
+        k_offs = step_offset(strides[0], (batch * T + t) * C, batch, t, K_ROW) + offs_c[None, :]
+        v_offs = step_offset(strides[1], (batch * T + t) * C, batch, t, V_ROW) + offs_c[None, :]
         token_k = tl.load(k_ptr + k_offs, mask=mask_c[None, :], other=0.0).to(tl.float32)
         token_v = tl.load(v_ptr + v_offs, mask=mask_c[None, :], other=0.0).to(tl.float32)
         y = _output(m, num, den, token_k, token_v, u, PRECISE)
@@ -686,8 +678,7 @@ def walk_kernel(
 @remember_launches
 @triton.jit(do_not_specialize=["B"])
 def step_kernel(
-    k_ptr, v_ptr, w_ptr, u_ptr, num_ptr, den_ptr, max_ptr, y_ptr, last_ptr, strides, B,
-    C: tl.constexpr, BLOCK_C: tl.constexpr,
+    k_ptr, v_ptr, w_ptr, u_ptr, first, y_ptr, last_ptr, strides, B, C: tl.constexpr, BLOCK_C: tl.constexpr
 ):  # fmt: skip
     """Advance BLOCK_C channels of one sequence by one token.
 
@@ -699,12 +690,12 @@ def step_kernel(
     mask_c = offs_c < C
     batch = tl.program_id(0).to(tl.int64)
     offs = batch * C + offs_c
-    k_base, v_base = step_offset(strides.k, batch * C, batch, 0, C), step_offset(strides.v, batch * C, batch, 0, C)
+    k_base, v_base = step_offset(strides[0], batch * C, batch, 0, C), step_offset(strides[1], batch * C, batch, 0, C)
     k = tl.load(k_ptr + k_base + offs_c, mask=mask_c, other=0.0).to(tl.float32)[None, :]
     v = tl.load(v_ptr + v_base + offs_c, mask=mask_c, other=0.0).to(tl.float32)[None, :]
     w = tl.load(w_ptr + offs_c, mask=mask_c, other=0.0)[None, :]
     u = tl.load(u_ptr + offs_c, mask=mask_c, other=0.0)[None, :]
-    m, num, den = _load_state(num_ptr, den_ptr, max_ptr, offs, mask_c)
+    m, num, den = _load_state(first, offs, mask_c)
     y = _output(m, num, den, k, v, u, PRECISE)
     tl.store(y_ptr + offs[None, :], y.to(y_ptr.dtype.element_ty), mask=mask_c[None, :])
     m, num, den = _advance(m, num, den, k, v, w)

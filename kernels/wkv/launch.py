@@ -20,12 +20,10 @@ from ..common.sizes import REMEMBERED, cdiv
 from ..common.sums import sum_parts
 from .backward import look_back_gradient_kernel, walk_gradient_kernel
 from .config import WkvConfig, invalid_reason, select_config
-from .elements import Shape, Strides
 from .exchange import exchange_sums, gather_code, pass_code
 from .forward import look_back_kernel, serial_kernel, step_kernel, walk_kernel
 
 STEP_BLOCK = 256
-CONTIGUOUS = Strides(None, None)
 
 
 class WkvRequest(NamedTuple):
@@ -71,15 +69,15 @@ def _forward(request: WkvRequest, k: Tensor, *others: Any) -> tuple[Tensors, Ten
     y = k.new_empty(k.shape)
     last = _states(k) if request.want_last else None
     saved = k.new_empty(3, B, slots, C, dtype=torch.float32) if request.save else None
-    strides, shape = _layout(k, others[0])
-    tensors = (k, *others, y, last, saved, strides)
-    flags: dict[str, Any] = {"SHAPE": shape, "SAVE": save if request.save else 0, **tile.options}
+    strides, rows = _layout(k, others[0])
+    tensors = (k, *others[:3], others[3:], y, last, saved, strides)
+    flags: dict[str, Any] = {"C": C, **rows, "SAVE": save if request.save else 0, **tile.options}
     if request.impl == "naive":
         walk_kernel[tile.grid(B, T, C, T)](*tensors, B, T, slots, **flags)
     else:
         # To keep tokens every program loads a whole tile of k and v, so all sequences that lie behind each other must
         # together be as long as one.
-        steps = B * T if strides == CONTIGUOUS else T
+        steps = B * T if strides == (None, None) else T
         flags["KEEP"] = "nothing" if config.keep == "tokens" and tile.steps > steps else config.keep
         grid, sizes = tile.grid(B, T, C, tile.steps), (B, T, slots, config.ahead // tile.blocks(B, C))
         tiles = cdiv(T, tile.steps)
@@ -124,9 +122,9 @@ def _backward(
     parts = 1 if request.impl == "naive" else cdiv(T, tile.steps)
     dw, du = (k.new_empty(parts, B, C, dtype=torch.float32) for _ in range(2))
     dfirst = k.new_empty(2, B, C, dtype=torch.float32) if any(needs[4:6]) else None
-    strides, shape = _layout(k, parameters[0])
-    used = (k, *parameters, top, states, dy, *dlast, dk, dv, dw, du, dfirst, strides)
-    flags = {"SHAPE": shape, **tile.options}
+    strides, rows = _layout(k, parameters[0])
+    used = (k, *parameters, top, states, dy, dlast, dk, dv, dw, du, dfirst, strides)
+    flags = {"C": C, **rows, **tile.options}
     if request.impl == "naive":
         walk_gradient_kernel[tile.grid(B, T, C, T)](*used, B, T, slots, **flags)
     else:
@@ -157,7 +155,8 @@ def _step(request: WkvRequest, k: Tensor, *others: Any) -> tuple[Tensors, Tensor
     B, _, C = k.shape
     y, last = k.new_empty(k.shape), _states(k)
     strides, _ = _layout(k, others[0])
-    step_kernel[(B, cdiv(C, STEP_BLOCK))](k, *others, y, last, strides, B, C=C, BLOCK_C=STEP_BLOCK, num_warps=4)
+    tensors = (k, *others[:3], others[3:], y, last, strides)
+    step_kernel[(B, cdiv(C, STEP_BLOCK))](*tensors, B, C=C, BLOCK_C=STEP_BLOCK, num_warps=4)
     return (y, *last), ()
 
 
@@ -169,12 +168,11 @@ def _step_shapes(request: WkvRequest, k: Tensor, *_: Tensor | None) -> tuple[Ten
 STEP = WKV.step(_step, _step_shapes)
 
 
-def _layout(k: Tensor, v: Tensor) -> tuple[Strides, Shape]:
-    """Return the batch's strides and the kernels' sizes."""
-    C = k.shape[2]
-    k_strides, v_strides = sequence_strides(k, v)
-    shape = Shape(C, row_k=k.stride(1) if k_strides else C, row_v=v.stride(1) if v_strides else C)
-    return Strides(k_strides and k_strides[0], v_strides and v_strides[0]), shape
+def _layout(k: Tensor, v: Tensor) -> tuple[tuple[int | None, int | None], dict[str, int]]:
+    """Return the batch's strides in units of eight elements, None of what is contiguous, and those of steps."""
+    each, C = sequence_strides(k, v), k.shape[2]
+    k_row, v_row = (C if strides is None else 8 * strides[1] for strides in each)
+    return (each[0] and each[0][0], each[1] and each[1][0]), {"K_ROW": k_row, "V_ROW": v_row}
 
 
 def _states(k: Tensor) -> Tensor:
