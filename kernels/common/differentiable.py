@@ -174,7 +174,7 @@ class Differentiable:
         def gradient_shapes(
             grads: list[Any], inputs: list[Any], saved: list[Tensor], needs: list[bool], *values: Any
         ) -> list[Tensor]:
-            like = [x.new_empty(x.shape) if need else None for x, need in zip(inputs, needs, strict=True)]
+            like = [contiguous_like(x) if need else None for x, need in zip(inputs, needs, strict=True)]
             return list(_packed(like, inputs[0]))
 
         lists = ["Tensor?[] grads", "Tensor?[] inputs", "Tensor[] saved", "bool[] needs"]
@@ -297,23 +297,24 @@ def on_device_of(x: Tensor, run: Callable[..., Any], *arguments: Any, **keywords
     return run(*arguments, **keywords)
 
 
-def readable(tensors: Sequence[Tensor | None], strided: int | None = 0) -> Tensors:
+def readable(tensors: Tensors, strided: int | None = 0) -> Tensors:
     """Return tensors, or copies of those that do not begin at a multiple of ALIGNMENT bytes or whose strides kernels do
     not read: the first ``strided`` need :func:`has_strides`, others be contiguous; None: they read all."""
-    return tuple(
-        [
-            x if x is None or (x.is_contiguous() and x.data_ptr() % ALIGNMENT == 0) else _readable(x, n, strided)
-            for n, x in enumerate(tensors)
-        ]
-    )
+    for x in tensors:
+        if x is not None and not (x.is_contiguous() and x.data_ptr() % ALIGNMENT == 0):
+            return tuple([x if x is None else _readable(x, n, strided) for n, x in enumerate(tensors)])
+    return tensors
 
 
 def _readable(x: Tensor, n: int, strided: int | None) -> Tensor:
+    is_aligned = x.data_ptr() % ALIGNMENT == 0
     if strided is None:
-        return x if x.data_ptr() % ALIGNMENT == 0 else x.clone()
-    if n < strided and not x.is_contiguous() and has_strides(x):
-        if x.data_ptr() % ALIGNMENT == 0:
-            return x
+        return x if is_aligned else x.clone()
+    reads_strides = n < strided and not x.is_contiguous() and has_strides(x)
+    if is_aligned and (reads_strides or x.is_contiguous()):
+        return x
+    if reads_strides:
+        # Whether it is copied, and the kernel for contiguous tensors runs, depends on its address alone.
         launch_anew()
     return x.clone(memory_format=torch.contiguous_format)
 
@@ -324,6 +325,11 @@ def has_strides(x: Tensor) -> bool:
     *outer, last = x.stride()
     row = outer[1] if len(outer) > 1 else outer[0]
     return last == 1 and row < MAX_ROW and all(n > 0 and n % STRIDE_MULTIPLE == 0 for n in outer)
+
+
+def contiguous_like(x: Tensor) -> Tensor:
+    """Allocate a contiguous tensor of x's shape and dtype; x may have other strides."""
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
 def sequence_strides(*inputs: Tensor | None) -> list[tuple[int, int] | None]:

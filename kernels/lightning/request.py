@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..common.arguments import CASE_DTYPES, check_on_gpu, check_state_dtype, resolve_scale, score_headroom
 from ..common.device import capability
-from ..common.differentiable import Differentiable, Tensors
+from ..common.differentiable import Differentiable, Tensors, contiguous_like
 from ..scalar_decay.validate import check_initial_state
 from .config import LightningConfig, invalid_reason, select_config, why_not
 
@@ -88,7 +88,7 @@ def four_launches(name: str, run: Callable[..., tuple[Tensor, Tensor | None]]) -
 
     def shapes(request: LightningRequest, q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensors, Tensors]:
         last = v.new_empty(v.shape[0], v.shape[2], q.shape[3], v.shape[3], dtype=torch.float32)
-        return (v.new_empty(v.shape), last if request.want_last else None), ()
+        return (contiguous_like(v), last if request.want_last else None), ()
 
     def backward(
         request: LightningRequest, needs: tuple[bool, ...], tensors: Tensors, saved: Tensors, gradients: Tensors

@@ -16,7 +16,7 @@ from torch import Tensor
 from ..common.arguments import CASE_DTYPES
 from ..common.channels import CHANNEL_MULTIPLE, TileConfig
 from ..common.device import capability
-from ..common.differentiable import Differentiable, Tensors, sequence_strides
+from ..common.differentiable import Differentiable, Tensors, contiguous_like, sequence_strides
 from ..common.exchange import exchange_words
 from ..common.sizes import REMEMBERED, cdiv
 from ..common.sums import sum_parts
@@ -78,7 +78,7 @@ def _forward(request: ScanRequest, x: Tensor, *others: Any) -> tuple[Tensors, Te
     chunk, config = launches(request, x)
     tile, save = config.forward, config.backward.block_i
     slots = cdiv(T, save)
-    h = x.new_empty(x.shape)
+    h = contiguous_like(x)
     last = _float32(x, B, C) if request.want_last else None
     saved = _float32(x, B, slots, C) if request.save else None
     sizes, strides = (B, T, C // CHANNEL_MULTIPLE, slots), Strides(*sequence_strides(x, *gates[:2]))
@@ -104,7 +104,7 @@ def _shapes(request: ScanRequest, x: Tensor, *_: Tensor | None) -> tuple[Tensors
     config = _launches(request, index(B), 2**16, index(C), x.dtype, capability(x.device))[1]
     last = _float32(x, B, C) if request.want_last else None
     slots = cdiv(T, config.backward.block_i)
-    return (x.new_empty(x.shape), last), (_float32(x, B, slots, C) if request.save else None,)
+    return (contiguous_like(x), last), (_float32(x, B, slots, C) if request.save else None,)
 
 
 def _backward(
@@ -120,8 +120,8 @@ def _backward(
     tile = config.backward
     one_pass = request.impl in AHEAD
     parts = cdiv(T, tile.steps if one_pass else chunk)
-    dx, dr = x.new_empty(x.shape), x.new_empty(x.shape)
-    di, dc = (x.new_empty(x.shape), _float32(x, parts, B, C)) if request.op == "rglru" else (None, None)
+    dx, dr = contiguous_like(x), contiguous_like(x)
+    di, dc = (contiguous_like(x), _float32(x, parts, B, C)) if request.op == "rglru" else (None, None)
     dfirst = _float32(x, B, C) if needs[4] else None
     sizes, strides = (B, T, C // CHANNEL_MULTIPLE, states.shape[1]), Strides(*sequence_strides(x, *gates[:2]))
     flags = {"OP": request.op, **tile.options, **register_options(capability(x.device))}
@@ -157,7 +157,7 @@ DIAGONAL = Differentiable(
 def _step(request: ScanRequest, x: Tensor, *others: Any) -> tuple[Tensors, Tensors]:
     """Return h [B, 1, C] and the state [B, C] after one token."""
     B, _, C = x.shape
-    h, last = x.new_empty(x.shape), _float32(x, B, C)
+    h, last = contiguous_like(x), _float32(x, B, C)
     inputs = (None if tensor is None else tensor.detach() for tensor in (x, *others))
     strides = Strides(*sequence_strides(x, *others[:2]))
     step_kernel[(B, cdiv(C, STEP_BLOCK))](*inputs, h, last, strides, C, OP=request.op, BLOCK_C=STEP_BLOCK, num_warps=4)
@@ -165,7 +165,7 @@ def _step(request: ScanRequest, x: Tensor, *others: Any) -> tuple[Tensors, Tenso
 
 
 def _step_shapes(request: ScanRequest, x: Tensor, *_: Tensor | None) -> tuple[Tensors, Tensors]:
-    return (x.new_empty(x.shape), _float32(x, x.shape[0], x.shape[2])), ()
+    return (contiguous_like(x), _float32(x, x.shape[0], x.shape[2])), ()
 
 
 STEP = DIAGONAL.step(_step, _step_shapes)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ..common.arguments import is_interpreted, score_headroom
 from ..common.device import capability, memory_rate, multiprocessors, scratch
-from ..common.differentiable import Differentiable, Tensors
+from ..common.differentiable import Differentiable, Tensors, contiguous_like
 from ..common.sizes import REMEMBERED, cdiv, next_power_of_two, padded
 from ..common.versions import register_options
 from .choice import backward_after, forward_chunk, sweep_chunk
@@ -45,7 +45,7 @@ from .gates import (
 )
 from .normaliser import add_normaliser_gradients, denominator_kernel, normaliser_kernel
 from .plan import MEMORY_RATE, MULTIPROCESSORS, Pass, Sizes, forward, kept_chunk
-from .roles import Anchors, Denominators, GateVectors, Shape, Starts
+from .roles import CONTIGUOUS, Anchors, Denominators, GateVectors, is_strided, layout, shape_of
 
 HAS_WHOLE_STATE = not (WHOLE_STATE_FORM.why_not_with({"triton": triton.__version__}) or is_interpreted())
 """Whether whole_state.py can be imported: Gluon's names change with Triton's versions, and it has no interpreter."""
@@ -54,7 +54,6 @@ if HAS_WHOLE_STATE:
     from .whole_state import whole_state_kernel
 
 NO_DENOMINATORS = Denominators()
-CONTIGUOUS = None, Starts(None, None, None, None)
 
 
 class EngineRequest(NamedTuple):
@@ -81,6 +80,7 @@ class EnginePass:
         launched: what it launches.
         scale: the request's divided by ``headroom`` (roles.Shape).
         keeps_states: of a forward pass, whether it keeps the states between chunks for the backward pass.
+        strided: whether any of q, k and v is not contiguous.
     """
 
     request: EngineRequest
@@ -88,18 +88,27 @@ class EnginePass:
     scale: float
     headroom: float
     keeps_states: bool
+    strided: bool
 
 
 def choose(
-    request: EngineRequest, q: Tensor, v: Tensor, *, backward: bool = False, kept: bool = False, ends: bool = False
+    request: EngineRequest,
+    q: Tensor,
+    v: Tensor,
+    *,
+    backward: bool = False,
+    kept: bool = False,
+    ends: bool = False,
+    strided: bool = False,
 ) -> EnginePass:
     """Return a pass for q [B, T, G, K] and v [B, T, H, V] on their device (a CPU counts as an H200).
 
     Args:
         kept: of a backward pass, whether it has the forward pass's states.
         ends: whether the last state is wanted; of a backward pass, whether its gradient or the initial one is given.
+        strided: whether any of q, k and v is not contiguous.
     """
-    return _choose(request, q.shape, v.shape, v.dtype, v.device, capability(v.device), backward, kept, ends)
+    return _choose(request, q.shape, v.shape, v.dtype, v.device, capability(v.device), backward, kept, ends, strided)
 
 
 @lru_cache(REMEMBERED)
@@ -113,6 +122,7 @@ def _choose(
     is_backward: bool,
     kept: bool,
     ends: bool,
+    strided: bool,
 ) -> EnginePass:
     (batch, seq_len, heads, head_dim_v), (_, _, groups, head_dim_qk) = size_v, size_q
     sizes = Sizes(
@@ -136,8 +146,9 @@ def _choose(
         few = kept_chunk(sizes, config, chunk, qk_share=groups / heads, state_bytes=bytes_of_state)
         keeps = few > 0 and "state" not in after(kept=few).launches
     return EnginePass(
-        request=request, launched=launched, scale=request.scale / headroom, headroom=headroom, keeps_states=keeps
-    )
+        request=request, launched=launched, scale=request.scale / headroom, headroom=headroom, keeps_states=keeps,
+        strided=strided,
+    )  # fmt: skip
 
 
 def _empty(*shape: int, like: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -146,27 +157,6 @@ def _empty(*shape: int, like: Tensor, dtype: torch.dtype = torch.float32) -> Ten
 
 def _precision(x: Tensor) -> str:
     return "ieee" if x.dtype == torch.float32 else "tf32"
-
-
-def layout(x: Tensor, y: Tensor, z: Tensor, pair: Tensor | None = None) -> tuple[tuple[int, ...] | None, Starts]:
-    """Return the strides of the positions of X, Y, Z and a pair, None if all are contiguous, and the other strides."""
-    if x.is_contiguous() and y.is_contiguous() and z.is_contiguous() and (pair is None or pair.is_contiguous()):
-        return CONTIGUOUS
-    inputs = x, y, z, z if pair is None else pair
-    # A contiguous tensor's own strides say nothing along dimensions of size 1.
-    rows = tuple(t.shape[2] * t.shape[3] if t.is_contiguous() else t.stride(1) for t in inputs)
-    return rows, Starts(*(None if t.is_contiguous() else (t.stride(0), t.stride(2)) for t in inputs))
-
-
-@lru_cache(REMEMBERED)
-def _shape(size_x: torch.Size, size_z: torch.Size, heads: int, headroom: float, rows: tuple[int, ...] | None) -> Shape:
-    (heads_x, dim_x), (heads_z, dim_z) = size_x[2:], size_z[2:]
-    own_x, own_z = heads_x * dim_x, heads_z * dim_z
-    row_x, row_y, row_z, row_pair = rows or (own_x, own_x, own_z, own_z)
-    return Shape(
-        heads, dim_x, dim_z, group_x=heads // heads_x, group_z=heads // heads_z,
-        row_x=row_x, row_y=row_y, row_z=row_z, row_pair=row_pair, row_out=heads * dim_z, headroom=headroom,
-    )  # fmt: skip
 
 
 @lru_cache(REMEMBERED)
@@ -263,8 +253,8 @@ def run_chunk_states(
     n_states = _empty(heads, N, DX, like=z) if want_n else None
     anchors = None if forward_states is None else _empty(math.prod(states.blocks), B, H, N, like=z)
     ends = (initial, n_initial, made, n_states, last, n_last)
-    rows, starts = layout(y, y, z)
-    shape = _shape(y.shape, z.shape, H, task.headroom, rows)
+    rows, starts = layout(y, y, z) if task.strided else CONTIGUOUS
+    shape = shape_of(y.shape, z.shape, H, task.headroom, rows)
     grid = (states.programs(want_last=last is not None),)
     if config.whole_state:
         triton.set_allocator(scratch)
@@ -299,7 +289,7 @@ def run_normaliser(task: EnginePass, q: Tensor, k: Tensor, gates: GateVectors, d
     config, blocks, block_t = launched.launches["normaliser"]
     n_q = _empty(blocks, B, H, T, like=q)
     n_states = denominators.n_states if launched.several else denominators.n_initial
-    rows, starts = layout(q, k, q)
+    rows, starts = layout(q, k, q) if task.strided else CONTIGUOUS
     q_row, k_row = rows[:2] if rows else (q.shape[2] * K,) * 2
     triton.set_allocator(scratch)
     normaliser_kernel[(blocks * launched.head_chunks,)](
@@ -362,13 +352,13 @@ def run_product(
     result = Product(out=_empty(B, T, H, DZ, like=z, dtype=z.dtype), anchor_states=anchor_states)
     if pair is not None:
         result.row_sums = _empty(sums, B, H, T, like=z)
-    rows, starts = layout(x, y, z, pair)
+    rows, starts = layout(x, y, z, pair) if task.strided else CONTIGUOUS
     if not launched.in_order:
         grid = (product.launches[0].blocks * cdiv(launched.chunk, config.block_t) * launched.head_chunks,)
         chunk_o_kernel[grid](
             x, y, z, states, result.out, gates, denominators.n_states, pair, result.row_sums,
             starts, task.scale, T, launched.chunk, launched.chunks, B * H,
-            SHAPE=_shape(x.shape, z.shape, H, task.headroom, rows), ROLE=product.role,
+            SHAPE=shape_of(x.shape, z.shape, H, task.headroom, rows), ROLE=product.role,
             NORMALISE=task.request.stabilised and name == "h", TILE=config, PRECISION=_precision(z),
             num_warps=config.num_warps, num_stages=config.num_stages,
         )  # fmt: skip
@@ -422,7 +412,7 @@ def _launches(
     launched, T = task.launched, size_z[1]
     product = launched.launches[name]
     config, parts, every = product.tile, product.launches, launched.anchor_every
-    shape = _shape(size_x, size_z, H, task.headroom, rows)
+    shape = shape_of(size_x, size_z, H, task.headroom, rows)
     launches: list[Any] = []
     for block, part in enumerate(parts):
         numbers: tuple[Any, ...] = T, launched.chunk, launched.chunks, launched.heads
@@ -476,7 +466,7 @@ def run_gates_backward(
 
 def run_sum(x: Tensor, like: Tensor) -> Tensor:
     """Launch sum_kernel to sum x to the shape of ``like``: [B, N, H] to [H], or [B, T, H, D] to [B, T, G, D]."""
-    result = like.new_empty(like.shape)
+    result = contiguous_like(like)
     inner, count = x.shape[-1], like.numel()
     columns = next_power_of_two(inner)
     rows, tile = count // inner, max(1, SUM_BLOCK // columns)
@@ -497,7 +487,7 @@ def _forward(
     m_initial: Tensor | None,
 ) -> tuple[Tensors, Tensors]:
     """Return h and the last C, n and m; and, to keep, the gate vectors and the states or None."""
-    task = choose(request, q, v, ends=request.want_last)
+    task = choose(request, q, v, ends=request.want_last, strided=is_strided(q, k, v))
     launched, exp = task.launched, request.stabilised
     gates, m_last = run_gates(task, v, decay, input_gate, head, m_initial)
     states, n_states = (None, None) if launched.in_order else (c_initial, n_initial)
@@ -530,7 +520,7 @@ def _shapes(request: EngineRequest, q: Tensor, k: Tensor, v: Tensor, *_: Tensor 
     )  # fmt: skip
     gates = empty_gates(request.gate, v, config.gate_stretch(chunk), in_order=in_order)
     last = empty_state(q, v, normalised=request.stabilised) if request.want_last else (None, None, None)
-    return (v.new_empty(v.shape), *last), gates
+    return (contiguous_like(v), *last), gates
 
 
 def _backward(
@@ -547,7 +537,8 @@ def _backward(
     # A compiled call's operator does not save the states.
     gates, states = GateVectors(*saved[:number]), saved[number] if len(saved) > number else None
     ends = c_initial is not None or d_last is not None
-    task = choose(request, q, v, backward=True, kept=states is not None, ends=ends)
+    strided = is_strided(q, k, v)
+    task = choose(request, q, v, backward=True, kept=states is not None, ends=ends, strided=strided)
     launched = task.launched
     dh = v.new_zeros(v.shape) if dh is None else dh
     if d_last is not None:

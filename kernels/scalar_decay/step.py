@@ -11,11 +11,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..common.differentiable import Tensors
+from ..common.differentiable import Tensors, contiguous_like
 from ..common.remember import remember_launches
 from ..common.sizes import cdiv, padded
 from .gates import LN2, MIN_STABILISER, log_decay, log_input, start_of
-from .launch import SCALAR_DECAY, EngineRequest, empty_state, layout
+from .launch import SCALAR_DECAY, EngineRequest, empty_state
+from .roles import layout
 
 STEP_BLOCK_K, STEP_BLOCK_V = 32, 64
 
@@ -130,7 +131,7 @@ def _step(
     """Return h [B, 1, H, V] and the new C, n and m. The given state is not overwritten."""
     B, _, H, V = v.shape
     K = q.shape[3]
-    h, last = v.new_empty(v.shape), empty_state(q, v, normalised=request.stabilised)
+    h, last = contiguous_like(v), empty_state(q, v, normalised=request.stabilised)
     block_v = min(STEP_BLOCK_V, padded(V))
     step_kernel[(cdiv(V, block_v) * B * H,)](
         q.detach(), k.detach(), v.detach(), decay, input_gate, head, c, n, m, h, *last, layout(q, k, v)[1],
@@ -141,7 +142,7 @@ def _step(
 
 
 def _shapes(request: EngineRequest, q: Tensor, k: Tensor, v: Tensor, *others: Any) -> tuple[Tensors, Tensors]:
-    return (v.new_empty(v.shape), *empty_state(q, v, normalised=request.stabilised)), ()
+    return (contiguous_like(v), *empty_state(q, v, normalised=request.stabilised)), ()
 
 
 STEP = SCALAR_DECAY.step(_step, _shapes)

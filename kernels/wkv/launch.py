@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..common.arguments import CASE_DTYPES
 from ..common.device import capability
-from ..common.differentiable import Differentiable, Tensors, sequence_strides
+from ..common.differentiable import Differentiable, Tensors, contiguous_like, sequence_strides
 from ..common.exchange import exchange_words
 from ..common.sizes import REMEMBERED, cdiv
 from ..common.sums import sum_parts
@@ -66,7 +66,7 @@ def _forward(request: WkvRequest, k: Tensor, *others: Any) -> tuple[Tensors, Ten
     config = launches(request, k)
     tile, save = config.forward, config.backward.block_i
     slots = cdiv(T, save)
-    y = k.new_empty(k.shape)
+    y = contiguous_like(k)
     last = _states(k) if request.want_last else None
     saved = k.new_empty(3, B, slots, C, dtype=torch.float32) if request.save else None
     strides, rows = _layout(k, others[0])
@@ -101,7 +101,7 @@ def _shapes(request: WkvRequest, k: Tensor, *_: Tensor | None) -> tuple[Tensors,
     parts = tuple(k.new_empty(B, C, dtype=torch.float32) if request.want_last else None for _ in range(3))
     slots = cdiv(T, launches(request, k).backward.block_i)
     saved = k.new_empty(3, B, slots, C, dtype=torch.float32) if request.save else None
-    return (k.new_empty(k.shape), *parts), (saved, _states(k) if request.want_last else None)
+    return (contiguous_like(k), *parts), (saved, _states(k) if request.want_last else None)
 
 
 def _backward(
@@ -118,7 +118,7 @@ def _backward(
     B, T, C = k.shape
     config, slots = launches(request, k), states.shape[2]
     tile = config.backward
-    dk, dv = k.new_empty(k.shape), k.new_empty(k.shape)
+    dk, dv = contiguous_like(k), contiguous_like(k)
     parts = 1 if request.impl == "naive" else cdiv(T, tile.steps)
     dw, du = (k.new_empty(parts, B, C, dtype=torch.float32) for _ in range(2))
     dfirst = k.new_empty(2, B, C, dtype=torch.float32) if any(needs[4:6]) else None
@@ -153,7 +153,7 @@ WKV = Differentiable(
 def _step(request: WkvRequest, k: Tensor, *others: Any) -> tuple[Tensors, Tensors]:
     """Return y [B, 1, C] and num, den, max after one token: views of one tensor."""
     B, _, C = k.shape
-    y, last = k.new_empty(k.shape), _states(k)
+    y, last = contiguous_like(k), _states(k)
     strides, _ = _layout(k, others[0])
     tensors = (k, *others[:3], others[3:], y, last, strides)
     step_kernel[(B, cdiv(C, STEP_BLOCK))](*tensors, B, C=C, BLOCK_C=STEP_BLOCK, num_warps=4)
@@ -162,7 +162,7 @@ def _step(request: WkvRequest, k: Tensor, *others: Any) -> tuple[Tensors, Tensor
 
 def _step_shapes(request: WkvRequest, k: Tensor, *_: Tensor | None) -> tuple[Tensors, Tensors]:
     parts = (k.new_empty(k.shape[0], k.shape[2], dtype=torch.float32) for _ in range(3))
-    return (k.new_empty(k.shape), *parts), ()
+    return (contiguous_like(k), *parts), ()
 
 
 STEP = WKV.step(_step, _step_shapes)
