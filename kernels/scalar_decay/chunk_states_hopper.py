@@ -19,7 +19,6 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from ..common.remember import remember_launches
-from .gates import start_of
 from .whole_state_tiles import (
     BZ,
     WARPS,
@@ -31,6 +30,7 @@ from .whole_state_tiles import (
     load_first_tiles,
     load_gates,
     load_tiles,
+    start_of,
 )
 
 

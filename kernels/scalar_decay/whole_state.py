@@ -38,7 +38,6 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from ..common.remember import remember_launches
 from ..common.versions import NEW_ASSEMBLER
-from .gates import start_of
 from .whole_state_tiles import (
     BZ,
     DECAY,
@@ -61,6 +60,7 @@ from .whole_state_tiles import (
     load_first_tiles,
     load_gates,
     load_tiles,
+    start_of,
     store_async,
 )
 
