@@ -80,8 +80,8 @@ class MLSTM(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         q, k = self.qk(x).chunk(2, dim=-1)
         v, o = self.vo(x).chunk(2, dim=-1)
-        q, k, v = (each.unflatten(-1, (self.heads, -1)).contiguous() for each in (q, k, v))
-        i, f = (soft_cap(each.float(), 15.0).contiguous() for each in self.gates(x).chunk(2, dim=-1))
+        q, k, v = (each.unflatten(-1, (self.heads, -1)) for each in (q, k, v))
+        i, f = (soft_cap(each.float(), 15.0) for each in self.gates(x).chunk(2, dim=-1))
         h = self.op(q, k, v, i, f, **self.options)
         return self.out(torch.sigmoid(o) * self.norm(h).flatten(-2))
 

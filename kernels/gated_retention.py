@@ -53,7 +53,7 @@ def gated_retention(
     """Compute gated Retention: C_t = sigma(f_t)^(1/tau) C_{t-1} + k_t v_t^T, h_t = scale C_t^T q_t.
 
     Args:
-        q, k: [B, T, H, K], contiguous; dtypes and sizes as kernels/scalar_decay/engine.py says for each ``impl``.
+        q, k: [B, T, H, K]; dtypes, strides and sizes as kernels/scalar_decay/engine.py says for each ``impl``.
         v: [B, T, H, V], the same dtype.
         f: gate pre-activations [B, T, H], float32 (float64 beside float64). f = inf with v = 0 masks a token.
         impl: None, fused_chunk, whole_state, xl_chunk, limit_chunk, torch, parallel, recurrent or step (engine.py).

@@ -58,7 +58,7 @@ def mamba2_ssd(
     """Compute SSD: S_t = exp(dt_t A) S_{t-1} + dt_t B_t x_t^T, y_t = scale S_t^T C_t.
 
     Args:
-        x: values [B, T, H, P], contiguous; dtypes and sizes as kernels/scalar_decay/engine.py says for each ``impl``,
+        x: values [B, T, H, P]; dtypes, strides and sizes as kernels/scalar_decay/engine.py says for each ``impl``,
             with C, B and x for q, k and v.
         dt: step sizes [B, T, H], > 0, float32 (float64 beside float64). dt = 0 masks a token; its gradient is then that
             of the decay alone.

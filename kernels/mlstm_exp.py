@@ -62,7 +62,7 @@ def mlstm_exp(
         h_t = scale C_t^T q_t / max(|scale n_t^T q_t|, 1)
 
     Args:
-        q, k: [B, T, H, K], contiguous; dtypes and sizes as kernels/scalar_decay/engine.py says for each ``impl``.
+        q, k: [B, T, H, K]; dtypes, strides and sizes as kernels/scalar_decay/engine.py says for each ``impl``.
         v: [B, T, H, V], the same dtype.
         i, f: gate pre-activations [B, T, H], float32 (float64 beside float64). i = -inf, or any far below -1024, with
             f = inf masks a token, and so does i alone before the first token: it leaves no trace in what follows.

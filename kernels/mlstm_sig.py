@@ -54,7 +54,7 @@ def mlstm_sig(
     """Compute mLSTMsig: C_t = sigma(f_t) C_{t-1} + sigma(i_t) k_t v_t^T, h_t = scale C_t^T q_t.
 
     Args:
-        q, k: [B, T, H, K], contiguous; dtypes and sizes as kernels/scalar_decay/engine.py says for each ``impl``.
+        q, k: [B, T, H, K]; dtypes, strides and sizes as kernels/scalar_decay/engine.py says for each ``impl``.
         v: [B, T, H, V], the same dtype.
         i, f: gate pre-activations [B, T, H], float32 (float64 beside float64). i = -inf with f = inf masks a token, and
             so does i alone before the first token: it leaves no trace in what follows.

@@ -45,7 +45,7 @@ def retention(
     """Compute Retention: C_t = exp(-slope) C_{t-1} + k_t v_t^T, h_t = scale C_t^T q_t.
 
     Args:
-        q, k: [B, T, H, K], contiguous; dtypes and sizes as kernels/scalar_decay/engine.py says for each ``impl``.
+        q, k: [B, T, H, K]; dtypes, strides and sizes as kernels/scalar_decay/engine.py says for each ``impl``.
         v: [B, T, H, V], the same dtype.
         slope: decay rates [H], >= 0, float32 (float64 beside float64). Every token decays the past, so a token can be
             masked, by v = 0, only before all others.

@@ -45,7 +45,7 @@ def simple_gla(
     """Compute simple GLA: C_t = exp(g_t) C_{t-1} + k_t v_t^T, h_t = scale C_t^T q_t.
 
     Args:
-        q, k: [B, T, H, K], contiguous; dtypes and sizes as kernels/scalar_decay/engine.py says for each ``impl``.
+        q, k: [B, T, H, K]; dtypes, strides and sizes as kernels/scalar_decay/engine.py says for each ``impl``.
         v: [B, T, H, V], the same dtype.
         g: log decays [B, T, H], <= 0, float32 (float64 beside float64). g = 0 with v = 0 masks a token.
         impl: None, fused_chunk, whole_state, xl_chunk, limit_chunk, torch, parallel, recurrent or step (engine.py).

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache, lru_cache, wraps
 from typing import Any, ParamSpec, TypeVar
 
@@ -76,7 +76,8 @@ def compute_dtype(dtype: torch.dtype) -> torch.dtype:
 def without_autocast(function: Callable[..., Any], x: Tensor, *arguments: Any, **keywords: Any) -> Any:
     """Call ``function`` with autocast off for x's device, so that torch's products inside it keep their dtypes."""
     kind = x.device.type
-    if not torch.is_autocast_enabled(kind):
+    # torch has no autocast, nor an answer, for tensors without values.
+    if kind == "meta" or not torch.is_autocast_enabled(kind):
         return function(*arguments, **keywords)
     with torch.autocast(kind, enabled=False):
         return function(*arguments, **keywords)
@@ -102,32 +103,55 @@ def check_dtype(name: str, x: Tensor, dtypes: Sequence[torch.dtype] = INPUT_DTYP
         raise ValueError(f"{name} must be one of {', '.join(map(dtype_name, dtypes))}, got {dtype_name(x.dtype)}")
 
 
-def check_not_empty(name: str, x: Tensor) -> None:
-    """Raise unless ``x`` holds an element."""
-    if 0 in x.shape:
-        raise ValueError(f"{name} must have no empty dimension, got shape {tuple(x.shape)}")
+def check_not_empty(name: str, x: Tensor, tokens: int = 2) -> None:
+    """Raise if ``x`` is empty in a dimension other than the first ``tokens``, which are batch and time."""
+    if 0 in x.shape[tokens:]:
+        raise ValueError(f"{name} must have no empty dimension but those of tokens, got shape {tuple(x.shape)}")
+
+
+def without_tokens(
+    output: Tensor, tensors: Iterable[Tensor | None], state: Tensor | Sequence[Tensor]
+) -> tuple[Tensor, Any]:
+    """Return what an operation does of a batch or a time of 0.
+
+    Args:
+        output: of the output's shape and dtype, empty.
+        tensors: the arguments, whose gradients are zero.
+        state: the state before the first token: a tensor, or three, of which the last one has no gradient.
+
+    Returns:
+        The output, and a copy of the state.
+    """
+    zero = sum(0 * x.sum() for x in tensors if x is not None)
+    if isinstance(state, Tensor):
+        return output + zero, state.clone()
+    *parts, top = state
+    return output + zero, (*(x.clone() for x in parts), top.detach().clone())
 
 
 def check_on_gpu(name: str, x: Tensor) -> None:
     """Raise unless kernels can run on ``x``'s dtype and device, and no transform of torch.func is active."""
     check_dtype(name, x, TRITON_DTYPES)
-    if is_interpreted():
-        if CASE_DTYPES[x.dtype] not in INTERPRETED_DTYPES:
-            expected = " or ".join(dtype_name(t) for t, short in CASE_DTYPES.items() if short in INTERPRETED_DTYPES)
-            raise ValueError(f"{name} must be {expected} under TRITON_INTERPRET=1, got {dtype_name(x.dtype)}")
-    elif x.device.type != "cuda":
+    if is_interpreted() and CASE_DTYPES[x.dtype] not in INTERPRETED_DTYPES:
+        expected = " or ".join(dtype_name(t) for t, short in CASE_DTYPES.items() if short in INTERPRETED_DTYPES)
+        raise ValueError(f"{name} must be {expected} under TRITON_INTERPRET=1, got {dtype_name(x.dtype)}")
+    if x.device.type not in (("cpu", "cuda") if is_interpreted() else ("cuda",)):
         raise ValueError(f'{name} must be on a GPU, got a tensor on {x.device}: impl="torch" takes any device')
     refuse_transforms(name)
 
 
 def refuse_transforms(name: str) -> None:
-    """Raise inside a transform of torch.func: its tensors have no memory that a kernel could read."""
+    """Raise inside a transform of torch.func: its tensors have no memory that a kernel could read, and autograd
+    functions have no rule for it."""
     if not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active():
-        raise RuntimeError(f"{name} must not be inside a transform of torch.func (vmap, grad, ...): use torch.autograd")
+        raise RuntimeError(
+            f"{name} must not be inside a transform of torch.func (vmap, grad, ...): use a batch dimension "
+            "instead of vmap, and torch.autograd instead of grad"
+        )
 
 
 def check_tensor(name: str, x: object, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> None:
-    """Raise unless ``x`` is a contiguous tensor of this shape and dtype on this device."""
+    """Raise unless ``x`` is a tensor of this shape and dtype on this device."""
     if not isinstance(x, Tensor):
         raise TypeError(f"{name} must be a tensor, got {type(x).__name__}")
     if tuple(x.shape) != tuple(shape):
@@ -136,17 +160,14 @@ def check_tensor(name: str, x: object, shape: Sequence[int], dtype: torch.dtype,
         raise ValueError(f"{name} must be {dtype_name(dtype)}, got {dtype_name(x.dtype)}")
     if x.device != device:
         raise ValueError(f"{name} must be on {device}, got {x.device}")
-    if not x.is_contiguous():
-        raise ValueError(f"{name} must be contiguous, got strides {x.stride()} for shape {tuple(x.shape)}")
 
 
 def check_first(name: str, x: Tensor, dims: str) -> None:
-    """Raise unless an operation's first tensor, to which the others are compared, is floating, contiguous, not empty,
-    and has dimensions such as "[B, T, C]"."""
+    """Raise unless an operation's first tensor, to which the others are compared, is floating and has dimensions such
+    as "[B, T, C]", of which only batch and time may be 0."""
     check_dimensions(name, x, dims)
     check_dtype(name, x)
     check_not_empty(name, x)
-    check_tensor(name, x, x.shape, x.dtype, x.device)
 
 
 def check_chunk_size(chunk_size: int, *, minimum: int = 1, power_of_two: bool = False) -> None:

@@ -48,7 +48,7 @@ def check_channels(
     """Raise unless the arguments agree.
 
     Args:
-        x: name -> [B, T, C], contiguous, not empty, of one floating dtype and shape.
+        x: name -> [B, T, C], of one floating dtype and shape, C not 0.
         parameters: name -> [C], float32 (float64 beside float64 inputs).
         states: name -> [B, C], float32 (float64 beside float64 inputs), or None.
         state_dtype: float32.

@@ -4,8 +4,9 @@ A family declares what it computes once, as a :class:`Differentiable`: plain fun
 the backward pass. An eager call runs them in an autograd function, which costs the host least. In a compiled call each
 is an operator registered with torch, which the compiler does not trace; ``shapes`` tells it the results' shapes.
 
-A pass copies tensors that do not begin at a multiple of 16 bytes, as descriptors and repeated launches (remember.py)
-must. It launches on the device of its first tensor; all must be there.
+A pass copies tensors that its kernels cannot read (:func:`readable`): those that do not begin at a multiple of 16
+bytes, as descriptors and repeated launches (remember.py) must, and those with other strides. It launches on the device
+of its first tensor; all must be there.
 
 While a FlopCounterMode counts, an eager call's passes run inside these operators, which it sees; all else is the same.
 """
@@ -23,7 +24,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack, is_in
 from torch.utils.flop_counter import FlopCounterMode, register_flop_formula
 
 from .exchange import keeping_nothing
-from .remember import ALIGNMENT, record_call, run_pass
+from .remember import ALIGNMENT, launch_anew, record_call, run_pass
 from .second_derivatives import gradients_once
 from .spec import resolve
 
@@ -37,6 +38,12 @@ SCHEMA_TYPES = {
 
 FLOPS = "analysis.counts.operators:flops"
 """(name, fw or bw, request, tensors) -> the FLOPs of a call. Only a FlopCounterMode makes kernels import it."""
+
+STRIDE_MULTIPLE = 8
+"""Elements: 16 bytes in half precision, which descriptors and vector loads take."""
+
+MAX_ROW = 2**20
+"""Strides from a position to the next are below this many elements, so that a tile's offsets are within 32 bits."""
 
 _local = threading.local()
 
@@ -53,6 +60,8 @@ class Differentiable:
         saved: names of what the forward pass keeps for the backward pass beside its arguments. If ``forward`` returns
             more than these, an eager call keeps the rest too, and a compiled call drops it.
         constant: names of the outputs that have no gradient.
+        strided: how many of the first tensors kernels read with strides of their own, all others being contiguous; None
+            if they read all tensors with any strides.
         forward: (request, *tensors) -> (outputs, saved); no two of these tensors may share memory.
         backward: (request, needs, tensors, saved, gradients of the outputs) -> gradients of the tensors, or None where
             ``needs`` is false. ``backward=None``: nothing has a gradient.
@@ -68,12 +77,14 @@ class Differentiable:
         outputs: Sequence[str],
         saved: Sequence[str] = (),
         constant: Sequence[str] = (),
+        strided: int | None = 0,
         forward: Callable[..., tuple[Tensors, Tensors]],
         backward: Callable[..., Tensors] | None,
         shapes: Callable[..., tuple[Tensors, Tensors]],
     ) -> None:
-        self.forward = lambda request, *tensors: on_device_of(tensors[0], forward, request, *aligned(tensors))
-        self.backward = backward and partial(_on_aligned, backward)
+        self.forward = lambda request, *tensors: on_device_of(tensors[0], forward, request, *readable(tensors, strided))
+        self.backward = backward and partial(_on_readable, backward, strided)
+        self.strided = strided
         self.shapes = shapes
         self.name, self.request, self.tensors, self.outputs = name, request, tensors, outputs
         self.constant = [index for index, output in enumerate(outputs) if output in constant]
@@ -88,8 +99,8 @@ class Differentiable:
     ) -> Differentiable:
         """Return the decoding step: a Differentiable of the same request, tensors and outputs, without gradients."""
         return Differentiable(
-            f"{self.name}_step", request=self.request, tensors=self.tensors, outputs=self.outputs, forward=forward,
-            backward=None, shapes=shapes,
+            f"{self.name}_step", request=self.request, tensors=self.tensors, outputs=self.outputs, strided=self.strided,
+            forward=forward, backward=None, shapes=shapes,
         )  # fmt: skip
 
     def __call__(self, request: Any, *tensors: Tensor | None) -> Tensors:
@@ -163,7 +174,7 @@ class Differentiable:
         def gradient_shapes(
             grads: list[Any], inputs: list[Any], saved: list[Tensor], needs: list[bool], *values: Any
         ) -> list[Tensor]:
-            like = [torch.empty_like(x) if need else None for x, need in zip(inputs, needs, strict=True)]
+            like = [contiguous_like(x) if need else None for x, need in zip(inputs, needs, strict=True)]
             return list(_packed(like, inputs[0]))
 
         lists = ["Tensor?[] grads", "Tensor?[] inputs", "Tensor[] saved", "bool[] needs"]
@@ -236,8 +247,9 @@ class _Call:
             gradients: of the outputs.
         """
         count = self.what.num_tensors
-        # Hooks on saved tensors may return them in another dtype or on another device.
-        key = needs, saved[0].get_device(), *[None if x is None else x.dtype for x in (*saved, *gradients)]
+        # Hooks on saved tensors may return them in another dtype, on another device or with other strides.
+        kinds = [None if x is None else (x.dtype, x.is_contiguous() or x.stride()) for x in saved]
+        key = needs, saved[0].get_device(), *kinds, *[None if x is None else x.dtype for x in gradients]
         given = self.request, needs, saved[:count], saved[count:], gradients
         assert self.what.backward is not None
         run = partial(run_pass, self.launches, key, partial(self.what.backward, *given))
@@ -285,13 +297,55 @@ def on_device_of(x: Tensor, run: Callable[..., Any], *arguments: Any, **keywords
     return run(*arguments, **keywords)
 
 
-def aligned(tensors: Sequence[Tensor | None]) -> Tensors:
-    """Return tensors, or copies of those that do not begin at a multiple of ALIGNMENT bytes."""
-    return tuple([x if x is None or x.data_ptr() % ALIGNMENT == 0 else x.clone() for x in tensors])
+def readable(tensors: Tensors, strided: int | None = 0) -> Tensors:
+    """Return tensors, or copies of those that do not begin at a multiple of ALIGNMENT bytes or whose strides kernels do
+    not read: the first ``strided`` need :func:`has_strides`, others be contiguous; None: they read all."""
+    for x in tensors:
+        if x is not None and not (x.is_contiguous() and x.data_ptr() % ALIGNMENT == 0):
+            return tuple([x if x is None else _readable(x, n, strided) for n, x in enumerate(tensors)])
+    return tensors
 
 
-def _on_aligned(backward: Callable[..., Tensors], request: Any, needs: Any, *given: Tensors) -> Tensors:
-    return on_device_of(given[0][0], backward, request, needs, *map(aligned, given))
+def _readable(x: Tensor, n: int, strided: int | None) -> Tensor:
+    is_aligned = x.data_ptr() % ALIGNMENT == 0
+    if strided is None:
+        return x if is_aligned else x.clone()
+    reads_strides = n < strided and not x.is_contiguous() and has_strides(x)
+    if is_aligned and (reads_strides or x.is_contiguous()):
+        return x
+    if reads_strides:
+        # Whether it is copied, and the kernel for contiguous tensors runs, depends on its address alone.
+        launch_anew()
+    return x.clone(memory_format=torch.contiguous_format)
+
+
+def has_strides(x: Tensor) -> bool:
+    """Return whether kernels can read x with its strides: the last one is 1, others are multiples of STRIDE_MULTIPLE,
+    and a tile's offsets fit into 32 bits."""
+    *outer, last = x.stride()
+    row = outer[1] if len(outer) > 1 else outer[0]
+    return last == 1 and row < MAX_ROW and all(n > 0 and n % STRIDE_MULTIPLE == 0 for n in outer)
+
+
+def contiguous_like(x: Tensor) -> Tensor:
+    """Allocate a contiguous tensor of x's shape and dtype; x may have other strides."""
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+def sequence_strides(*inputs: Tensor | None) -> list[tuple[int, int] | None]:
+    """Return the strides of batch and time of inputs [B, T, C], in units of STRIDE_MULTIPLE; None for one that is
+    contiguous, and for None."""
+    return [
+        None if x is None or x.is_contiguous() else (x.stride(0) // STRIDE_MULTIPLE, x.stride(1) // STRIDE_MULTIPLE)
+        for x in inputs
+    ]
+
+
+def _on_readable(
+    backward: Callable[..., Tensors], strided: int | None, request: Any, needs: Any, tensors: Tensors, *others: Tensors
+) -> Tensors:
+    given = readable(tensors, strided), *map(readable, others)
+    return on_device_of(tensors[0], backward, request, needs, *given)
 
 
 def _counters() -> list[FlopCounterMode]:

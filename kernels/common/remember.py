@@ -131,6 +131,7 @@ class _Pass:
     def __init__(self, known: Sequence[_Launch | None]) -> None:
         self.known = known
         self.launches: list[_Launch | None] = []
+        self.counts = True
 
     def launch(self, function: Any, grid: tuple[int, ...], /, *args: Any, **keywords: Any) -> None:
         """Launch a jit function by what was compiled for it, or else as Triton does."""
@@ -159,9 +160,16 @@ def run_pass(memory: dict[Hashable, Sequence[Any]], key: Hashable, run: Callable
         result = run()
     finally:
         _local.launching = before
-    if len(now.launches) != len(now.known):
+    if now.counts and len(now.launches) != len(now.known):
         memory[key] = now.launches
     return result
+
+
+def launch_anew() -> None:
+    """Have the pass that runs in this thread launch as Triton does, and remember none of its launches: its arguments'
+    kinds do not say how its tensors are laid out."""
+    if (now := getattr(_local, "launching", None)) is not None:
+        now.known, now.counts = (), False
 
 
 class RememberedKernel:

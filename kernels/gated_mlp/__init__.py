@@ -98,7 +98,8 @@ def gated_mlp(
         y = act(x W_gate) * (x W_up)
 
     Args:
-        x: [M, D], contiguous; float32, float16 or bfloat16. D and F are multiples of 8.
+        x: [M, D]; float32, float16 or bfloat16. D and F are multiples of 8. Kernels that load by descriptors take any
+            rows that are a multiple of 8 apart, and copy others.
         w_up, w_gate: [D, F] in x's dtype, either both K-major, which is what ``linear.weight.T`` of a torch.nn.Linear
             is (they may be views of one tensor), or both contiguous, which is slower.
         impl: "fused", one kernel that writes y alone, so that the backward pass projects again; "fused_save", which

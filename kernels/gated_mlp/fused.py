@@ -21,10 +21,11 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from ...results.arguments import one_of
 from ..common.device import capability, multiprocessors
-from ..common.differentiable import Differentiable, Tensors, aligned, on_device_of
+from ..common.differentiable import Differentiable, Tensors, has_strides, on_device_of, readable
 from ..common.sizes import REMEMBERED, cdiv
 from .config import ACTIVATIONS, DIM_MULTIPLE, GatedMlpConfig, GemmConfig, invalid_reason, select_tile
 from .project import gate_gradient_kernel, project_kernel
+from .reference import portable
 from .validate import check_kernel_support, check_layout, check_projections, is_k_major
 
 DTYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
@@ -39,10 +40,12 @@ def fused(
     """Compute y as :func:`..gated_mlp` says; ``save``: keep the pre-activations if a backward pass may follow."""
     one_of("activation", activation, ACTIVATIONS)
     check_projections(x, w_up, w_gate)
-    check_layout(x, w_up, w_gate)
+    check_layout(w_up, w_gate)
     check_kernel_support(x, *w_up.shape)
     if config is not None and (reason := invalid_reason(config)):
         raise ValueError(f"config: {reason}")
+    if not len(x):
+        return portable(x, w_up, w_gate, activation=activation)
     # Determined here because gradients are never enabled inside an autograd function.
     differentiated = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (x, w_up, w_gate))
     (y,) = GATED_MLP(MlpCall(activation, save and differentiated, is_k_major(w_up), config), x, w_up, w_gate)
@@ -66,9 +69,11 @@ def products(
     """
     one_of("impl", impl, ("gemms",), " for projections")
     check_projections(x, w_up, w_gate)
-    check_layout(x, w_up, w_gate)
+    check_layout(w_up, w_gate)
     check_kernel_support(x, *w_up.shape)
-    x, w_up, w_gate = aligned((x, w_up, w_gate))
+    if not len(x):
+        return x.new_empty(2, 0, w_up.shape[1])
+    x, w_up, w_gate = readable((x, w_up, w_gate), None)
     both = x.new_empty(2, x.shape[0], w_up.shape[1])
     call = MlpCall("silu", False, is_k_major(w_up), config)
     on_device_of(x, project, x, UpAndGate(w_up, w_gate), call, pre=UpAndGate(*both))
@@ -122,11 +127,11 @@ def _backward(
     # Hooks on saved tensors may return them in another layout.
     x, w_up, w_gate = tensors
     k_major = problem.k_major
-    x, dy = x.contiguous(), gradients[0].contiguous()
+    (dy,) = gradients
     weights = UpAndGate(*(w.T.contiguous().T if k_major else w.contiguous() for w in (w_up, w_gate)))
     d_pre = _uninitialised(x, w_up.shape[1])
     if problem.save:
-        gate_gradient(UpAndGate(*(kept.contiguous() for kept in saved)), dy, d_pre, problem)
+        gate_gradient(UpAndGate(*saved), dy, d_pre, problem)
     else:
         project(x, weights, problem, pre=d_pre, dy=dy)
     dx = (d_pre.up @ weights.up.T).addmm_(d_pre.gate, weights.gate.T) if needs[0] else None
@@ -140,6 +145,7 @@ GATED_MLP = Differentiable(
     tensors=("x", "w_up", "w_gate"),
     outputs=("y",),
     saved=("up", "gate"),
+    strided=None,
     forward=_forward,
     backward=_backward,
     shapes=_shapes,
@@ -173,13 +179,16 @@ def project(
         if tensor is None or not config.use_tma:
             return None if tensor is None else tensor.detach()
         # The tensor's own stride may be anything if it has one row.
-        return TensorDescriptor(tensor.detach(), list(tensor.shape), [tensor.shape[1], 1], list(block))
+        row = tensor.shape[1] if tensor.is_contiguous() else tensor.stride(0)
+        return TensorDescriptor(tensor.detach(), list(tensor.shape), [row, 1], list(block))
 
     if k_major:
         w, w_gate = _both(weights, config) if config.use_tma else weights.up.T.detach(), None
     else:
         w, w_gate = (argument(weight, config.block_k, config.block_f) for weight in weights)
     out = (config.block_m, config.block_f // config.subtiles)
+    if not (x.is_contiguous() or (config.use_tma and has_strides(x))):
+        x = x.contiguous()
     project_kernel[grid](
         argument(x, config.block_m, config.block_k), w, w_gate, argument(y, *out),
         *(argument(tensor, *out) for tensor in pre or (None, None)), argument(dy, *out), rows, inner // DIM_MULTIPLE,

@@ -67,7 +67,7 @@ def portable(x: Tensor, w_up: Tensor, w_gate: Tensor, *, activation: str = "silu
     is needed, the gating is computed in place, so that two [M, F] tensors are in memory rather than four.
     """
     check_projections(x, w_up, w_gate)
-    check_layout(x, w_up, w_gate)
+    check_layout(w_up, w_gate)
     gate = x @ w_gate
     if gate.requires_grad or (torch.is_grad_enabled() and w_up.requires_grad):
         return activate(gate, activation) * (x @ w_up)

@@ -9,13 +9,13 @@ from .config import DIM_MULTIPLE
 
 
 def check_projections(x: Tensor, w_up: Tensor, w_gate: Tensor) -> None:
-    """Raise unless x [M, D] and w_up, w_gate [D, F] are floating, not empty, and agree in dtype and device."""
+    """Raise unless x [M, D] and w_up, w_gate [D, F] are floating, not empty but in M, and agree in dtype and device."""
     given = {"x": (x, "[M, D]"), "w_up": (w_up, "[D, F]"), "w_gate": (w_gate, "[D, F]")}
     for name, (tensor, dims) in given.items():
         check_dimensions(name, tensor, dims)
     check_dtype("x", x)
     for name, (tensor, _) in given.items():
-        check_not_empty(name, tensor)
+        check_not_empty(name, tensor, tokens=name == "x")
     if w_up.shape[0] != x.shape[1]:
         raise ValueError(f"w_up must have {x.shape[1]} rows, one a column of x, got shape {tuple(w_up.shape)}")
     if w_gate.shape != w_up.shape:
@@ -32,10 +32,8 @@ def is_k_major(weight: Tensor) -> bool:
     return weight.T.is_contiguous() and not weight.is_contiguous()
 
 
-def check_layout(x: Tensor, w_up: Tensor, w_gate: Tensor) -> None:
-    """Raise unless x is contiguous, and the weights are both contiguous or both K-major."""
-    if not x.is_contiguous():
-        raise ValueError(f"x must be contiguous, got strides {x.stride()} for shape {tuple(x.shape)}")
+def check_layout(w_up: Tensor, w_gate: Tensor) -> None:
+    """Raise unless the weights are both contiguous or both K-major."""
     if is_k_major(w_up) and is_k_major(w_gate):
         return
     for name, weight in (("w_up", w_up), ("w_gate", w_gate)):

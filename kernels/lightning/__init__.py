@@ -68,8 +68,8 @@ def lightning(
     """Compute Lightning Attention: kv_t = exp(-slope) kv_{t-1} + k_t v_t^T, o_t = scale kv_t^T q_t.
 
     Args:
-        q, k: [B, T, H, K], contiguous; see kernels/scalar_decay/engine.py for the dtypes and sizes of each ``impl``;
-            lightning1 and lightning2 take K and V up to 256.
+        q, k: [B, T, H, K]; see kernels/scalar_decay/engine.py for the dtypes, strides and sizes of each ``impl``;
+            lightning1 and lightning2 take K and V up to 256, and before Hopper copy what is not contiguous.
         v: [B, T, H, V], the same dtype.
         slope: decay rates [H], >= 0, float32 (float64 beside float64). Every token decays the past, so a token can be
             masked, by v = 0, only before all others.
@@ -97,11 +97,17 @@ def lightning(
     validate.check_head_constant("slope", slope, v)
     scale = 1.0 if scale is None else scale
     if impl in KERNELS:
+        from ..common.arguments import without_tokens
+        from ..scalar_decay.reference import zero_state
         from .request import make_request
 
         if chunk_size is not None:
             raise ValueError(f"chunk_size must be None for {impl}, got {chunk_size}")
         request = make_request(q, k, v, slope, impl, state_dtype, initial_state, return_last_state, scale, options)
+        if 0 in v.shape[:2]:
+            first = zero_state(k, v, normalize=False) if initial_state is None else initial_state
+            o, last = without_tokens(v, (q, k), first)
+            return (o, last) if return_last_state else o
         run: Callable[..., tuple[Any, ...]]
         if impl == "lightning1":
             from .lightning1 import lightning1 as run

@@ -22,6 +22,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..common.arguments import without_autocast
+from ..common.differentiable import contiguous_like
 from ..common.remember import remember_launches
 from ..common.sizes import cdiv, padded
 from .config import QuadraticConfig
@@ -80,7 +81,7 @@ def run_quadratic(
     nothing: other arguments are those of :func:`.lightning2.run_loop`."""
     B, T, H, DZ = z.shape
     DX = x.shape[3]
-    out = torch.empty_like(z)
+    out = contiguous_like(z)
     boxes = (
         (config.block_t, padded(DX)),
         (config.block_s, padded(DX)),

@@ -27,6 +27,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ..common.differentiable import contiguous_like
 from ..common.remember import remember_launches
 from ..common.sizes import cdiv, padded
 from .config import LoopConfig
@@ -126,7 +127,7 @@ def run_loop(
     """
     B, T, H, DZ = z.shape
     DX = x.shape[3]
-    out = torch.empty_like(z)
+    out = contiguous_like(z)
     end = torch.empty(B, H, DX, DZ, device=z.device, dtype=torch.float32) if want_state else None
     widths = (padded(DX), padded(DX), config.block_z, config.block_z)
     (x_tiles, y_tiles, z_tiles, out_tiles), use_tma = tiles_of((x, y, z, out), [(config.block_t, n) for n in widths])

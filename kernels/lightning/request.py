@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..common.arguments import CASE_DTYPES, check_on_gpu, check_state_dtype, resolve_scale, score_headroom
 from ..common.device import capability
-from ..common.differentiable import Differentiable, Tensors
+from ..common.differentiable import Differentiable, Tensors, contiguous_like
 from ..scalar_decay.validate import check_initial_state
 from .config import LightningConfig, invalid_reason, select_config, why_not
 
@@ -88,7 +88,7 @@ def four_launches(name: str, run: Callable[..., tuple[Tensor, Tensor | None]]) -
 
     def shapes(request: LightningRequest, q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensors, Tensors]:
         last = v.new_empty(v.shape[0], v.shape[2], q.shape[3], v.shape[3], dtype=torch.float32)
-        return (torch.empty_like(v), last if request.want_last else None), ()
+        return (contiguous_like(v), last if request.want_last else None), ()
 
     def backward(
         request: LightningRequest, needs: tuple[bool, ...], tensors: Tensors, saved: Tensors, gradients: Tensors
@@ -96,8 +96,7 @@ def four_launches(name: str, run: Callable[..., tuple[Tensor, Tensor | None]]) -
         q, k, v, slope, initial = tensors
         do, d_last = gradients
         config = launches(request, q, v)
-        do = torch.zeros_like(v) if do is None else do.contiguous()
-        d_last = None if d_last is None else d_last.contiguous()
+        do = v.new_zeros(v.shape) if do is None else do
         dq, _ = run(config.dq, request, do, v, k, slope, initial, transposed=True)
         dk, _ = run(config.dk, request, v, do, q, slope, d_last, future=True, transposed=True)
         dv, d_initial = run(config.dv, request, k, q, do, slope, d_last, future=True, want_state=needs[4])
@@ -105,5 +104,5 @@ def four_launches(name: str, run: Callable[..., tuple[Tensor, Tensor | None]]) -
 
     return Differentiable(
         name, request=LightningRequest, tensors=("q", "k", "v", "slope", "initial_state?"), outputs=("o", "kv"),
-        forward=forward, backward=backward, shapes=shapes,
+        strided=3, forward=forward, backward=backward, shapes=shapes,
     )  # fmt: skip

@@ -72,16 +72,18 @@ def tiles_of(
 ) -> tuple[list[Tensor | TensorDescriptor], bool]:
     """Return what a kernel takes for tensors [B, T, H, D], and USE_TMA: whether these are descriptors.
 
-    Otherwise they are the tensors: if the device has no descriptors.
+    Otherwise they are the tensors, or contiguous copies: if the device has no descriptors.
 
     Args:
         boxes: rows and columns of each tensor's tiles.
     """
     plain = [x.detach() for x in tensors]
     if capability(plain[0].device) < (9, 0):
-        return [*plain], False
+        return [x.contiguous() for x in plain], False
     tiles: list[Tensor | TensorDescriptor] = []
     for x, box in zip(plain, boxes, strict=True):
         B, T, H, D = x.shape
-        tiles.append(TensorDescriptor(x, [B, H, T, D], [T * H * D, D, H * D, 1], [1, 1, *box]))
+        # A contiguous tensor's own strides say nothing along dimensions of size 1.
+        batch, row, head = (T * H * D, H * D, D) if x.is_contiguous() else x.stride()[:3]
+        tiles.append(TensorDescriptor(x, [B, H, T, D], [batch, head, row, 1], [1, 1, *box]))
     return tiles, True

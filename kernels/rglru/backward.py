@@ -24,7 +24,7 @@ from .elements import (
     load_inputs,
     load_state,
     pass_state,
-    prefetch_tile,
+    prefetch_input,
     prefetch_words,
     program_position,
     scan_rows,
@@ -101,8 +101,8 @@ def _store_dc(dc_ptr, c_ptr, total, offs_c, mask_c, PRECISE: tl.constexpr):
 @remember_launches
 @triton.jit(do_not_specialize=["call", "B", "T", "C8", "S", "ahead"])
 def look_back_gradient_kernel(
-    x_ptr, r_ptr, i_ptr, c_ptr, saved_ptr, dh_ptr, dlast_ptr, dx_ptr, dr_ptr, di_ptr, dc_ptr, dfirst_ptr, word_ptr,
-    call, B, T, C8, S, ahead, OP: tl.constexpr, PASS: tl.constexpr, TILE: tl.constexpr,
+    x_ptr, r_ptr, i_ptr, c_ptr, saved_ptr, dh_ptr, dlast_ptr, dx_ptr, dr_ptr, di_ptr, dc_ptr, dfirst_ptr, strides,
+    word_ptr, call, B, T, C8, S, ahead, OP: tl.constexpr, PASS: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """Compute the gradients of one tile in a single pass over memory; the first programs take the end of the sequence.
 
@@ -126,19 +126,19 @@ def look_back_gradient_kernel(
     offs_t = (BLOCK_O - 1 - tl.arange(0, BLOCK_O)) * BLOCK_I
     base = (batch * T + tile * STEPS) * C
     offs, left, mask = tile_offsets(offs_t, offs_c, mask_c, C, T - tile * STEPS)
-    x, r, i = load_inputs(x_ptr, r_ptr, i_ptr, base, offs, left, mask, C, OP, BLOCK_I)
+    at = batch, tile * STEPS, base, offs, offs_t, offs_c, left, mask
+    x, r, i = load_inputs(x_ptr, r_ptr, i_ptr, strides, at, C, OP, BLOCK_I)
     dh = load_rows(dh_ptr + base, offs, left, mask, C, 0.0, BLOCK_I)
     h = _load_saved(saved_ptr + (batch * S + tile * BLOCK_O) * C, offs_t, offs_c, left, mask, C, BLOCK_I)
     if not INTERPRETED:
         prefetch_words(word_ptr, B, C, batch, position, block * BLOCK_C, BLOCK_C)
         earlier = (tile - ahead) * STEPS
         if (ahead > 0) & (earlier >= 0):
-            row = batch * T * C
-            prefetch_tile(x_ptr + row, earlier, T, C, block * BLOCK_C, STEPS, BLOCK_C)
-            prefetch_tile(r_ptr + row, earlier, T, C, block * BLOCK_C, STEPS, BLOCK_C)
-            prefetch_tile(dh_ptr + row, earlier, T, C, block * BLOCK_C, STEPS, BLOCK_C)
+            prefetch_input(x_ptr, strides.x, batch, earlier, T, C, block * BLOCK_C, STEPS, BLOCK_C)
+            prefetch_input(r_ptr, strides.r, batch, earlier, T, C, block * BLOCK_C, STEPS, BLOCK_C)
+            prefetch_input(dh_ptr, None, batch, earlier, T, C, block * BLOCK_C, STEPS, BLOCK_C)
             if OP == "rglru":
-                prefetch_tile(i_ptr + row, earlier, T, C, block * BLOCK_C, STEPS, BLOCK_C)
+                prefetch_input(i_ptr, strides.i, batch, earlier, T, C, block * BLOCK_C, STEPS, BLOCK_C)
     issue_loads()
     rate = decay_rate(c_ptr, offs_c, mask_c, OP, PRECISE)[None, :]
     all_a, all_open, after_a, after_w, before_a, before_w = _backward_tile(r, dh, rate, OP, PRECISE, BLOCK_I)
@@ -162,7 +162,7 @@ def look_back_gradient_kernel(
 @remember_launches
 @triton.jit(do_not_specialize=["B", "T", "C8", "S", "L", "N"])
 def walk_gradient_kernel(
-    x_ptr, r_ptr, i_ptr, c_ptr, saved_ptr, dh_ptr, dlast_ptr, dx_ptr, dr_ptr, di_ptr, dc_ptr, dfirst_ptr,
+    x_ptr, r_ptr, i_ptr, c_ptr, saved_ptr, dh_ptr, dlast_ptr, dx_ptr, dr_ptr, di_ptr, dc_ptr, dfirst_ptr, strides,
     B, T, C8, S, L, N, OP: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """Take one chunk of L steps backwards in time, tile by tile, from the w after it.
@@ -194,7 +194,8 @@ def walk_gradient_kernel(
         start = chunk * L + (tiles - 1 - step) * STEPS
         base = (batch * T + start) * C
         offs, left, mask = tile_offsets(offs_t, offs_c, mask_c, C, stop - start)
-        x, r, i = load_inputs(x_ptr, r_ptr, i_ptr, base, offs, left, mask, C, OP, BLOCK_I)
+        at = batch, start, base, offs, offs_t, offs_c, left, mask
+        x, r, i = load_inputs(x_ptr, r_ptr, i_ptr, strides, at, C, OP, BLOCK_I)
         dh = load_rows(dh_ptr + base, offs, left, mask, C, 0.0, BLOCK_I)
         saved = saved_ptr + (batch * S + start // BLOCK_I) * C
         h = _load_saved(saved, offs_t, offs_c, left, mask, C, BLOCK_I)

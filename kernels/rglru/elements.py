@@ -12,6 +12,7 @@ these steps do not change the state. Source: De et al., Griffin (2024), equation
 """
 
 from functools import cache
+from typing import NamedTuple
 
 import triton
 import triton.language as tl
@@ -23,6 +24,14 @@ LOG2E = tl.constexpr(1.4426950408889634)
 LOG2E_LOW = tl.constexpr(1.9259629911266175e-8)
 """log2(e) minus its nearest float32."""
 LN2 = tl.constexpr(0.6931471805599453)
+
+
+class Strides(NamedTuple):
+    """Strides of batch and time of inputs, in units of eight elements; None for one that is contiguous."""
+
+    x: tuple[int, int] | None
+    r: tuple[int, int] | None
+    i: tuple[int, int] | None
 
 
 @triton.jit
@@ -95,36 +104,68 @@ def decay_rate(c_ptr, offs_c, mask_c, OP: tl.constexpr, PRECISE: tl.constexpr):
 
 
 @triton.jit
-def load_gate(r_ptr, offs, left, mask_c, C, OP: tl.constexpr, BLOCK_I: tl.constexpr):
-    """Load a tile of r; beyond the end of the sequence it holds what makes a = 1."""
-    return load_rows(r_ptr, offs, left, mask_c, C, -float("inf") if OP == "rglru" else 1.0, BLOCK_I)
+def _load_input(ptr, strides, at, C, other, BLOCK_I: tl.constexpr):
+    """Load a tile of an input. ``at`` is its sequence, first step, offset in a contiguous input, offsets of rows there,
+    first steps of the rows, channels, and what else :func:`load_rows` takes."""
+    batch, start, base, offs, offs_t, offs_c, left, mask_c = at
+    if strides is None:
+        ptr += base
+        row = C
+    else:
+        # Triton takes a stride of 1 for a constant, which has no method ``to``.
+        row = tl.full((), strides[1], tl.int32) * 8
+        ptr += batch * (tl.full((), strides[0], tl.int64) * 8) + start * row.to(tl.int64)
+        offs = offs_t[:, None] * row + offs_c[None, :]
+    return load_rows(ptr, offs, left, mask_c, row, other, BLOCK_I)
 
 
 @triton.jit
-def load_inputs(x_ptr, r_ptr, i_ptr, base, offs, left, mask_c, C, OP: tl.constexpr, BLOCK_I: tl.constexpr):
-    """Load a tile of x, r and i that starts at ``base``; a linear scan has no i and gets x instead."""
-    x_ptr += base
-    r_ptr += base
+def load_gate(r_ptr, strides, at, C, OP: tl.constexpr, BLOCK_I: tl.constexpr):
+    """Load a tile of r; beyond the end of the sequence it holds what makes a = 1."""
+    return _load_input(r_ptr, strides.r, at, C, -float("inf") if OP == "rglru" else 1.0, BLOCK_I)
+
+
+@triton.jit
+def load_inputs(x_ptr, r_ptr, i_ptr, strides, at, C, OP: tl.constexpr, BLOCK_I: tl.constexpr):
+    """Load a tile of x, r and i (see _load_input); a linear scan has no i and gets x instead."""
+    x = _load_input(x_ptr, strides.x, at, C, 0.0, BLOCK_I)
+    r = load_gate(r_ptr, strides, at, C, OP, BLOCK_I)
     if OP == "rglru":
-        i_ptr += base
-    x = load_rows(x_ptr, offs, left, mask_c, C, 0.0, BLOCK_I)
-    r = load_gate(r_ptr, offs, left, mask_c, C, OP, BLOCK_I)
-    if OP == "rglru":
-        i = load_rows(i_ptr, offs, left, mask_c, C, 0.0, BLOCK_I)
+        i = _load_input(i_ptr, strides.i, at, C, 0.0, BLOCK_I)
     else:
         i = x
     return x, r, i
 
 
 @triton.jit
-def prefetch_tile(ptr, start, T, C, first_c, TILE: tl.constexpr, BLOCK_C: tl.constexpr):
-    """Prefetch TILE steps from ``start`` on of BLOCK_C channels into the L2 cache, an address a sector. A later program
-    uses them; memory stays busy while this one computes."""
+def load_token(ptr, strides, batch, C, offs_c, mask_c):
+    """Load the only step of a sequence of an input [BLOCK_C]."""
+    if strides is None:
+        ptr += batch * C
+    else:
+        ptr += batch * (tl.full((), strides[0], tl.int64) * 8)
+    return tl.load(ptr + offs_c, mask=mask_c, other=0.0)
+
+
+@triton.jit
+def prefetch_input(ptr, strides, batch, start, T, C, first_c, TILE: tl.constexpr, BLOCK_C: tl.constexpr):
+    """Prefetch a tile of an input, see :func:`prefetch_tile`."""
+    if strides is None:
+        prefetch_tile(ptr + batch * T * C, start, T, C, C, first_c, TILE, BLOCK_C)
+    else:
+        sequence = ptr + batch * (tl.full((), strides[0], tl.int64) * 8)
+        prefetch_tile(sequence, start, T, C, tl.full((), strides[1], tl.int32) * 8, first_c, TILE, BLOCK_C)
+
+
+@triton.jit
+def prefetch_tile(ptr, start, T, C, row, first_c, TILE: tl.constexpr, BLOCK_C: tl.constexpr):
+    """Prefetch TILE steps from ``start`` on of BLOCK_C channels into the L2 cache, an address a sector; steps are
+    ``row`` elements apart. A later program uses them; memory stays busy while this one computes."""
     SECTOR: tl.constexpr = 32 * 8 // ptr.dtype.element_ty.primitive_bitwidth
     steps = tl.minimum(start + tl.arange(0, TILE), T - 1)
     SECTORS: tl.constexpr = BLOCK_C // SECTOR if BLOCK_C > SECTOR else 1
     channels = tl.minimum(first_c + tl.arange(0, SECTORS) * SECTOR, C - 1)
-    address = (ptr + steps.to(tl.int64)[:, None] * C + channels[None, :]).to(tl.int64)
+    address = (ptr + steps.to(tl.int64)[:, None] * row + channels[None, :]).to(tl.int64)
     tl.inline_asm_elementwise(
         "prefetch.global.L2 [$1]; mov.b32 $0, 0;", "=r,l", [address], dtype=tl.int32, is_pure=False, pack=1
     )
@@ -135,7 +176,7 @@ def prefetch_words(word_ptr, B, C, batch, tile, first_c, BLOCK_C: tl.constexpr):
     """Prefetch into the L2 cache the words that a tile will publish. Each is written once a launch, so it would not be
     there, and the next tile, which polls it, would first wait for memory."""
     row = tile.to(tl.int64) * B + batch
-    prefetch_tile(word_ptr + row * C, 0, 1, C, first_c, 1, BLOCK_C)
+    prefetch_tile(word_ptr + row * C, 0, 1, C, C, first_c, 1, BLOCK_C)
 
 
 @triton.jit

@@ -20,9 +20,10 @@ from .elements import (
     issue_loads,
     load_inputs,
     load_state,
+    load_token,
     make_element,
     pass_state,
-    prefetch_tile,
+    prefetch_input,
     prefetch_words,
     program_position,
     scan_rows,
@@ -67,7 +68,7 @@ def _store_states(
 @remember_launches
 @triton.jit(do_not_specialize=["call", "B", "T", "C8", "S", "ahead"])
 def look_back_kernel(
-    x_ptr, r_ptr, i_ptr, c_ptr, first_ptr, h_ptr, last_ptr, saved_ptr, word_ptr, call, B, T, C8, S, ahead,
+    x_ptr, r_ptr, i_ptr, c_ptr, first_ptr, h_ptr, last_ptr, saved_ptr, strides, word_ptr, call, B, T, C8, S, ahead,
     OP: tl.constexpr, SAVE: tl.constexpr, PASS: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """Compute one tile of BLOCK_I * BLOCK_O steps and BLOCK_C channels in a single pass over memory.
@@ -91,16 +92,16 @@ def look_back_kernel(
     base = (batch * T + tile * STEPS) * C
     end = T - tile * STEPS
     offs, left, mask = tile_offsets(offs_t, offs_c, mask_c, C, end)
-    x, r, i = load_inputs(x_ptr, r_ptr, i_ptr, base, offs, left, mask, C, OP, BLOCK_I)
+    at = batch, tile * STEPS, base, offs, offs_t, offs_c, left, mask
+    x, r, i = load_inputs(x_ptr, r_ptr, i_ptr, strides, at, C, OP, BLOCK_I)
     if not INTERPRETED:
         prefetch_words(word_ptr, B, C, batch, tile, block * BLOCK_C, BLOCK_C)
         later = (tile + ahead) * STEPS
         if (ahead > 0) & (later < T):
-            row = batch * T * C
-            prefetch_tile(x_ptr + row, later, T, C, block * BLOCK_C, STEPS, BLOCK_C)
-            prefetch_tile(r_ptr + row, later, T, C, block * BLOCK_C, STEPS, BLOCK_C)
+            prefetch_input(x_ptr, strides.x, batch, later, T, C, block * BLOCK_C, STEPS, BLOCK_C)
+            prefetch_input(r_ptr, strides.r, batch, later, T, C, block * BLOCK_C, STEPS, BLOCK_C)
             if OP == "rglru":
-                prefetch_tile(i_ptr + row, later, T, C, block * BLOCK_C, STEPS, BLOCK_C)
+                prefetch_input(i_ptr, strides.i, batch, later, T, C, block * BLOCK_C, STEPS, BLOCK_C)
     issue_loads()
     rate = decay_rate(c_ptr, offs_c, mask_c, OP, PRECISE)[None, :]
     all_a, all_b, after_a, after_b, before_a, before_b = forward_tile(x, r, i, rate, OP, PRECISE, BLOCK_I)
@@ -121,7 +122,7 @@ def look_back_kernel(
 @remember_launches
 @triton.jit(do_not_specialize=["B", "T", "C8", "S", "L", "N"])
 def walk_kernel(
-    x_ptr, r_ptr, i_ptr, c_ptr, first_ptr, h_ptr, last_ptr, saved_ptr, B, T, C8, S, L, N,
+    x_ptr, r_ptr, i_ptr, c_ptr, first_ptr, h_ptr, last_ptr, saved_ptr, strides, B, T, C8, S, L, N,
     OP: tl.constexpr, SAVE: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """Take one chunk of L steps, tile by tile, from the state before it.
@@ -148,7 +149,8 @@ def walk_kernel(
     for start in range(chunk * L, stop, STEPS):
         base = (batch * T + start) * C
         offs, left, mask = tile_offsets(offs_t, offs_c, mask_c, C, stop - start)
-        x, r, i = load_inputs(x_ptr, r_ptr, i_ptr, base, offs, left, mask, C, OP, BLOCK_I)
+        at = batch, start, base, offs, offs_t, offs_c, left, mask
+        x, r, i = load_inputs(x_ptr, r_ptr, i_ptr, strides, at, C, OP, BLOCK_I)
         issue_loads()
         all_a, all_b, after_a, after_b, before_a, before_b = forward_tile(x, r, i, rate, OP, PRECISE, BLOCK_I)
         h = tl.fma(before_a, state, before_b)
@@ -164,21 +166,24 @@ def walk_kernel(
 
 @remember_launches
 @triton.jit(do_not_specialize=["C"])
-def step_kernel(x_ptr, r_ptr, i_ptr, c_ptr, first_ptr, h_ptr, last_ptr, C, OP: tl.constexpr, BLOCK_C: tl.constexpr):
+def step_kernel(
+    x_ptr, r_ptr, i_ptr, c_ptr, first_ptr, h_ptr, last_ptr, strides, C, OP: tl.constexpr, BLOCK_C: tl.constexpr
+):
     """Advance BLOCK_C channels of one sequence by one token.
 
     Grid: (B, ceil(C / BLOCK_C)). Reads x, r, i [B, 1, C], c [C] and the state [B, C]; writes h [B, 1, C] and the new
     state [B, C].
     """
     PRECISE: tl.constexpr = x_ptr.dtype.element_ty == tl.float32
-    row = tl.program_id(0).to(tl.int64) * C
+    batch = tl.program_id(0).to(tl.int64)
+    row = batch * C
     offs_c = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
     mask_c = offs_c < C
-    x = tl.load(x_ptr + row + offs_c, mask=mask_c, other=0.0)
-    r = tl.load(r_ptr + row + offs_c, mask=mask_c, other=0.0)
+    x = load_token(x_ptr, strides.x, batch, C, offs_c, mask_c)
+    r = load_token(r_ptr, strides.r, batch, C, offs_c, mask_c)
     i = x
     if OP == "rglru":
-        i = tl.load(i_ptr + row + offs_c, mask=mask_c, other=0.0)
+        i = load_token(i_ptr, strides.i, batch, C, offs_c, mask_c)
     a, b = make_element(x, r, i, decay_rate(c_ptr, offs_c, mask_c, OP, PRECISE), OP, PRECISE)
     state = tl.reshape(load_state(first_ptr, row, offs_c, mask_c), (BLOCK_C,))
     h = tl.fma(a, state, b)

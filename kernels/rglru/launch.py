@@ -16,14 +16,14 @@ from torch import Tensor
 from ..common.arguments import CASE_DTYPES
 from ..common.channels import CHANNEL_MULTIPLE, TileConfig
 from ..common.device import capability
-from ..common.differentiable import Differentiable, Tensors
+from ..common.differentiable import Differentiable, Tensors, contiguous_like, sequence_strides
 from ..common.exchange import exchange_words
 from ..common.sizes import REMEMBERED, cdiv
 from ..common.sums import sum_parts
 from ..common.versions import register_options
 from .backward import look_back_gradient_kernel, walk_gradient_kernel
 from .config import AHEAD, ScanConfig, invalid_reason, preferred_chunk, select_config
-from .elements import pass_code
+from .elements import Strides, pass_code
 from .forward import look_back_kernel, step_kernel, walk_kernel
 from .reduce import merge_kernel, reduce_kernel
 
@@ -78,21 +78,23 @@ def _forward(request: ScanRequest, x: Tensor, *others: Any) -> tuple[Tensors, Te
     chunk, config = launches(request, x)
     tile, save = config.forward, config.backward.block_i
     slots = cdiv(T, save)
-    h = torch.empty_like(x)
+    h = contiguous_like(x)
     last = _float32(x, B, C) if request.want_last else None
     saved = _float32(x, B, slots, C) if request.save else None
-    sizes = (B, T, C // CHANNEL_MULTIPLE, slots)
+    sizes, strides = (B, T, C // CHANNEL_MULTIPLE, slots), Strides(*sequence_strides(x, *gates[:2]))
     flags = {"OP": request.op, "SAVE": save if request.save else 0, **tile.options}
     if request.impl in AHEAD:
         words, call = exchange_words(x, cdiv(T, tile.steps) * B * C)
         look_back_kernel[tile.grid(B, T, C, tile.steps)](
-            x, *gates, first, h, last, saved, words, call, *sizes, config.ahead // tile.blocks(B, C),
+            x, *gates, first, h, last, saved, strides, words, call, *sizes, config.ahead // tile.blocks(B, C),
             PASS=pass_code(tile.channels), **flags,
         )  # fmt: skip
     else:
         if chunk < T:
             first = _chunk_states(request.op, chunk, tile, x, gates, None, first)
-        walk_kernel[tile.grid(B, T, C, chunk)](x, *gates, first, h, last, saved, *sizes, chunk, cdiv(T, chunk), **flags)
+        walk_kernel[tile.grid(B, T, C, chunk)](
+            x, *gates, first, h, last, saved, strides, *sizes, chunk, cdiv(T, chunk), **flags
+        )
     return (h, last), (saved,)
 
 
@@ -102,7 +104,7 @@ def _shapes(request: ScanRequest, x: Tensor, *_: Tensor | None) -> tuple[Tensors
     config = _launches(request, index(B), 2**16, index(C), x.dtype, capability(x.device))[1]
     last = _float32(x, B, C) if request.want_last else None
     slots = cdiv(T, config.backward.block_i)
-    return (torch.empty_like(x), last), (_float32(x, B, slots, C) if request.save else None,)
+    return (contiguous_like(x), last), (_float32(x, B, slots, C) if request.save else None,)
 
 
 def _backward(
@@ -112,29 +114,28 @@ def _backward(
     x, *gates, _ = tensors
     (states,) = saved
     dh, dlast = gradients
-    dh = torch.zeros_like(x) if dh is None else dh.contiguous()
-    dlast = None if dlast is None else dlast.contiguous()
+    dh = x.new_zeros(x.shape) if dh is None else dh
     B, T, C = x.shape
     chunk, config = launches(request, x)
     tile = config.backward
     one_pass = request.impl in AHEAD
     parts = cdiv(T, tile.steps if one_pass else chunk)
-    dx, dr = torch.empty_like(x), torch.empty_like(x)
-    di, dc = (torch.empty_like(x), _float32(x, parts, B, C)) if request.op == "rglru" else (None, None)
+    dx, dr = contiguous_like(x), contiguous_like(x)
+    di, dc = (contiguous_like(x), _float32(x, parts, B, C)) if request.op == "rglru" else (None, None)
     dfirst = _float32(x, B, C) if needs[4] else None
-    sizes = (B, T, C // CHANNEL_MULTIPLE, states.shape[1])
+    sizes, strides = (B, T, C // CHANNEL_MULTIPLE, states.shape[1]), Strides(*sequence_strides(x, *gates[:2]))
     flags = {"OP": request.op, **tile.options, **register_options(capability(x.device))}
     if one_pass:
         words, call = exchange_words(x, parts * B * C)
         look_back_gradient_kernel[tile.grid(B, T, C, tile.steps)](
-            x, *gates, states, dh, dlast, dx, dr, di, dc, dfirst, words, call, *sizes,
+            x, *gates, states, dh, dlast, dx, dr, di, dc, dfirst, strides, words, call, *sizes,
             config.ahead // tile.blocks(B, C), PASS=pass_code(tile.channels), **flags,
         )  # fmt: skip
     else:
         if chunk < T:
             dlast = _chunk_states(request.op, chunk, tile, x, gates, dh, dlast)
         walk_gradient_kernel[tile.grid(B, T, C, chunk)](
-            x, *gates, states, dh, dlast, dx, dr, di, dc, dfirst, *sizes, chunk, parts, **flags
+            x, *gates, states, dh, dlast, dx, dr, di, dc, dfirst, strides, *sizes, chunk, parts, **flags
         )
     return dx, dr, di, None if dc is None else sum_parts(dc), dfirst
 
@@ -145,6 +146,7 @@ DIAGONAL = Differentiable(
     tensors=("x", "r", "i?", "c?", "initial_state?"),
     outputs=("h", "last"),
     saved=("states",),
+    strided=3,
     forward=_forward,
     backward=_backward,
     shapes=_shapes,
@@ -155,14 +157,15 @@ DIAGONAL = Differentiable(
 def _step(request: ScanRequest, x: Tensor, *others: Any) -> tuple[Tensors, Tensors]:
     """Return h [B, 1, C] and the state [B, C] after one token."""
     B, _, C = x.shape
-    h, last = torch.empty_like(x), _float32(x, B, C)
+    h, last = contiguous_like(x), _float32(x, B, C)
     inputs = (None if tensor is None else tensor.detach() for tensor in (x, *others))
-    step_kernel[(B, cdiv(C, STEP_BLOCK))](*inputs, h, last, C, OP=request.op, BLOCK_C=STEP_BLOCK, num_warps=4)
+    strides = Strides(*sequence_strides(x, *others[:2]))
+    step_kernel[(B, cdiv(C, STEP_BLOCK))](*inputs, h, last, strides, C, OP=request.op, BLOCK_C=STEP_BLOCK, num_warps=4)
     return (h, last), ()
 
 
 def _step_shapes(request: ScanRequest, x: Tensor, *_: Tensor | None) -> tuple[Tensors, Tensors]:
-    return (torch.empty_like(x), _float32(x, x.shape[0], x.shape[2])), ()
+    return (contiguous_like(x), _float32(x, x.shape[0], x.shape[2])), ()
 
 
 STEP = DIAGONAL.step(_step, _step_shapes)
@@ -181,8 +184,9 @@ def _chunk_states(
     B, T, C = x.shape
     chunks = cdiv(T, chunk)
     a, b, states = (_float32(x, chunks, B, C) for _ in range(3))
+    strides = Strides(*sequence_strides(x, *gates[:2]))
     reduce_kernel[tile.grid(B, T, C, chunk)](
-        x, *gates, dh, a, b, B, T, C // CHANNEL_MULTIPLE, chunk, chunks, OP=op, **tile.options
+        x, *gates, dh, a, b, strides, B, T, C // CHANNEL_MULTIPLE, chunk, chunks, OP=op, **tile.options
     )
     merge_kernel[(cdiv(B * C, MERGE_BLOCK),)](a, b, first, states, B * C, chunks, BLOCK_E=MERGE_BLOCK, num_warps=4)
     return states

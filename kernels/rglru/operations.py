@@ -7,7 +7,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..common.arguments import check_chunk_size, check_dimensions, check_tensor, without_autocast
+from ..common.arguments import (
+    check_chunk_size,
+    check_dimensions,
+    check_tensor,
+    compute_dtype,
+    refuse_transforms,
+    without_autocast,
+    without_tokens,
+)
 from ..common.calls import remember_calls
 from ..common.channel_tensors import check_channels, portable_chunk_size, runs_kernels
 from . import OPERATIONS, portable
@@ -34,8 +42,9 @@ def rglru(
         a_t = exp(-8 softplus(c) sigma(r_t))        h_t = a_t h_{t-1} + sqrt(1 - a_t^2) sigma(i_t) x_t
 
     Args:
-        x, r, i: [B, T, C], contiguous; float32, float16 or bfloat16; for ``torch`` and ``associative_scan`` float64
-            too. r and i are pre-activations; r = -inf masks a token. C is a multiple of 8 for the kernels.
+        x, r, i: [B, T, C]; float32, float16 or bfloat16; for ``torch`` and ``associative_scan`` float64 too. r and i
+            are pre-activations; r = -inf masks a token. C is a multiple of 8 for the kernels, which read slices of one
+            projection as they are: whose last stride is 1, and others multiples of 8. They copy others.
         c: [C], float32 (float64 beside float64 inputs).
         impl: ``fused``, one pass over memory; ``chunked``, which computes the states between chunks first and then all
             chunks in parallel; ``naive``, where one program takes all of time for a block of channels; ``torch``, plain
@@ -75,7 +84,7 @@ def linear_scan(
     """Compute h_t = a_t h_{t-1} + x_t.
 
     Args:
-        x, a: [B, T, C], contiguous; dtypes and sizes as in :func:`rglru`. a is the decay itself, of any sign and size;
+        x, a: [B, T, C]; dtypes, strides and sizes as in :func:`rglru`. a is the decay itself, of any sign and size;
             a = 1 with x = 0 masks a token.
         impl: ``scan``, one pass over memory; others as in :func:`rglru`.
 
@@ -119,7 +128,13 @@ def _run(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Return h, or h and the last state, of checked tensors."""
     x = tensors[0]
-    if runs_kernels(OPERATIONS[op], impl, "x", x, chunk_size=chunk_size, config=config):
+    is_kernel = runs_kernels(OPERATIONS[op], impl, "x", x, chunk_size=chunk_size, config=config)
+    if 0 in x.shape[:2]:
+        dtype = compute_dtype(x.dtype)
+        first = x.new_zeros(x.shape[0], x.shape[2], dtype=dtype) if initial_state is None else initial_state
+        h, last = without_tokens(x, tensors[1:], first)
+        return (h, last) if return_last_state else h
+    if is_kernel:
         if chunk_size is not None:
             check_chunk_size(chunk_size, minimum=16, power_of_two=True)
         # launch imports Triton, which the forms below do without.
@@ -130,8 +145,10 @@ def _run(
         request = ScanRequest(op, impl, chunk_size, return_last_state, save, config)
         h, last = (STEP if impl == "step" else DIAGONAL)(request, *given)
         return (h, last) if return_last_state else h
+    tensors = tuple(tensor.contiguous() for tensor in tensors)
     a, b = rglru_elements(*tensors) if op == "rglru" else linear_scan_elements(*tensors)
     if impl == "torch":
+        refuse_transforms("x")
         h, last = portable.scan(a, b, initial_state, portable_chunk_size(x, chunk_size))
     else:
         h, last = associative(a, b, initial_state)

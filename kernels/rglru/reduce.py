@@ -28,7 +28,7 @@ from .forward import forward_tile
 @remember_launches
 @triton.jit(do_not_specialize=["B", "T", "C8", "L", "N"])
 def reduce_kernel(
-    x_ptr, r_ptr, i_ptr, c_ptr, dh_ptr, a_ptr, b_ptr, B, T, C8, L, N, OP: tl.constexpr, TILE: tl.constexpr
+    x_ptr, r_ptr, i_ptr, c_ptr, dh_ptr, a_ptr, b_ptr, strides, B, T, C8, L, N, OP: tl.constexpr, TILE: tl.constexpr
 ):  # fmt: skip
     """Compute the map of one chunk of L steps: of the state or, given dh, of w, backwards in time.
 
@@ -63,8 +63,9 @@ def reduce_kernel(
         start = chunk * L + (tiles - 1 - step if BACKWARD else step) * STEPS
         base = (batch * T + start) * C
         offs, left, mask = tile_offsets(offs_t, offs_c, mask_c, C, stop - start)
+        at = batch, start, base, offs, offs_t, offs_c, left, mask
         if BACKWARD:
-            r = load_gate(r_ptr + base, offs, left, mask, C, OP, BLOCK_I)
+            r = load_gate(r_ptr, strides, at, C, OP, BLOCK_I)
             dh = load_rows(dh_ptr + base, offs, left, mask, C, 0.0, BLOCK_I)
             issue_loads()
             row_a = tl.full((BLOCK_O, BLOCK_C), 1.0, tl.float32)
@@ -75,7 +76,7 @@ def reduce_kernel(
                 row_a *= a
             after_a, after_b, _, _ = scan_rows(row_a, row_w)
         else:
-            x, r, i = load_inputs(x_ptr, r_ptr, i_ptr, base, offs, left, mask, C, OP, BLOCK_I)
+            x, r, i = load_inputs(x_ptr, r_ptr, i_ptr, strides, at, C, OP, BLOCK_I)
             issue_loads()
             _, _, after_a, after_b, _, _ = forward_tile(x, r, i, rate, OP, PRECISE, BLOCK_I)
         tile_a = take_last_row(after_a)

@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 
 from ..common.remember import remember_launches
-from .gates import NEG
+from .gates import NEG, start_of
 
 
 @triton.jit
@@ -54,24 +54,24 @@ def _add_product(total, x, y, unit, PRECISION: tl.constexpr):
 @triton.jit
 def _multiply(
     x, x_rows, y_rows, offs_t, offs_s, offs_x, mask_t, mask_s, unit,
-    D: tl.constexpr, ROW: tl.constexpr, BLOCK_X: tl.constexpr, PRECISION: tl.constexpr,
+    D: tl.constexpr, X_ROW: tl.constexpr, Y_ROW: tl.constexpr, BLOCK_X: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Return X Y^T for a pair of tiles, BLOCK_X columns at a time; ``x`` is the tile of X if these are all."""
     NX: tl.constexpr = (D + BLOCK_X - 1) // BLOCK_X
     MASK_X: tl.constexpr = D % BLOCK_X != 0
     product = tl.zeros((offs_t.shape[0], offs_s.shape[0]), dtype=tl.float32)
     if NX == 1:
-        y = _load_tile_transposed(y_rows, offs_s, offs_x, mask_s, ROW, D, MASK_X)
+        y = _load_tile_transposed(y_rows, offs_s, offs_x, mask_s, Y_ROW, D, MASK_X)
         product = _add_product(product, x, y, unit, PRECISION)
     elif NX == 2:
         for block in tl.static_range(NX):
-            x = _load_tile(x_rows, offs_t, block * BLOCK_X + offs_x, mask_t, ROW, D, MASK_X)
-            y = _load_tile_transposed(y_rows, offs_s, block * BLOCK_X + offs_x, mask_s, ROW, D, MASK_X)
+            x = _load_tile(x_rows, offs_t, block * BLOCK_X + offs_x, mask_t, X_ROW, D, MASK_X)
+            y = _load_tile_transposed(y_rows, offs_s, block * BLOCK_X + offs_x, mask_s, Y_ROW, D, MASK_X)
             product = _add_product(product, x, y, unit, PRECISION)
     else:
         for block in range(0, NX):
-            x = _load_tile(x_rows, offs_t, block * BLOCK_X + offs_x, mask_t, ROW, D, MASK_X)
-            y = _load_tile_transposed(y_rows, offs_s, block * BLOCK_X + offs_x, mask_s, ROW, D, MASK_X)
+            x = _load_tile(x_rows, offs_t, block * BLOCK_X + offs_x, mask_t, X_ROW, D, MASK_X)
+            y = _load_tile_transposed(y_rows, offs_s, block * BLOCK_X + offs_x, mask_s, Y_ROW, D, MASK_X)
             product = _add_product(product, x, y, unit, PRECISION)
     return product
 
@@ -115,6 +115,7 @@ def chunk_o_kernel(
     n_states_ptr,
     pair_ptr,
     sums_ptr,
+    starts,
     scale,
     T,
     L,
@@ -150,6 +151,7 @@ def chunk_o_kernel(
     MASK_Z: tl.constexpr = DZ % BLOCK_Z != 0
     DENOM: tl.constexpr = STABILISED and not NORMALISE
     X_ROW: tl.constexpr = SHAPE.row_x
+    Y_ROW: tl.constexpr = SHAPE.row_y
     Z_ROW: tl.constexpr = SHAPE.row_z
     pid = tl.program_id(0)
     pid_z = pid % NZ
@@ -165,9 +167,9 @@ def chunk_o_kernel(
     if row0 >= end:
         return
 
-    x_base = x_ptr + batch * T * X_ROW + (head // SHAPE.group_x) * DX
-    y_base = y_ptr + batch * T * X_ROW + (head // SHAPE.group_x) * DX
-    z_base = z_ptr + batch * T * Z_ROW + (head // SHAPE.group_z) * DZ
+    x_base = start_of(x_ptr, starts.x, batch, head // SHAPE.group_x, T, X_ROW, DX)
+    y_base = start_of(y_ptr, starts.y, batch, head // SHAPE.group_x, T, Y_ROW, DX)
+    z_base = start_of(z_ptr, starts.z, batch, head // SHAPE.group_z, T, Z_ROW, DZ)
     gate = pid_bh * T
     offs_t = tl.arange(0, BLOCK_T)
     offs_s = tl.arange(0, BLOCK_S)
@@ -175,6 +177,7 @@ def chunk_o_kernel(
     offs_z = pid_z * BLOCK_Z + tl.arange(0, BLOCK_Z)
     mask_t = row0 + offs_t < end
     x_stride = tl.full((), X_ROW, tl.int64)
+    y_stride = tl.full((), Y_ROW, tl.int64)
     z_stride = tl.full((), Z_ROW, tl.int64)
     x_rows = x_base + row0 * x_stride
 
@@ -232,8 +235,8 @@ def chunk_o_kernel(
     for col0 in range(first, last, BLOCK_S):
         mask_s = col0 + offs_s < end
         product = _multiply(
-            x, x_rows, y_base + col0 * x_stride, offs_t, offs_s, offs_x, mask_t, mask_s, unit,
-            DX, X_ROW, BLOCK_X, PRECISION,
+            x, x_rows, y_base + col0 * y_stride, offs_t, offs_s, offs_x, mask_t, mask_s, unit,
+            DX, X_ROW, Y_ROW, BLOCK_X, PRECISION,
         )  # fmt: skip
         z = _load_tile(z_base + col0 * z_stride, offs_s, offs_z, mask_s, Z_ROW, DZ, MASK_Z)  # [BLOCK_S, BLOCK_Z]
         offs_col = gate + col0 + offs_s
@@ -253,8 +256,8 @@ def chunk_o_kernel(
     for col0 in range(row0, tl.minimum(row0 + BLOCK_T, end), BLOCK_S):
         mask_s = col0 + offs_s < end
         product = _multiply(
-            x, x_rows, y_base + col0 * x_stride, offs_t, offs_s, offs_x, mask_t, mask_s, unit,
-            DX, X_ROW, BLOCK_X, PRECISION,
+            x, x_rows, y_base + col0 * y_stride, offs_t, offs_s, offs_x, mask_t, mask_s, unit,
+            DX, X_ROW, Y_ROW, BLOCK_X, PRECISION,
         )  # fmt: skip
         z = _load_tile(z_base + col0 * z_stride, offs_s, offs_z, mask_s, Z_ROW, DZ, MASK_Z)
         offs_col = gate + col0 + offs_s
@@ -284,8 +287,10 @@ def chunk_o_kernel(
             log_denom = tl.maximum(log_denom, -m)
             tl.store(gates.log_denom + gate + row0 + offs_t, log_denom, mask=mask_t)
     if pair_ptr is not None:
-        pair_base = pair_ptr + batch * T * Z_ROW + (head // SHAPE.group_z) * DZ + row0 * z_stride
-        pair = _load_tile(pair_base, offs_t, offs_z, mask_t, Z_ROW, DZ, MASK_Z).to(tl.float32)
+        PAIR_ROW: tl.constexpr = SHAPE.row_pair
+        pair_base = start_of(pair_ptr, starts.pair, batch, head // SHAPE.group_z, T, PAIR_ROW, DZ)
+        pair_rows = pair_base + row0 * tl.full((), PAIR_ROW, tl.int64)
+        pair = _load_tile(pair_rows, offs_t, offs_z, mask_t, PAIR_ROW, DZ, MASK_Z).to(tl.float32)
         sums = tl.sum(acc * pair, axis=1)
         tl.store(sums_ptr + pid_z * BH.to(tl.int64) * T + gate + row0 + offs_t, sums, mask=mask_t)
     out_rows = out_ptr + (batch * T + row0) * SHAPE.row_out + head * DZ

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from ..common.remember import remember_launches
-from .gates import NEG
+from .gates import NEG, start_of
 
 
 @remember_launches
@@ -30,6 +30,7 @@ def chunk_states_kernel(
     last_ptr,
     n_last_ptr,
     anchors,
+    starts,
     scale,
     T,
     L,
@@ -82,10 +83,10 @@ def chunk_states_kernel(
     offs_t = tl.arange(0, BLOCK_T)
     mask_x = offs_x < DX
     mask_z = offs_z < DZ
-    y_stride = tl.full((), SHAPE.row_x, tl.int64)
+    y_stride = tl.full((), SHAPE.row_y, tl.int64)
     z_stride = tl.full((), SHAPE.row_z, tl.int64)
-    y_base = y_ptr + batch * T * SHAPE.row_x + (head // SHAPE.group_x) * DX
-    z_base = z_ptr + batch * T * SHAPE.row_z + head * DZ
+    y_base = start_of(y_ptr, starts.y, batch, head // SHAPE.group_x, T, SHAPE.row_y, DX)
+    z_base = start_of(z_ptr, starts.z, batch, head, T, SHAPE.row_z, DZ)
     rows = pid_bh * T
     state_offs = offs_x[:, None] * DZ + offs_z[None, :]
     state_mask = mask_x[:, None] & mask_z[None, :]
@@ -115,7 +116,7 @@ def chunk_states_kernel(
         index = t0 // LG
         mask_t = t0 + offs_t < T
         y_t = tl.load(
-            y_base + t0 * y_stride + offs_x[:, None] + offs_t[None, :] * SHAPE.row_x,
+            y_base + t0 * y_stride + offs_x[:, None] + offs_t[None, :] * SHAPE.row_y,
             mask=mask_x[:, None] & mask_t[None, :],
             other=0.0,
         )  # [BLOCK_X, BLOCK_T]

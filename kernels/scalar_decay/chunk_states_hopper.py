@@ -30,6 +30,7 @@ from .whole_state_tiles import (
     load_first_tiles,
     load_gates,
     load_tiles,
+    start_of,
 )
 
 
@@ -41,6 +42,7 @@ def chunk_states_hopper_kernel(
     gates,
     states_ptr,
     n_states_ptr,
+    starts,
     log_scale,
     T,
     L,
@@ -82,11 +84,11 @@ def chunk_states_hopper_kernel(
     pid_bh = (pid // (COLUMNS * ROWS * chunks) + whole_heads).to(gl.int64)
     batch = pid_bh // H
     head = pid_bh % H
-    y_offset = batch * T * SHAPE.row_x + (head // SHAPE.group_x) * DX
-    z_offset = batch * T * SHAPE.row_z + (head // SHAPE.group_z) * DZ
+    y_offset = start_of(0, starts.y, batch, head // SHAPE.group_x, T, SHAPE.row_y, DX)
+    z_offset = start_of(0, starts.z, batch, head // SHAPE.group_z, T, SHAPE.row_z, DZ)
 
     layout: gl.constexpr = gl.NVMMASharedLayout(128, 16, rank=2)
-    y_desc = tma.make_tensor_descriptor(y_ptr + y_offset, [T, DX], [SHAPE.row_x, 1], [BT, BX], layout)
+    y_desc = tma.make_tensor_descriptor(y_ptr + y_offset, [T, DX], [SHAPE.row_y, 1], [BT, BX], layout)
     z_desc = tma.make_tensor_descriptor(z_ptr + z_offset, [T, DZ], [SHAPE.row_z, 1], [BT, TILE.block_z], layout)
     y_s = gl.allocate_shared_memory(DTYPE, [STAGES, BT, BX], layout)
     z_s = gl.allocate_shared_memory(DTYPE, [STAGES, BT, TILE.block_z], layout)

@@ -28,12 +28,14 @@ and these keywords:
     scale              factor of q; None is K^-1/2, or the operation's own.
     options            round_operands of recurrent and gate_dtype of parallel, see reference.py.
 
-q, k [B, T, H, K] and v [B, T, H, V] are contiguous and of one dtype: float32, float16 or bfloat16, and float64 in
-torch, parallel and recurrent. Gates [B, T, H] and constants a head [H] are float32; they, and states, are float64
-beside float64 inputs. K and V are multiples of 8 from 16 to 1024 in the forms on the GPU, which copy any tensor that
-does not begin at a multiple of 16 bytes. h [B, T, H, V] has v's dtype; it and the last state are differentiable in all
-tensors but m: in torch, parallel and recurrent any number of times, in the forms on the GPU once: a second derivative
-raises RuntimeError.
+q, k [B, T, H, K] and v [B, T, H, V] are of one dtype: float32, float16 or bfloat16, and float64 in torch, parallel and
+recurrent. Gates [B, T, H] and constants a head [H] are float32; they, and states, are float64 beside float64 inputs. K
+and V are multiples of 8 from 16 to 1024 in the forms on the GPU. These read q, k and v that are slices of one
+projection, or transposed from [B, H, T, D], as they are: any whose last stride is 1 and whose others are multiples of
+8. They copy what has other strides or does not begin at a multiple of 16 bytes, and gates and states that are not
+contiguous. h [B, T, H, V] is contiguous and has v's dtype; it and the last state are differentiable in all tensors but
+m: in torch, parallel and recurrent any number of times, in the forms on the GPU once: a second derivative raises
+RuntimeError. Where B or T is 0 h is empty, and the last state is the initial one.
 
 Beside float16 inputs the kernels round to float16 what they multiply, so not only results but these must stay below
 65504, where 2^n is scale K^1/2 rounded to a power of two, at least 1 (score_headroom); below 2^-14 they lose bits:
@@ -67,9 +69,11 @@ from ..common.arguments import (
     constant,
     dtype_name,
     is_interpreted,
+    refuse_transforms,
     resolve_scale,
     warn_once,
     without_autocast,
+    without_tokens,
 )
 from .chunkwise import chunkwise
 from .config import WHOLE_STATE_BLOCK_T
@@ -85,7 +89,7 @@ from .declare import (
     why_not_limit_chunk,
     why_not_whole_state_sizes,
 )
-from .reference import State, parallel, recurrent
+from .reference import State, parallel, recurrent, zero_state
 from .validate import check_initial_state
 
 DEFAULT_CHUNK_SIZE = 64
@@ -149,7 +153,19 @@ def scalar_decay(
     state_dtypes = (torch.float32, torch.bfloat16) if impl in SCHEMES else (torch.float32,)
     check_state_dtype(state_dtype, state_dtypes)
     check_initial_state(initial_state, k, v, normalize=normalize)
-    if impl not in SCHEMES and impl != "step":
+    is_kernel = impl in SCHEMES or impl == "step"
+    if is_kernel and normalizer_gradient:
+        raise ValueError(f"normalizer_gradient must be False for {impl}, got True (use torch)")
+    if is_kernel:
+        check_kernel_support(impl, q, v, chunk_size, scale, values="x" if gate == "ssd" else "v")
+    if impl == "step" and v.shape[1] != 1:
+        raise ValueError(f"a decoding step takes one token: seq_len must be 1, got {v.shape[1]}")
+    if 0 in v.shape[:2]:
+        first = zero_state(k, v, normalize=normalize) if initial_state is None else initial_state
+        h, last = without_tokens(v, (q, k, decay, input_gate, head), first)
+        return (h, last) if return_last_state else h
+    if not is_kernel:
+        refuse_transforms("v")
         heads = v.shape[2]
         q, k = (x if x.shape[2] == heads else x.repeat_interleave(heads // x.shape[2], dim=2) for x in (q, k))
         keywords = {
@@ -164,14 +180,8 @@ def scalar_decay(
             return without_autocast(run, v, q, k, v, *log_gates(), chunk_size=chunk_size, **keywords)
         return without_autocast(parallel if impl == "parallel" else recurrent, v, q, k, v, *log_gates(), **keywords)
 
-    if normalizer_gradient:
-        raise ValueError(f"normalizer_gradient must be False for {impl}, got True (use torch)")
-    check_kernel_support(impl, q, v, chunk_size, scale, values="x" if gate == "ssd" else "v")
     if impl == "limit_chunk":
         chunk_size = chunk_size or DEFAULT_CHUNK_SIZE
-    if impl == "step" and v.shape[1] != 1:
-        raise ValueError(f"a decoding step takes one token: seq_len must be 1, got {v.shape[1]}")
-
     # These import Triton, which the forms above do without.
     from .launch import SCALAR_DECAY, EngineRequest
     from .step import STEP
@@ -179,10 +189,10 @@ def scalar_decay(
     request = EngineRequest(gate, scale, inv_tau, SCHEMES.get(impl, ""), chunk_size, state_dtype, return_last_state)
     state = (None, None, None) if initial_state is None else initial_state if normalize else (initial_state, None, None)
     run = STEP if impl == "step" else SCALAR_DECAY
-    h, *last = run(request, q, k, v, decay, input_gate, head, *state)
+    h, *parts = run(request, q, k, v, decay, input_gate, head, *state)
     if not return_last_state:
         return h
-    return h, tuple(last) if normalize else last[0]
+    return h, tuple(parts) if normalize else parts[0]
 
 
 def why_not_whole_state(

@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 
 from ..common.remember import remember_launches
-from .gates import NEG
+from .gates import NEG, start_of
 
 
 @triton.jit
@@ -44,6 +44,7 @@ def fused_chunk_kernel(
     sums_ptr,
     last_state_ptr,
     anchors,
+    starts,
     scale,
     T,
     L,
@@ -100,15 +101,17 @@ def fused_chunk_kernel(
     CLAMP: tl.constexpr = FUTURE and (FIRST or LAST)
     num_anchors = tl.cdiv(T, every)
     # A descriptor describes one head: beyond T and the head dim loads return zeros and nothing is stored.
-    x_offset = batch * T * SHAPE.row_x + (head // SHAPE.group_x) * DX
-    z_offset = batch * T * SHAPE.row_z + (head // SHAPE.group_z) * DZ
+    x_offset = start_of(0, starts.x, batch, head // SHAPE.group_x, T, SHAPE.row_x, DX)
+    y_offset = start_of(0, starts.y, batch, head // SHAPE.group_x, T, SHAPE.row_y, DX)
+    z_offset = start_of(0, starts.z, batch, head // SHAPE.group_z, T, SHAPE.row_z, DZ)
     x_desc = tl.make_tensor_descriptor(x_ptr + x_offset, [T, DX], [SHAPE.row_x, 1], [BLOCK_T, BLOCK_X])
-    y_desc = tl.make_tensor_descriptor(y_ptr + x_offset, [T, DX], [SHAPE.row_x, 1], [BLOCK_T, BLOCK_X])
+    y_desc = tl.make_tensor_descriptor(y_ptr + y_offset, [T, DX], [SHAPE.row_y, 1], [BLOCK_T, BLOCK_X])
     z_desc = tl.make_tensor_descriptor(z_ptr + z_offset, [T, DZ], [SHAPE.row_z, 1], [BLOCK_T, BLOCK_Z])
     out_stride = tl.full((), SHAPE.row_out, tl.int64)
-    z_stride = tl.full((), SHAPE.row_z, tl.int64)
+    pair_stride = tl.full((), SHAPE.row_pair, tl.int64)
     out_offs = offs_t[:, None] * SHAPE.row_out + offs_z[None, :]
-    pair_offs = offs_t[:, None] * SHAPE.row_z + offs_z[None, :]
+    pair_offs = offs_t[:, None] * SHAPE.row_pair + offs_z[None, :]
+    pair_offset = start_of(0, starts.pair, batch, head // SHAPE.group_z, T, SHAPE.row_pair, DZ)
     out_offset = batch * T * SHAPE.row_out + head * DZ
     if LAST:
         out_desc = tl.make_tensor_descriptor(out_ptr + out_offset, [T, DZ], [SHAPE.row_out, 1], [BLOCK_T, BLOCK_Z])
@@ -218,9 +221,8 @@ def fused_chunk_kernel(
             if pair_ptr is not None:
                 pair = out
                 if t0 < T:
-                    pair = tl.load(pair_ptr + z_offset + t0 * z_stride + pair_offs, mask=out_mask, other=0.0).to(
-                        tl.float32
-                    )
+                    pair = tl.load(pair_ptr + pair_offset + t0 * pair_stride + pair_offs, mask=out_mask, other=0.0)
+                    pair = pair.to(tl.float32)
                 sums = tl.sum(out * pair, axis=1)
                 tl.store(sums_ptr + pid_z * BH.to(tl.int64) * T + rows + t0 + offs_t, sums, mask=mask_t)
             out_desc.store([t0, z_col], out.to(out_desc.dtype))

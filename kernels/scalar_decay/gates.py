@@ -41,6 +41,17 @@ UNKNOWN_GATE = tl.constexpr("GATE must be sig, exp, log, slope, tau or ssd")
 
 
 @triton.jit
+def start_of(origin, strides, batch, head, T, ROW, D):
+    """Return where a head's first position is in a tensor that starts at ``origin``, a pointer or 0: one that is
+    contiguous [B, T, ROW / D, D], or has these strides of batch and head (roles.Starts)."""
+    if strides is None:
+        start = origin + batch * T * ROW + head * D
+    else:
+        start = origin + batch * strides[0] + head * strides[1]
+    return start
+
+
+@triton.jit
 def log_sigmoid(x):
     """Return log sigma(x), stable for either sign, to the last bits of x's dtype."""
     e = tl.exp(-tl.abs(x))

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ..common.arguments import is_interpreted, score_headroom
 from ..common.device import capability, memory_rate, multiprocessors, scratch
-from ..common.differentiable import Differentiable, Tensors
+from ..common.differentiable import Differentiable, Tensors, contiguous_like
 from ..common.sizes import REMEMBERED, cdiv, next_power_of_two, padded
 from ..common.versions import register_options
 from .choice import backward_after, forward_chunk, sweep_chunk
@@ -45,7 +45,7 @@ from .gates import (
 )
 from .normaliser import add_normaliser_gradients, denominator_kernel, normaliser_kernel
 from .plan import MEMORY_RATE, MULTIPROCESSORS, Pass, Sizes, forward, kept_chunk
-from .roles import Anchors, Denominators, GateVectors, Shape
+from .roles import CONTIGUOUS, Anchors, Denominators, GateVectors, is_strided, layout, shape_of
 
 HAS_WHOLE_STATE = not (WHOLE_STATE_FORM.why_not_with({"triton": triton.__version__}) or is_interpreted())
 """Whether whole_state.py can be imported: Gluon's names change with Triton's versions, and it has no interpreter."""
@@ -80,6 +80,7 @@ class EnginePass:
         launched: what it launches.
         scale: the request's divided by ``headroom`` (roles.Shape).
         keeps_states: of a forward pass, whether it keeps the states between chunks for the backward pass.
+        strided: whether any of q, k and v is not contiguous.
     """
 
     request: EngineRequest
@@ -87,18 +88,27 @@ class EnginePass:
     scale: float
     headroom: float
     keeps_states: bool
+    strided: bool
 
 
 def choose(
-    request: EngineRequest, q: Tensor, v: Tensor, *, backward: bool = False, kept: bool = False, ends: bool = False
+    request: EngineRequest,
+    q: Tensor,
+    v: Tensor,
+    *,
+    backward: bool = False,
+    kept: bool = False,
+    ends: bool = False,
+    strided: bool = False,
 ) -> EnginePass:
     """Return a pass for q [B, T, G, K] and v [B, T, H, V] on their device (a CPU counts as an H200).
 
     Args:
         kept: of a backward pass, whether it has the forward pass's states.
         ends: whether the last state is wanted; of a backward pass, whether its gradient or the initial one is given.
+        strided: whether any of q, k and v is not contiguous.
     """
-    return _choose(request, q.shape, v.shape, v.dtype, v.device, capability(v.device), backward, kept, ends)
+    return _choose(request, q.shape, v.shape, v.dtype, v.device, capability(v.device), backward, kept, ends, strided)
 
 
 @lru_cache(REMEMBERED)
@@ -112,6 +122,7 @@ def _choose(
     is_backward: bool,
     kept: bool,
     ends: bool,
+    strided: bool,
 ) -> EnginePass:
     (batch, seq_len, heads, head_dim_v), (_, _, groups, head_dim_qk) = size_v, size_q
     sizes = Sizes(
@@ -135,8 +146,9 @@ def _choose(
         few = kept_chunk(sizes, config, chunk, qk_share=groups / heads, state_bytes=bytes_of_state)
         keeps = few > 0 and "state" not in after(kept=few).launches
     return EnginePass(
-        request=request, launched=launched, scale=request.scale / headroom, headroom=headroom, keeps_states=keeps
-    )
+        request=request, launched=launched, scale=request.scale / headroom, headroom=headroom, keeps_states=keeps,
+        strided=strided,
+    )  # fmt: skip
 
 
 def _empty(*shape: int, like: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -145,15 +157,6 @@ def _empty(*shape: int, like: Tensor, dtype: torch.dtype = torch.float32) -> Ten
 
 def _precision(x: Tensor) -> str:
     return "ieee" if x.dtype == torch.float32 else "tf32"
-
-
-@lru_cache(REMEMBERED)
-def _shape(size_x: torch.Size, size_z: torch.Size, heads: int, headroom: float) -> Shape:
-    (heads_x, dim_x), (heads_z, dim_z) = size_x[2:], size_z[2:]
-    return Shape(
-        heads, dim_x, dim_z, group_x=heads // heads_x, group_z=heads // heads_z,
-        row_x=heads_x * dim_x, row_z=heads_z * dim_z, row_out=heads * dim_z, headroom=headroom,
-    )  # fmt: skip
 
 
 @lru_cache(REMEMBERED)
@@ -250,19 +253,20 @@ def run_chunk_states(
     n_states = _empty(heads, N, DX, like=z) if want_n else None
     anchors = None if forward_states is None else _empty(math.prod(states.blocks), B, H, N, like=z)
     ends = (initial, n_initial, made, n_states, last, n_last)
-    shape = _shape(y.shape, z.shape, H, task.headroom)
+    rows, starts = layout(y, y, z) if task.strided else CONTIGUOUS
+    shape = shape_of(y.shape, z.shape, H, task.headroom, rows)
     grid = (states.programs(want_last=last is not None),)
     if config.whole_state:
         triton.set_allocator(scratch)
         chunk_states_hopper_kernel[grid](
-            y, z, gates, made, n_states, math.log2(task.scale), T, chunk, N, heads, launched.whole,
+            y, z, gates, made, n_states, starts, math.log2(task.scale), T, chunk, N, heads, launched.whole,
             SHAPE=shape, FUTURE=future, TILE=config, num_warps=config.num_warps,
         )  # fmt: skip
     else:
         # A chunk's contribution is computed from zero; the merge takes the initial state and writes the last one.
         own = (None, None, made, n_states, None, None) if config.parallel else ends
         chunk_states_kernel[grid](
-            y, z, gates, *own, Anchors(forward_states, anchors), task.scale, T, chunk, N, stretch, B * H,
+            y, z, gates, *own, Anchors(forward_states, anchors), starts, task.scale, T, chunk, N, stretch, B * H,
             SHAPE=shape, FUTURE=future, LOCAL=config.parallel, TILE=config, PRECISION=_precision(z),
             num_warps=config.num_warps, num_stages=config.num_stages,
         )  # fmt: skip
@@ -285,11 +289,13 @@ def run_normaliser(task: EnginePass, q: Tensor, k: Tensor, gates: GateVectors, d
     config, blocks, block_t = launched.launches["normaliser"]
     n_q = _empty(blocks, B, H, T, like=q)
     n_states = denominators.n_states if launched.several else denominators.n_initial
+    rows, starts = layout(q, k, q) if task.strided else CONTIGUOUS
+    q_row, k_row = rows[:2] if rows else (q.shape[2] * K,) * 2
     triton.set_allocator(scratch)
     normaliser_kernel[(blocks * launched.head_chunks,)](
-        q, k, gates, n_states, n_q, denominators.n_last, task.scale, T, launched.chunk, launched.chunks, B * H,
-        H=H, K=K, GROUP=H // q.shape[2], BLOCK_T=block_t, BLOCK_K=config.block_k, STAGES=config.num_stages,
-        num_warps=config.num_warps, num_stages=config.num_stages,
+        q, k, gates, n_states, n_q, denominators.n_last, starts, task.scale, T, launched.chunk, launched.chunks, B * H,
+        H=H, K=K, Q_ROW=q_row, K_ROW=k_row, GROUP=H // q.shape[2], BLOCK_T=block_t, BLOCK_K=config.block_k,
+        STAGES=config.num_stages, num_warps=config.num_warps, num_stages=config.num_stages,
     )  # fmt: skip
     count = B * H * T
     grid = (cdiv(count, SCAN_BLOCK_N),)
@@ -346,12 +352,13 @@ def run_product(
     result = Product(out=_empty(B, T, H, DZ, like=z, dtype=z.dtype), anchor_states=anchor_states)
     if pair is not None:
         result.row_sums = _empty(sums, B, H, T, like=z)
+    rows, starts = layout(x, y, z, pair) if task.strided else CONTIGUOUS
     if not launched.in_order:
         grid = (product.launches[0].blocks * cdiv(launched.chunk, config.block_t) * launched.head_chunks,)
         chunk_o_kernel[grid](
             x, y, z, states, result.out, gates, denominators.n_states, pair, result.row_sums,
-            task.scale, T, launched.chunk, launched.chunks, B * H,
-            SHAPE=_shape(x.shape, z.shape, H, task.headroom), ROLE=product.role,
+            starts, task.scale, T, launched.chunk, launched.chunks, B * H,
+            SHAPE=shape_of(x.shape, z.shape, H, task.headroom, rows), ROLE=product.role,
             NORMALISE=task.request.stabilised and name == "h", TILE=config, PRECISION=_precision(z),
             num_warps=config.num_warps, num_stages=config.num_stages,
         )  # fmt: skip
@@ -373,33 +380,39 @@ def run_product(
     if denominators.log_denom is not None:
         gates = gates._replace(log_denom=None)
     triton.set_allocator(scratch)
-    launches = _launches(task, name, x.shape, z.shape, H, capability(z.device))
+    launches = _launches(task, name, x.shape, z.shape, H, rows, capability(z.device))
     for block, (grid, numbers, keywords) in enumerate(launches):
         found = (result.anchor_states, result.anchors)
         anchors = Anchors(*found if blocks == 1 else [None if x is None else x.chunk(blocks)[block] for x in found])
         if launched.whole_state:
-            out, *ends = (result.out, pair, result.row_sums) if block == blocks - 1 else (unfinished, None, None)
+            out, *paired = (result.out, pair, result.row_sums) if block == blocks - 1 else (unfinished, None, None)
             whole_state_kernel[grid](
-                x, y, z, states, initial, unfinished if block else None, out, gates, *ends, last, anchors,
-                denominators, *numbers, **keywords,
+                x, y, z, states, (initial, last), unfinished if block else None, out, gates, *paired, anchors,
+                denominators, starts, *numbers, **keywords,
             )  # fmt: skip
         else:
             fused_chunk_kernel[grid](
                 x, y, z, states if launched.several else initial, unfinished, result.out, gates, pair,
-                result.row_sums, last, anchors, *numbers, **keywords,
+                result.row_sums, last, anchors, starts, *numbers, **keywords,
             )  # fmt: skip
     return result
 
 
 @lru_cache(REMEMBERED)
 def _launches(
-    task: EnginePass, name: str, size_x: torch.Size, size_z: torch.Size, H: int, capability: tuple[int, int]
+    task: EnginePass,
+    name: str,
+    size_x: torch.Size,
+    size_z: torch.Size,
+    H: int,
+    rows: tuple[int, ...] | None,
+    capability: tuple[int, int],
 ) -> list[tuple[tuple[int], tuple[Any, ...], dict[str, Any]]]:
     """Return each launch's grid, numbers and keywords in :func:`run_product`; H: heads of the output."""
     launched, T = task.launched, size_z[1]
     product = launched.launches[name]
     config, parts, every = product.tile, product.launches, launched.anchor_every
-    shape = _shape(size_x, size_z, H, task.headroom)
+    shape = shape_of(size_x, size_z, H, task.headroom, rows)
     launches: list[Any] = []
     for block, part in enumerate(parts):
         numbers: tuple[Any, ...] = T, launched.chunk, launched.chunks, launched.heads
@@ -453,7 +466,7 @@ def run_gates_backward(
 
 def run_sum(x: Tensor, like: Tensor) -> Tensor:
     """Launch sum_kernel to sum x to the shape of ``like``: [B, N, H] to [H], or [B, T, H, D] to [B, T, G, D]."""
-    result = torch.empty_like(like)
+    result = contiguous_like(like)
     inner, count = x.shape[-1], like.numel()
     columns = next_power_of_two(inner)
     rows, tile = count // inner, max(1, SUM_BLOCK // columns)
@@ -474,7 +487,7 @@ def _forward(
     m_initial: Tensor | None,
 ) -> tuple[Tensors, Tensors]:
     """Return h and the last C, n and m; and, to keep, the gate vectors and the states or None."""
-    task = choose(request, q, v, ends=request.want_last)
+    task = choose(request, q, v, ends=request.want_last, strided=is_strided(q, k, v))
     launched, exp = task.launched, request.stabilised
     gates, m_last = run_gates(task, v, decay, input_gate, head, m_initial)
     states, n_states = (None, None) if launched.in_order else (c_initial, n_initial)
@@ -507,7 +520,7 @@ def _shapes(request: EngineRequest, q: Tensor, k: Tensor, v: Tensor, *_: Tensor 
     )  # fmt: skip
     gates = empty_gates(request.gate, v, config.gate_stretch(chunk), in_order=in_order)
     last = empty_state(q, v, normalised=request.stabilised) if request.want_last else (None, None, None)
-    return (torch.empty_like(v), *last), gates
+    return (contiguous_like(v), *last), gates
 
 
 def _backward(
@@ -524,12 +537,13 @@ def _backward(
     # A compiled call's operator does not save the states.
     gates, states = GateVectors(*saved[:number]), saved[number] if len(saved) > number else None
     ends = c_initial is not None or d_last is not None
-    task = choose(request, q, v, backward=True, kept=states is not None, ends=ends)
+    strided = is_strided(q, k, v)
+    task = choose(request, q, v, backward=True, kept=states is not None, ends=ends, strided=strided)
     launched = task.launched
-    dh = torch.zeros_like(v) if dh is None else dh.contiguous()
+    dh = v.new_zeros(v.shape) if dh is None else dh
     if d_last is not None:
         # Between the kernels dC is divided by the headroom.
-        d_last = d_last.float().contiguous()
+        d_last = d_last.float()
         d_last = d_last if task.headroom == 1 else d_last / task.headroom
     want_gates = any(needs[3:6])
     q_pair, k_pair = (q, k) if want_gates else (None, None)
@@ -577,6 +591,7 @@ SCALAR_DECAY = Differentiable(
     outputs=("h", "c", "n", "m"),
     saved=GateVectors._fields,
     constant=("m",),
+    strided=3,
     forward=_forward,
     backward=_backward,
     shapes=_shapes,

@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..common.remember import remember_launches
-from .gates import NEG
+from .gates import NEG, start_of
 from .roles import GateVectors
 
 
@@ -51,6 +51,7 @@ def normaliser_kernel(
     n_states_ptr,
     n_q_ptr,
     n_last_ptr,
+    starts,
     scale,
     T,
     L,
@@ -58,6 +59,8 @@ def normaliser_kernel(
     BH,
     H: tl.constexpr,
     K: tl.constexpr,
+    Q_ROW: tl.constexpr,
+    K_ROW: tl.constexpr,
     GROUP: tl.constexpr,
     BLOCK_T: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -71,7 +74,6 @@ def normaliser_kernel(
     None, the last n [B, H, K] (only if N = 1).
     """
     NK: tl.constexpr = (K + BLOCK_K - 1) // BLOCK_K
-    ROW: tl.constexpr = (H // GROUP) * K
     pid = tl.program_id(0)
     pid_k = pid % NK
     pid_n = (pid // NK) % N
@@ -85,9 +87,10 @@ def normaliser_kernel(
     offs_k = col + tl.arange(0, BLOCK_K)
     mask_k = offs_k < K
     causal = offs_t[None, :] <= offs_t[:, None]
-    offset = batch * T * ROW + (head // GROUP) * K
-    q_desc = tl.make_tensor_descriptor(q_ptr + offset, [T, K], [ROW, 1], [BLOCK_T, BLOCK_K])
-    k_desc = tl.make_tensor_descriptor(k_ptr + offset, [T, K], [ROW, 1], [BLOCK_T, BLOCK_K])
+    q_offset = start_of(0, starts.x, batch, head // GROUP, T, Q_ROW, K)
+    k_offset = start_of(0, starts.y, batch, head // GROUP, T, K_ROW, K)
+    q_desc = tl.make_tensor_descriptor(q_ptr + q_offset, [T, K], [Q_ROW, 1], [BLOCK_T, BLOCK_K])
+    k_desc = tl.make_tensor_descriptor(k_ptr + k_offset, [T, K], [K_ROW, 1], [BLOCK_T, BLOCK_K])
     n = tl.zeros((BLOCK_K,), dtype=tl.float32)
     if n_states_ptr is not None:
         n += tl.load(n_states_ptr + (pid_bh * N + pid_n) * K + offs_k, mask=mask_k, other=0.0)

@@ -37,9 +37,9 @@ State = Tensor | tuple[Tensor, Tensor, Tensor]
 
 def zero_state(k: Tensor, v: Tensor, *, normalize: bool) -> State:
     """Return the state that stands for "nothing seen yet": C = 0 and, normalised, n = 0 and m = -inf."""
-    batch, _, heads, dim_k = k.shape
+    (batch, _, heads, dim_v), dim_k = v.shape, k.shape[3]
     dtype = compute_dtype(v.dtype)
-    c = torch.zeros(batch, heads, dim_k, v.shape[-1], dtype=dtype, device=v.device)
+    c = torch.zeros(batch, heads, dim_k, dim_v, dtype=dtype, device=v.device)
     if not normalize:
         return c
     return c, c.new_zeros(batch, heads, dim_k), c.new_full((batch, heads), -math.inf)

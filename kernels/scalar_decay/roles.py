@@ -19,7 +19,10 @@ and also write the row sums of out * pair in float32; gates_backward_kernel (gat
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
+
+from ..common.sizes import REMEMBERED
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -50,7 +53,8 @@ class Shape(NamedTuple):
         heads: H.
         dim_x, dim_z: DX and DZ.
         group_x, group_z: how many consecutive heads share one head of X and Y, or one of Z (Mamba-2's B and C).
-        row_x, row_z, row_out: stride from a position of X and Y, of Z or of the output to the next, in elements.
+        row_x, row_y, row_z, row_pair, row_out: stride from a position of X, Y, Z, the pair or the output to the next,
+            in elements.
         headroom: what the kernel multiplies its output by, because its scale and dC are divided by it; 1 but in float16
             (common.arguments.score_headroom).
     """
@@ -61,9 +65,54 @@ class Shape(NamedTuple):
     group_x: int
     group_z: int
     row_x: int
+    row_y: int
     row_z: int
+    row_pair: int
     row_out: int
     headroom: float
+
+
+class Starts(NamedTuple):
+    """Strides of batch and head, in elements, of inputs that are not contiguous; None for one that is.
+
+    These are run-time arguments, whereas kernels are compiled for the strides of positions (:class:`Shape`): loops need
+    those, and in a slice of a projection they do not depend on B and T.
+    """
+
+    x: tuple[int, int] | None
+    y: tuple[int, int] | None
+    z: tuple[int, int] | None
+    pair: tuple[int, int] | None
+
+
+CONTIGUOUS = None, Starts(None, None, None, None)
+
+
+def is_strided(*inputs: Tensor) -> bool:
+    """Return whether any of the inputs is not contiguous."""
+    return not all(x.is_contiguous() for x in inputs)
+
+
+def layout(x: Tensor, y: Tensor, z: Tensor, pair: Tensor | None = None) -> tuple[tuple[int, ...] | None, Starts]:
+    """Return the strides of the positions of X, Y, Z and a pair (CONTIGUOUS: None), and the other strides."""
+    inputs = x, y, z, z if pair is None else pair
+    # A contiguous tensor's own strides say nothing along dimensions of size 1.
+    rows = tuple(t.shape[2] * t.shape[3] if t.is_contiguous() else t.stride(1) for t in inputs)
+    return rows, Starts(*(None if t.is_contiguous() else (t.stride(0), t.stride(2)) for t in inputs))
+
+
+@lru_cache(REMEMBERED)
+def shape_of(
+    size_x: tuple[int, ...], size_z: tuple[int, ...], heads: int, headroom: float, rows: tuple[int, ...] | None
+) -> Shape:
+    """Return the sizes of kernels on X and Z of these sizes [B, T, heads, dim] and ``heads`` of the output."""
+    (heads_x, dim_x), (heads_z, dim_z) = size_x[2:], size_z[2:]
+    own_x, own_z = heads_x * dim_x, heads_z * dim_z
+    row_x, row_y, row_z, row_pair = rows or (own_x, own_x, own_z, own_z)
+    return Shape(
+        heads, dim_x, dim_z, group_x=heads // heads_x, group_z=heads // heads_z,
+        row_x=row_x, row_y=row_y, row_z=row_z, row_pair=row_pair, row_out=heads * dim_z, headroom=headroom,
+    )  # fmt: skip
 
 
 class GateVectors(NamedTuple):

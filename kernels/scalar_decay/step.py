@@ -7,16 +7,16 @@ Source: TFLA paper, section 2.1 (recurrent formulation); gate functions as in ga
 
 from typing import Any
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..common.differentiable import Tensors
+from ..common.differentiable import Tensors, contiguous_like
 from ..common.remember import remember_launches
 from ..common.sizes import cdiv, padded
-from .gates import LN2, MIN_STABILISER, log_decay, log_input
+from .gates import LN2, MIN_STABILISER, log_decay, log_input, start_of
 from .launch import SCALAR_DECAY, EngineRequest, empty_state
+from .roles import layout
 
 STEP_BLOCK_K, STEP_BLOCK_V = 32, 64
 
@@ -37,6 +37,7 @@ def step_kernel(
     c_out_ptr,
     n_out_ptr,
     m_out_ptr,
+    starts,
     scale,
     inv_tau,
     H: tl.constexpr,
@@ -58,7 +59,10 @@ def step_kernel(
     pid_v = pid % NV
     pid_bh = (pid // NV).to(tl.int64)
     head = pid_bh % H
-    group = pid_bh // H * (H // GROUP) + head // GROUP
+    batch = pid_bh // H
+    q_ptr = start_of(q_ptr, starts.x, batch, head // GROUP, 1, H // GROUP * K, K)
+    k_ptr = start_of(k_ptr, starts.y, batch, head // GROUP, 1, H // GROUP * K, K)
+    v_ptr = start_of(v_ptr, starts.z, batch, head, 1, H * V, V)
     offs_v = pid_v * BLOCK_V + tl.arange(0, BLOCK_V)
     mask_v = offs_v < V
     x = 0.0
@@ -85,14 +89,14 @@ def step_kernel(
     decay = tl.exp(a)
     gain = tl.exp(u)
 
-    v = tl.load(v_ptr + pid_bh * V + offs_v, mask=mask_v, other=0.0).to(tl.float32) * gain
+    v = tl.load(v_ptr + offs_v, mask=mask_v, other=0.0).to(tl.float32) * gain
     h = tl.zeros((BLOCK_V,), dtype=tl.float32)
     denom = tl.zeros((BLOCK_K,), dtype=tl.float32)
     for k0 in range(0, K, BLOCK_K):
         offs_k = k0 + tl.arange(0, BLOCK_K)
         mask_k = offs_k < K
-        q = tl.load(q_ptr + group * K + offs_k, mask=mask_k, other=0.0).to(tl.float32) * scale
-        k = tl.load(k_ptr + group * K + offs_k, mask=mask_k, other=0.0).to(tl.float32)
+        q = tl.load(q_ptr + offs_k, mask=mask_k, other=0.0).to(tl.float32) * scale
+        k = tl.load(k_ptr + offs_k, mask=mask_k, other=0.0).to(tl.float32)
         offs = pid_bh * K * V + offs_k[:, None] * V + offs_v[None, :]
         mask = mask_k[:, None] & mask_v[None, :]
         c = k[:, None] * v[None, :]
@@ -127,10 +131,10 @@ def _step(
     """Return h [B, 1, H, V] and the new C, n and m. The given state is not overwritten."""
     B, _, H, V = v.shape
     K = q.shape[3]
-    h, last = torch.empty_like(v), empty_state(q, v, normalised=request.stabilised)
+    h, last = contiguous_like(v), empty_state(q, v, normalised=request.stabilised)
     block_v = min(STEP_BLOCK_V, padded(V))
     step_kernel[(cdiv(V, block_v) * B * H,)](
-        q.detach(), k.detach(), v.detach(), decay, input_gate, head, c, n, m, h, *last,
+        q.detach(), k.detach(), v.detach(), decay, input_gate, head, c, n, m, h, *last, layout(q, k, v)[1],
         request.scale, request.inv_tau, H=H, K=K, V=V, GROUP=H // q.shape[2], GATE=request.gate,
         BLOCK_K=min(STEP_BLOCK_K, padded(K)), BLOCK_V=block_v, num_warps=4,
     )  # fmt: skip
@@ -138,7 +142,7 @@ def _step(
 
 
 def _shapes(request: EngineRequest, q: Tensor, k: Tensor, v: Tensor, *others: Any) -> tuple[Tensors, Tensors]:
-    return (torch.empty_like(v), *empty_state(q, v, normalised=request.stabilised)), ()
+    return (contiguous_like(v), *empty_state(q, v, normalised=request.stabilised)), ()
 
 
 STEP = SCALAR_DECAY.step(_step, _shapes)

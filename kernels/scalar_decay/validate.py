@@ -12,12 +12,11 @@ from .reference import State
 
 
 def check_qkv(q: Tensor, k: Tensor, v: Tensor) -> None:
-    """Raise unless q, k [B, T, H, K] and v [B, T, H, V] agree in everything but V and hold at least one element."""
+    """Raise unless q, k [B, T, H, K] and v [B, T, H, V] agree in everything but V, and K and V are not 0."""
     check_first("q", q, "[B, T, H, D]")
     check_tensor("k", k, q.shape, q.dtype, q.device)
     check_dimensions("v", v, "[B, T, H, D]")
-    if v.shape[3] == 0:
-        check_not_empty("v", v)
+    check_not_empty("v", v)
     check_tensor("v", v, (*q.shape[:3], v.shape[3]), q.dtype, q.device)
 
 
@@ -38,7 +37,7 @@ def check_ssd(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor) -> None:
     for name, group in (("B", B), ("C", C)):
         if not isinstance(group, Tensor):
             raise TypeError(f"{name} must be a tensor, got {type(group).__name__}")
-        if group.dim() != 4 or group.shape[:2] != x.shape[:2] or 0 in group.shape:
+        if group.dim() != 4 or group.shape[:2] != x.shape[:2] or 0 in group.shape[2:]:
             expected = f"[{x.shape[0]}, {x.shape[1]}, G, N]"
             raise ValueError(f"{name} must have shape {expected}, got {tuple(group.shape)}")
         if x.shape[2] % group.shape[2]:

@@ -60,6 +60,7 @@ from .whole_state_tiles import (
     load_first_tiles,
     load_gates,
     load_tiles,
+    start_of,
     store_async,
 )
 
@@ -539,15 +540,15 @@ def whole_state_kernel(
     y_ptr,
     z_ptr,
     states_ptr,
-    initial_ptr,
+    ends,
     partial_ptr,
     out_ptr,
     gates,
     pair_ptr,
     sums_ptr,
-    last_ptr,
     anchors,
     denominators,
+    starts,
     log_scale,
     T,
     L,
@@ -566,7 +567,7 @@ def whole_state_kernel(
     heads are whole.
     Reads and writes what fused_chunk.fused_chunk_kernel does, whose docstring explains the arguments, except that
     - states before chunks are those of cut heads [B * H - whole_heads, N, ...]; whole heads start from the initial
-      state [B, H, ...], and only their last state is written;
+      state [B, H, ...], and only their last state is written: ``ends`` are both;
     - ``partial_ptr`` is the ``out_ptr`` of the launch for the first columns of X and Y; ``log_scale`` is log2 scale;
     - every warp writes its own row sums [shares * 4, B, H, T];
     - the states at the anchors are [B, H, ceil(T / every)] tiles in the order of :func:`flatten`, padded to whole
@@ -593,8 +594,9 @@ def whole_state_kernel(
     batch = pid_bh // H
     head = pid_bh % H
     start = gl.where(is_whole, 0, number % N * L)
-    x_offset = batch * T * SHAPE.row_x + (head // SHAPE.group_x) * DX
-    z_offset = batch * T * SHAPE.row_z + (head // SHAPE.group_z) * DZ
+    x_offset = start_of(0, starts.x, batch, head // SHAPE.group_x, T, SHAPE.row_x, DX)
+    y_offset = start_of(0, starts.y, batch, head // SHAPE.group_x, T, SHAPE.row_y, DX)
+    z_offset = start_of(0, starts.z, batch, head // SHAPE.group_z, T, SHAPE.row_z, DZ)
     out_offset = batch * T * SHAPE.row_out + head * DZ
 
     layout: gl.constexpr = gl.NVMMASharedLayout(128, 16, rank=2)
@@ -611,7 +613,7 @@ def whole_state_kernel(
             )
             y_desc += (
                 tma.make_tensor_descriptor(
-                    y_ptr + x_offset, [T, DX], [SHAPE.row_x, 1], [BT, TILE.copied_widths[part]], layout
+                    y_ptr + y_offset, [T, DX], [SHAPE.row_y, 1], [BT, TILE.copied_widths[part]], layout
                 ),
             )
         x_s += (gl.allocate_shared_memory(DTYPE, [STAGES, BT, TILE.copied_widths[part]], layout),)
@@ -667,10 +669,11 @@ def whole_state_kernel(
         )
     pair_desc = None
     if pair_ptr is not None:
-        pair_desc = tma.make_tensor_descriptor(pair_ptr + z_offset, [T, DZ], [SHAPE.row_z, 1], [BT, BZ], layout)
+        pair_offset = start_of(0, starts.pair, batch, head // SHAPE.group_z, T, SHAPE.row_pair, DZ)
+        pair_desc = tma.make_tensor_descriptor(pair_ptr + pair_offset, [T, DZ], [SHAPE.row_pair, 1], [BT, BZ], layout)
     tensors = Tensors(x=x_desc, y=y_desc, z=z_desc, out=out_desc, partial=partial_desc, pair=pair_desc)
 
-    pointers = Pointers(gates, states_ptr, initial_ptr, sums_ptr, last_ptr, anchors)
+    pointers = Pointers(gates, states_ptr, ends[0], sums_ptr, ends[1], anchors)
     chunk = Chunk(
         start=start, end=end, pid_bh=pid_bh, is_whole=is_whole, number=number.to(gl.int64), x_col=x_col, z_col=z_col,
         two_walkers=z_col + TILE.block_z // WALKERS < DZ,

@@ -7,8 +7,10 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from ..common.versions import gluon_names
+from . import gates
 
 barrier, load_async, store_async = gluon_names()
+start_of = gluon.jit(gates.start_of.fn)
 
 WARPS = gl.constexpr(4)
 """Warps of a walker and of the preparing group: on Hopper, four warps make a matrix product together."""

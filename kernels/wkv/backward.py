@@ -33,6 +33,7 @@ from .elements import (
     reciprocal,
     relative_weights,
     split_rate,
+    step_offset,
 )
 from .exchange import look_back
 
@@ -67,10 +68,13 @@ def _next_exponent(
 
 
 @triton.jit
-def _load_run(k_ptr, v_ptr, dy_ptr, offs, left, mask_c, C: tl.constexpr, SUB: tl.constexpr):
+def _load_run(
+    k_ptr, v_ptr, dy_ptr, k_offs, v_offs, offs, left, mask_c,
+    C: tl.constexpr, K_ROW: tl.constexpr, V_ROW: tl.constexpr, SUB: tl.constexpr,
+):  # fmt: skip
     """Load k, v and dy of SUB steps."""
-    k = load_rows(k_ptr, offs, left, mask_c, C, -float("inf"), SUB)
-    v = load_rows(v_ptr, offs, left, mask_c, C, 0.0, SUB)
+    k = load_rows(k_ptr, k_offs, left, mask_c, K_ROW, -float("inf"), SUB)
+    v = load_rows(v_ptr, v_offs, left, mask_c, V_ROW, 0.0, SUB)
     dy = load_rows(dy_ptr, offs, left, mask_c, C, 0.0, SUB)
     return k, v, dy
 
@@ -190,15 +194,15 @@ def _select(values, index, N: tl.constexpr):
 
 
 @triton.jit
-def _load_last(last_ptr, size, dnum_ptr, dden_ptr, offs, mask):
+def _load_last(dlast, size, offs, mask):
     """Return the gradients (o, A, B) [1, BLOCK_C] of the last state: those given, or an empty sum."""
     o = tl.full(offs.shape, EMPTY, tl.float32)
     a = tl.zeros(offs.shape, dtype=tl.float32)
     b = tl.zeros(offs.shape, dtype=tl.float32)
-    if last_ptr is not None:
-        o = -tl.load(last_ptr + 2 * size + offs, mask=mask, other=0.0)
-        a = tl.load(dnum_ptr + offs, mask=mask, other=0.0)
-        b = tl.load(dden_ptr + offs, mask=mask, other=0.0)
+    if dlast[0] is not None:
+        o = -tl.load(dlast[0] + 2 * size + offs, mask=mask, other=0.0)
+        a = tl.load(dlast[1] + offs, mask=mask, other=0.0)
+        b = tl.load(dlast[2] + offs, mask=mask, other=0.0)
     return o[None, :], a[None, :], b[None, :]
 
 
@@ -213,8 +217,9 @@ def _store_first(dfirst_ptr, size, max_ptr, m, a, b, offs, mask):
 @remember_launches
 @triton.jit(do_not_specialize=["B", "T", "S"])
 def look_back_gradient_kernel(
-    k_ptr, v_ptr, w_ptr, u_ptr, max_ptr, saved_ptr, dy_ptr, last_ptr, dnum_ptr, dden_ptr, dk_ptr, dv_ptr, dw_ptr,
-    du_ptr, dfirst_ptr, word_ptr, spare_ptr, B, T, S, C: tl.constexpr, LOOK: tl.constexpr, TILE: tl.constexpr,
+    k_ptr, v_ptr, w_ptr, u_ptr, max_ptr, saved_ptr, dy_ptr, dlast, dk_ptr, dv_ptr, dw_ptr, du_ptr, dfirst_ptr, strides,
+    word_ptr, spare_ptr, B, T, S, C: tl.constexpr, K_ROW: tl.constexpr, V_ROW: tl.constexpr, LOOK: tl.constexpr,
+    TILE: tl.constexpr,
 ):  # fmt: skip
     """Compute the gradients of one tile in a single pass over memory; the first programs take the end of the sequence.
 
@@ -238,6 +243,10 @@ def look_back_gradient_kernel(
     offs_t = (BLOCK_O - 1 - offs_o) * BLOCK_I
     base = (batch * T + tile * STEPS) * C
     offs, left, mask = tile_offsets(offs_t, offs_c, mask_c, C, T - tile * STEPS)
+    k_base = step_offset(strides[0], base, batch, tile * STEPS, K_ROW)
+    v_base = step_offset(strides[1], base, batch, tile * STEPS, V_ROW)
+    k_offs = offs_t[:, None] * K_ROW + offs_c[None, :]
+    v_offs = offs_t[:, None] * V_ROW + offs_c[None, :]
     w = tl.load(w_ptr + offs_c, mask=mask_c, other=0.0)[None, :]
     u = tl.load(u_ptr + offs_c, mask=mask_c, other=0.0)[None, :]
     stride = B.to(tl.int64) * C
@@ -261,20 +270,23 @@ def look_back_gradient_kernel(
         all_num = _replace(all_num, run, num, RUNS)
         all_den = _replace(all_den, run, den, RUNS)
         at, rest = base + run * SUB * C, left - run * SUB
-        k, v, dy = _load_run(k_ptr + at, v_ptr + at, dy_ptr + at, offs, rest, mask, C, SUB)
+        k, v, dy = _load_run(
+            k_ptr + (k_base + run * SUB * K_ROW), v_ptr + (v_base + run * SUB * V_ROW), dy_ptr + at, k_offs, v_offs,
+            offs, rest, mask, C, K_ROW, V_ROW, SUB,
+        )  # fmt: skip
         m, num, den, x, z, dw, du, c, a, b = _run_forward(
             k, v, dy, m, num, den, x, z, dw, du, c, a, b, slow, fast, u, run * SUB, rest, PRECISE, SUB
         )
     # Gradients that enter a row are relative to the exponent of the state after it; ``change`` converts them to m.
     end_m = _next_exponent(
-        saved_ptr, saved_size, last_ptr, batch * C, stride, tile * STEPS + offs_t + BLOCK_I, offs_c, m, left, mask,
+        saved_ptr, saved_size, dlast[0], batch * C, stride, tile * STEPS + offs_t + BLOCK_I, offs_c, m, left, mask,
         C, BLOCK_I,
     )  # fmt: skip
     change = _change_of_exponent(m, end_m, slow, left, BLOCK_I)
     c = tl.where(used, c * change, 1.0)
     a, b = tl.where(used, a, 0.0), tl.where(used, b, 0.0)
     _, all_a, all_b, in_c, in_a, in_b = tl.associative_scan((c, a, b, one, zero, zero), 0, _compose_rows)
-    o, a, b = _load_last(last_ptr, stride, dnum_ptr, dden_ptr, batch * C + offs_c, mask_c)
+    o, a, b = _load_last(dlast, stride, batch * C + offs_c, mask_c)
     if LOOK > 0:
         later_o, later_a, later_b = look_back(
             word_ptr + batch * C, spare_ptr + batch * C, tiles, position, stride, STEPS * w, -first_m, all_a, all_b,
@@ -294,7 +306,10 @@ def look_back_gradient_kernel(
     for step in range(RUNS):
         run = RUNS - 1 - step
         at, rest = base + run * SUB * C, left - run * SUB
-        k, v, dy = _load_run(k_ptr + at, v_ptr + at, dy_ptr + at, offs, rest, mask, C, SUB)
+        k, v, dy = _load_run(
+            k_ptr + (k_base + run * SUB * K_ROW), v_ptr + (v_base + run * SUB * V_ROW), dy_ptr + at, k_offs, v_offs,
+            offs, rest, mask, C, K_ROW, V_ROW, SUB,
+        )  # fmt: skip
         m, num, den = _select(all_m, run, RUNS), _select(all_num, run, RUNS), _select(all_den, run, RUNS)
         a, b = _run_backward(
             dk_ptr + at, dv_ptr + at, k, v, dy, m, num, den, a, b, slow, fast, u, offs, run * SUB, rest, mask,
@@ -313,8 +328,8 @@ def look_back_gradient_kernel(
 @remember_launches
 @triton.jit(do_not_specialize=["B", "T", "S"])
 def walk_gradient_kernel(
-    k_ptr, v_ptr, w_ptr, u_ptr, max_ptr, saved_ptr, dy_ptr, last_ptr, dnum_ptr, dden_ptr, dk_ptr, dv_ptr, dw_ptr,
-    du_ptr, dfirst_ptr, B, T, S, C: tl.constexpr, TILE: tl.constexpr,
+    k_ptr, v_ptr, w_ptr, u_ptr, max_ptr, saved_ptr, dy_ptr, dlast, dk_ptr, dv_ptr, dw_ptr, du_ptr, dfirst_ptr, strides,
+    B, T, S, C: tl.constexpr, K_ROW: tl.constexpr, V_ROW: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """Go backwards through all of time in order, loading BLOCK_I steps at once.
 
@@ -334,7 +349,7 @@ def walk_gradient_kernel(
     stride = B.to(tl.int64) * C
     saved_ptr += batch * S * C
     saved_size = S * stride
-    _, a, b = _load_last(last_ptr, stride, dnum_ptr, dden_ptr, batch * C + offs_c, mask_c)
+    _, a, b = _load_last(dlast, stride, batch * C + offs_c, mask_c)
     one = tl.full((1, BLOCK_C), 1.0, tl.float32)
     zero = tl.zeros((1, BLOCK_C), dtype=tl.float32)
     dw, du, dw_lost, du_lost = zero, zero, zero, zero
@@ -343,7 +358,11 @@ def walk_gradient_kernel(
         start = (rows - 1 - step) * BLOCK_I
         base = (batch * T + start) * C
         offs, left, mask = tile_offsets(offs_o, offs_c, mask_c, C, T - start)
-        k, v, dy = _load_run(k_ptr + base, v_ptr + base, dy_ptr + base, offs, left, mask, C, BLOCK_I)
+        k_base = step_offset(strides[0], base, batch, start, K_ROW)
+        v_base = step_offset(strides[1], base, batch, start, V_ROW)
+        k, v, dy = _load_run(
+            k_ptr + k_base, v_ptr + v_base, dy_ptr + base, offs, offs, offs, left, mask, C, K_ROW, V_ROW, BLOCK_I
+        )
         first_m, first_num, first_den = _load_saved(saved_ptr, saved_size, start + offs_o, offs_c, mask, C, BLOCK_I)
         slow, fast = split_rate(first_m, w, BLOCK_I)
         m, _num, _den, x, z, row_dw, row_du, _c, _a, _b = _run_forward(
@@ -351,7 +370,7 @@ def walk_gradient_kernel(
             PRECISE, BLOCK_I,
         )  # fmt: skip
         end_m = _next_exponent(
-            saved_ptr, saved_size, last_ptr, batch * C, stride, start + BLOCK_I + offs_o, offs_c, m, left, mask,
+            saved_ptr, saved_size, dlast[0], batch * C, stride, start + BLOCK_I + offs_o, offs_c, m, left, mask,
             C, BLOCK_I,
         )  # fmt: skip
         change = _change_of_exponent(m, end_m, slow, left, BLOCK_I)

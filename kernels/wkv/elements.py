@@ -109,6 +109,16 @@ def split_rate(m, w, BLOCK_I: tl.constexpr):
 
 
 @triton.jit
+def step_offset(stride, base, batch, start, ROW: tl.constexpr):
+    """Return the offset of step ``start`` of a sequence in k or v: ``base`` in a contiguous one (stride None)."""
+    if stride is None:
+        offset = base
+    else:
+        offset = batch * (tl.full((), stride, tl.int64) * 8) + start * tl.full((), ROW, tl.int64)
+    return offset
+
+
+@triton.jit
 def program_position(B, C: tl.constexpr, BLOCK_C: tl.constexpr):
     """Return (tile, batch, block of channels) of a program; blocks of channels vary fastest, tiles of time slowest."""
     blocks: tl.constexpr = (C + BLOCK_C - 1) // BLOCK_C

@@ -35,6 +35,7 @@ from .elements import (
     relative_weights,
     renew_whole,
     split_rate,
+    step_offset,
 )
 from .exchange import gather_rows, look_back, pass_state, scan_rows
 
@@ -56,28 +57,28 @@ LEAST_NORMAL = tl.constexpr(2.0**-126)
 
 
 @triton.jit
-def _load_state(num_ptr, den_ptr, max_ptr, offs, mask):
-    """Return a state (max, num, den) [1, BLOCK_C]: the empty one for None, else the given one, scaled so that den is of
-    order 1. If den is below float32's normal numbers, the state counts as empty."""
+def _load_state(first, offs, mask):
+    """Return the first state (max, num, den) [1, BLOCK_C]: the empty one for three times None, else the given one (num,
+    den, max), scaled so that den is of order 1. If den is below float32's normal numbers, the state counts as empty."""
     m = tl.full(offs.shape, EMPTY, tl.float32)
     num = tl.zeros(offs.shape, dtype=tl.float32)
     den = tl.zeros(offs.shape, dtype=tl.float32)
-    if num_ptr is not None:
-        den = tl.load(den_ptr + offs, mask=mask, other=0.0)
+    if first[0] is not None:
+        den = tl.load(first[1] + offs, mask=mask, other=0.0)
         exists = den >= LEAST_NORMAL
         usual = (den > 1e-6) & (den < 1e6)
         shift = tl.log(tl.where(exists & (usual == 0), den, 1.0))
         scale = exp(-shift)
-        m = tl.where(exists, tl.load(max_ptr + offs, mask=mask, other=0.0) + shift, EMPTY)
-        num = tl.where(exists, tl.load(num_ptr + offs, mask=mask, other=0.0) * scale, 0.0)
+        m = tl.where(exists, tl.load(first[2] + offs, mask=mask, other=0.0) + shift, EMPTY)
+        num = tl.where(exists, tl.load(first[0] + offs, mask=mask, other=0.0) * scale, 0.0)
         den = tl.where(exists, den * scale, 0.0)
     return m[None, :], num[None, :], den[None, :]
 
 
 @triton.jit
-def _prefetch(ptr, first_c, C: tl.constexpr, TILE: tl.constexpr, BLOCK_C: tl.constexpr):
-    """Prefetch TILE steps of BLOCK_C channels into the L2 cache, an address a sector; none may lie beyond the sequence.
-    A later program uses them; memory stays busy while this one computes."""
+def _prefetch(ptr, first_c, C: tl.constexpr, ROW: tl.constexpr, TILE: tl.constexpr, BLOCK_C: tl.constexpr):
+    """Prefetch TILE steps, ROW elements apart, of BLOCK_C channels into the L2 cache, an address a sector; none may lie
+    beyond the sequence. A later program uses them; memory stays busy while this one computes."""
     SECTOR: tl.constexpr = 32 * 8 // ptr.dtype.element_ty.primitive_bitwidth
     # PIECE steps at once take about one sector per thread; the addresses of further pieces differ by constants.
     PIECE: tl.constexpr = 32 if TILE > 32 else TILE
@@ -85,10 +86,10 @@ def _prefetch(ptr, first_c, C: tl.constexpr, TILE: tl.constexpr, BLOCK_C: tl.con
     channels = first_c + tl.arange(0, SECTORS) * SECTOR
     if C % BLOCK_C:
         channels = tl.minimum(channels, C - 1)
-    offs = tl.arange(0, PIECE)[:, None] * C + channels[None, :]
+    offs = tl.arange(0, PIECE)[:, None] * ROW + channels[None, :]
     for start in tl.static_range(0, TILE, PIECE):
         tl.inline_asm_elementwise(
-            "prefetch.global.L2 [$1]; mov.b32 $0, 0;", "=r,l", [(ptr + start * C + offs).to(tl.int64)],
+            "prefetch.global.L2 [$1]; mov.b32 $0, 0;", "=r,l", [(ptr + start * ROW + offs).to(tl.int64)],
             dtype=tl.int32, is_pure=False, pack=1,
         )  # fmt: skip
 
@@ -212,13 +213,15 @@ def _output(m, num, den, k, v, u, PRECISE: tl.constexpr):
 
 
 @triton.jit
-def _load_runs(ptr, offs, mask_c, C: tl.constexpr, BLOCK_C: tl.constexpr, RUNS: tl.constexpr, SUB: tl.constexpr):
+def _load_runs(
+    ptr, offs, mask_c, C: tl.constexpr, ROW: tl.constexpr, BLOCK_C: tl.constexpr, RUNS: tl.constexpr, SUB: tl.constexpr
+):  # fmt: skip
     """Load RUNS runs of SUB steps of every row, none beyond the end of the sequence."""
     runs = ()
     for run in tl.static_range(RUNS):
         steps = ()
         for n in tl.static_range(SUB):
-            at = ptr + (run * SUB + n) * C + offs
+            at = ptr + (run * SUB + n) * ROW + offs
             # Without a mask where none is needed: it takes an instruction more, to clear the register.
             steps = steps + (tl.load(at) if C % BLOCK_C == 0 else tl.load(at, mask=mask_c, other=0.0),)
         runs = runs + (steps,)
@@ -320,35 +323,36 @@ def _compute_rows_by_run(
 
 
 @triton.jit
-def _slow_rate(k_ptr, w, offs, left, mask_c, C: tl.constexpr, BLOCK_I: tl.constexpr):
+def _slow_rate(k_ptr, w, offs, left, mask_c, ROW: tl.constexpr, BLOCK_I: tl.constexpr):
     """Return a row's slow rates [BLOCK_O, BLOCK_C], 0 for fast ones. A rate is slow if a run lowers the exponent by at
     most a quarter of the largest key, so that its rounding error does not grow (compare split_rate)."""
     RUN: tl.constexpr = SUBROW if BLOCK_I > SUBROW else BLOCK_I
     largest = tl.zeros(offs.shape, dtype=tl.float32)
     for n in range(BLOCK_I):
-        k = tl.load(k_ptr + n * C + offs, mask=(left > n) & mask_c, other=0.0).to(tl.float32)
+        k = tl.load(k_ptr + n * ROW + offs, mask=(left > n) & mask_c, other=0.0).to(tl.float32)
         largest = tl.maximum(largest, tl.where(k > EMPTY, tl.abs(k), 0.0))
     return tl.where(w * RUN <= tl.maximum(RUN * SLOW_RATE, 0.25 * largest), w, 0.0)
 
 
 @triton.jit
-def _sum_rows_by_step(k_ptr, v_ptr, w, offs, left, mask_c, C: tl.constexpr, BLOCK_I: tl.constexpr):
+def _sum_rows_by_step(
+    k_ptr, v_ptr, w, k_offs, v_offs, left, mask_c, K_ROW: tl.constexpr, V_ROW: tl.constexpr, BLOCK_I: tl.constexpr
+):  # fmt: skip
     """Return for each row its sum, with a new exponent at every step.
 
     Slow rates are not subtracted from m at every step, see SLOW_RATE: the exponent of the sum before step n of a run is
     m - n slow.
     """
     RUN: tl.constexpr = SUBROW if BLOCK_I > SUBROW else BLOCK_I
-    slow = _slow_rate(k_ptr, w, offs, left, mask_c, C, BLOCK_I)
-    m = tl.full(offs.shape, EMPTY, tl.float32)
-    num = tl.zeros(offs.shape, dtype=tl.float32)
+    slow = _slow_rate(k_ptr, w, k_offs, left, mask_c, K_ROW, BLOCK_I)
+    m = tl.full(k_offs.shape, EMPTY, tl.float32)
+    num = tl.zeros(k_offs.shape, dtype=tl.float32)
     den = num
     for start in range(0, BLOCK_I, RUN):
         for n in range(RUN):
             mask = (left > start + n) & mask_c
-            at = (start + n) * C + offs
-            k = tl.load(k_ptr + at, mask=mask, other=-float("inf")).to(tl.float32)
-            v = tl.load(v_ptr + at, mask=mask, other=0.0).to(tl.float32)
+            k = tl.load(k_ptr + ((start + n) * K_ROW + k_offs), mask=mask, other=-float("inf")).to(tl.float32)
+            v = tl.load(v_ptr + ((start + n) * V_ROW + v_offs), mask=mask, other=0.0).to(tl.float32)
             m, num, den = _advance(m, num, den, tl.fma(slow, n + 1.0, k), v, w - slow)
         m -= RUN * slow
     return m, num, den
@@ -356,12 +360,13 @@ def _sum_rows_by_step(k_ptr, v_ptr, w, offs, left, mask_c, C: tl.constexpr, BLOC
 
 @triton.jit
 def _compute_rows_by_step(
-    y_ptr, saved_ptr, size, k_ptr, v_ptr, m, num, den, w, u, step, offs_c, offs, left, mask_c,
-    C: tl.constexpr, SAVE: tl.constexpr, PRECISE: tl.constexpr, BLOCK_I: tl.constexpr,
+    y_ptr, saved_ptr, size, k_ptr, v_ptr, m, num, den, w, u, step, offs_c, offs, k_offs, v_offs, left, mask_c,
+    C: tl.constexpr, K_ROW: tl.constexpr, V_ROW: tl.constexpr, SAVE: tl.constexpr, PRECISE: tl.constexpr,
+    BLOCK_I: tl.constexpr,
 ):  # fmt: skip
     """Compute the rows with a new exponent at every step (see _sum_rows_by_step); return the states after the rows."""
     RUN: tl.constexpr = SUBROW if BLOCK_I > SUBROW else BLOCK_I
-    slow = _slow_rate(k_ptr, w, offs, left, mask_c, C, BLOCK_I)
+    slow = _slow_rate(k_ptr, w, k_offs, left, mask_c, K_ROW, BLOCK_I)
     for start in range(0, BLOCK_I, RUN):
         rest = left - start
         for n in range(RUN):
@@ -371,8 +376,8 @@ def _compute_rows_by_step(
             if SAVE > 0:
                 if (start + n) % SAVE == 0:
                     _save_state(saved_ptr, size, m - n * slow, num, den, step + start + n, offs_c, mask, C, SAVE)
-            k = tl.load(k_ptr + at, mask=mask, other=-float("inf")).to(tl.float32)
-            v = tl.load(v_ptr + at, mask=mask, other=0.0).to(tl.float32)
+            k = tl.load(k_ptr + ((start + n) * K_ROW + k_offs), mask=mask, other=-float("inf")).to(tl.float32)
+            v = tl.load(v_ptr + ((start + n) * V_ROW + v_offs), mask=mask, other=0.0).to(tl.float32)
             y = _output(m, num, den, tl.fma(slow, n * 1.0, k), v, u, PRECISE)
             tl.store(y_ptr + at, y.to(y_ptr.dtype.element_ty), mask=mask)
             m, num, den = _advance(m, num, den, tl.fma(slow, n + 1.0, k), v, tl.where(inside, w - slow, 0.0))
@@ -381,10 +386,12 @@ def _compute_rows_by_step(
 
 
 @triton.jit
-def _tile_position(B, T, C: tl.constexpr, TILE: tl.constexpr):
+def _tile_position(
+    strides, B, T, C: tl.constexpr, K_ROW: tl.constexpr, V_ROW: tl.constexpr, TILE: tl.constexpr
+):  # fmt: skip
     """Return where a program's tile lies: the numbers of tile and sequence, the first channel, the channels and their
-    mask, the rows, the offset of the tile in k, the steps from its start to the sequence's end, the first steps of the
-    rows, and what :func:`tile_offsets` returns for them."""
+    mask, the rows, the offset of the tile in y, the steps from its start to the sequence's end, the first steps of the
+    rows, what :func:`tile_offsets` returns for them, and the offsets of the tile and of the rows in k and in v."""
     BLOCK_C: tl.constexpr = TILE.block_c
     STEPS: tl.constexpr = TILE.steps
     tile, batch, block = program_position(B, C, BLOCK_C)
@@ -395,13 +402,19 @@ def _tile_position(B, T, C: tl.constexpr, TILE: tl.constexpr):
     end = T - tile * STEPS
     step = tile * STEPS + offs_o * TILE.block_i
     offs, left, mask = tile_offsets(offs_o * TILE.block_i, offs_c, mask_c, C, end)
-    return tile, batch, block * BLOCK_C, offs_c, mask_c, offs_o, base, end, step, offs, left, mask
+    inputs = (
+        step_offset(strides[0], base, batch, tile * STEPS, K_ROW),
+        (offs_o * TILE.block_i)[:, None] * K_ROW + offs_c[None, :],
+        step_offset(strides[1], base, batch, tile * STEPS, V_ROW),
+        (offs_o * TILE.block_i)[:, None] * V_ROW + offs_c[None, :],
+    )
+    return tile, batch, block * BLOCK_C, offs_c, mask_c, offs_o, base, end, step, offs, left, mask, inputs
 
 
 @triton.jit
 def _sum_tile(
     k_ptr, v_ptr, w_ptr, word_ptr, w, B, ahead, position,
-    C: tl.constexpr, KEEP: tl.constexpr, TILE: tl.constexpr,
+    C: tl.constexpr, K_ROW: tl.constexpr, V_ROW: tl.constexpr, KEEP: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """Return the sum (m, num, den) of every row, the exponents of the runs and what to keep for the outputs (KEEP: see
     KEEPS in config.py; "tokens" needs B * T of at least a tile). Prefetch k and v of the tile ``ahead`` tiles later and
@@ -413,7 +426,8 @@ def _sum_tile(
     LONGEST: tl.constexpr = 16 if k_ptr.dtype.element_ty == tl.float32 else 32
     SUB: tl.constexpr = LONGEST if BLOCK_I > LONGEST else BLOCK_I
     RUNS: tl.constexpr = BLOCK_I // SUB
-    tile, batch, first_c, offs_c, mask_c, _offs_o, base, end, _step, offs, left, mask = position
+    tile, batch, first_c, offs_c, mask_c, _offs_o, _base, end, _step, _offs, left, mask, inputs = position
+    k_base, k_offs, v_base, v_offs = inputs
     whole = end >= STEPS
     accurate = whole
     row_m = tl.full((BLOCK_O, BLOCK_C), EMPTY, tl.float32)
@@ -423,26 +437,25 @@ def _sum_tile(
     if KEEP == "tokens":
         # Loaded outside of the branch: half-precision values that only one branch loads would be unpacked into twice
         # the registers. A tile that is not whole loads the first tile instead, and does not use it.
-        loaded = tl.where(whole, base, 0)
-        k = _load_runs(k_ptr + loaded, offs, mask, C, BLOCK_C, RUNS, SUB)
-        v = _load_runs(v_ptr + loaded, offs, mask, C, BLOCK_C, RUNS, SUB)
+        k = _load_runs(k_ptr + tl.where(whole, k_base, 0), k_offs, mask, C, K_ROW, BLOCK_C, RUNS, SUB)
+        v = _load_runs(v_ptr + tl.where(whole, v_base, 0), v_offs, mask, C, V_ROW, BLOCK_C, RUNS, SUB)
     elif KEEP == "weights":
         weights = _zero_runs(row_num, RUNS, SUB)
         v = _zero_runs(row_num.to(v_ptr.dtype.element_ty), RUNS, SUB)
     if whole:
         if KEEP != "tokens":
-            k = _load_runs(k_ptr + base, offs, mask, C, BLOCK_C, RUNS, SUB)
-            v = _load_runs(v_ptr + base, offs, mask, C, BLOCK_C, RUNS, SUB)
+            k = _load_runs(k_ptr + k_base, k_offs, mask, C, K_ROW, BLOCK_C, RUNS, SUB)
+            v = _load_runs(v_ptr + v_base, v_offs, mask, C, V_ROW, BLOCK_C, RUNS, SUB)
         if not INTERPRETED:
-            later = (ahead * STEPS).to(tl.int64) * C
+            later = (ahead * STEPS).to(tl.int64)
             if (ahead > 0) & (end >= (ahead + 1) * STEPS):
-                _prefetch(k_ptr + base + later, first_c, C, STEPS, BLOCK_C)
-                _prefetch(v_ptr + base + later, first_c, C, STEPS, BLOCK_C)
+                _prefetch(k_ptr + k_base + later * K_ROW, first_c, C, K_ROW, STEPS, BLOCK_C)
+                _prefetch(v_ptr + v_base + later * V_ROW, first_c, C, V_ROW, STEPS, BLOCK_C)
                 if word_ptr is not None:
                     # Without this the next tile, which polls these words, would first wait for memory. If channels
                     # alone keep memory busy (ahead is 0), prefetching words costs more than it saves.
                     words = word_ptr + 2 * C * (tile.to(tl.int64) * B + batch)
-                    _prefetch(words, 2 * first_c, 2 * C, 1, 2 * BLOCK_C)
+                    _prefetch(words, 2 * first_c, 2 * C, 2 * C, 1, 2 * BLOCK_C)
         late_zero = _zeros_after_loads(w_ptr, offs_c, mask_c) if RUNS == 1 else 0.0
         if KEEP == "tokens":
             row_m, row_num, row_den, least, tops, _ = _sum_rows_by_run(k, v, w, late_zero, RUNS, SUB)
@@ -450,7 +463,9 @@ def _sum_tile(
             row_m, row_num, row_den, least, tops, weights = _sum_rows_by_run(k, v, w, late_zero, RUNS, SUB)
         accurate = _all_at_least(tl.where(mask, least, 1.0))
     if accurate == 0:
-        row_m, row_num, row_den = _sum_rows_by_step(k_ptr + base, v_ptr + base, w, offs, left, mask, C, BLOCK_I)
+        row_m, row_num, row_den = _sum_rows_by_step(
+            k_ptr + k_base, v_ptr + v_base, w, k_offs, v_offs, left, mask, K_ROW, V_ROW, BLOCK_I
+        )
     kept = ()
     if KEEP == "tokens":
         kept = (k, v)
@@ -462,7 +477,8 @@ def _sum_tile(
 @triton.jit
 def _compute_tile(
     y_ptr, last_ptr, saved_ptr, k_ptr, v_ptr, w_ptr, m, num, den, tops, kept, w, u, stride, S, position,
-    C: tl.constexpr, SAVE: tl.constexpr, KEEP: tl.constexpr, TILE: tl.constexpr,
+    C: tl.constexpr, K_ROW: tl.constexpr, V_ROW: tl.constexpr, SAVE: tl.constexpr, KEEP: tl.constexpr,
+    TILE: tl.constexpr,
 ):  # fmt: skip
     """Compute a tile from the states before its rows and what :func:`_sum_tile` returned.
 
@@ -473,7 +489,8 @@ def _compute_tile(
     BLOCK_C: tl.constexpr = TILE.block_c
     RUNS: tl.constexpr = len(tops)
     SUB: tl.constexpr = BLOCK_I // RUNS
-    _tile, batch, _first_c, offs_c, mask_c, _offs_o, base, end, step, offs, left, mask = position
+    _tile, batch, _first_c, offs_c, mask_c, _offs_o, base, end, step, offs, left, mask, inputs = position
+    k_base, k_offs, v_base, v_offs = inputs
     whole = end >= TILE.steps
     saved_size = S * stride
     if SAVE > 0:
@@ -482,8 +499,8 @@ def _compute_tile(
     last_m, last_num, last_den = m, num, den
     if whole:
         if KEEP == "nothing":
-            k = _load_runs(k_ptr + base, offs, mask, C, BLOCK_C, RUNS, SUB)
-            values = _load_runs(v_ptr + base, offs, mask, C, BLOCK_C, RUNS, SUB)
+            k = _load_runs(k_ptr + k_base, k_offs, mask, C, K_ROW, BLOCK_C, RUNS, SUB)
+            values = _load_runs(v_ptr + v_base, v_offs, mask, C, V_ROW, BLOCK_C, RUNS, SUB)
             late_zero = _zeros_after_loads(w_ptr, offs_c, mask_c) if RUNS == 1 else 0.0
             weights = ()
             for run in tl.static_range(RUNS):
@@ -505,8 +522,8 @@ def _compute_tile(
         # With a den of order 1, bounding the weight of the past by e^MAX_RATIO does not change the result.
         m, num, den = _tighten(m, num, den)
         last_m, last_num, last_den = _compute_rows_by_step(
-            y_ptr + base, saved_ptr, saved_size, k_ptr + base, v_ptr + base, m, num, den, w, u, step, offs_c, offs,
-            left, mask, C, SAVE, PRECISE, BLOCK_I,
+            y_ptr + base, saved_ptr, saved_size, k_ptr + k_base, v_ptr + v_base, m, num, den, w, u, step, offs_c, offs,
+            k_offs, v_offs, left, mask, C, K_ROW, V_ROW, SAVE, PRECISE, BLOCK_I,
         )  # fmt: skip
     if last_ptr is not None:
         at = tl.broadcast_to(batch * C + offs_c[None, :], (TILE.block_o, BLOCK_C))
@@ -517,30 +534,33 @@ def _compute_tile(
 @remember_launches
 @triton.jit(do_not_specialize=["call", "B", "T", "S", "ahead"])
 def serial_kernel(
-    k_ptr, v_ptr, w_ptr, u_ptr, num_ptr, den_ptr, max_ptr, y_ptr, last_ptr, saved_ptr, word_ptr, call, B, T, S, ahead,
-    C: tl.constexpr, SAVE: tl.constexpr, KEEP: tl.constexpr, GATHER: tl.constexpr, PASS: tl.constexpr,
-    TILE: tl.constexpr,
+    k_ptr, v_ptr, w_ptr, u_ptr, first, y_ptr, last_ptr, saved_ptr, strides, word_ptr, call, B, T, S, ahead,
+    C: tl.constexpr, K_ROW: tl.constexpr, V_ROW: tl.constexpr, SAVE: tl.constexpr, KEEP: tl.constexpr,
+    GATHER: tl.constexpr, PASS: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """Compute one tile of BLOCK_I * BLOCK_O steps and BLOCK_C channels, each tile from the state that the one before
     it passes on, in a single pass over memory.
 
     Grid: (tiles of T * B * ceil(C / BLOCK_C),). GPUs start programs in the order of their numbers, so a program only
     waits for programs that have started.
-    Reads k, v [B, T, C], w, u [C] and the first state, num, den, max [B, C]; writes y [B, T, C], the last state
-    [3, B, C] and the states before every SAVE steps [3, B, S, C]. States are passed through words [tiles, B, C] of two
+    Reads k, v [B, T, C], whose steps are K_ROW and V_ROW elements apart and whose batch has ``strides`` (None:
+    contiguous), w, u [C] and the first state, num, den, max [B, C]; writes y [B, T, C], the last state [3, B, C] and
+    the states before every SAVE steps [3, B, S, C]. States are passed through words [tiles, B, C] of two
     int64, by the code of exchange.py in GATHER and PASS.
     """
     BLOCK_I: tl.constexpr = TILE.block_i
-    position = _tile_position(B, T, C, TILE)
-    tile, batch, first_c, offs_c, mask_c, offs_o, _, _, _, _, _, _ = position
+    position = _tile_position(strides, B, T, C, K_ROW, V_ROW, TILE)
+    tile, batch, first_c, offs_c, mask_c, offs_o, _, _, _, _, _, _, _ = position
     w = tl.load(w_ptr + offs_c, mask=mask_c, other=0.0)[None, :]
     u = tl.load(u_ptr + offs_c, mask=mask_c, other=0.0)[None, :]
-    row_m, row_num, row_den, tops, kept = _sum_tile(k_ptr, v_ptr, w_ptr, word_ptr, w, B, ahead, position, C, KEEP, TILE)
+    row_m, row_num, row_den, tops, kept = _sum_tile(
+        k_ptr, v_ptr, w_ptr, word_ptr, w, B, ahead, position, C, K_ROW, V_ROW, KEEP, TILE
+    )
     all_m, all_num, all_den, in_m, in_num, in_den = gather_rows(
         row_m, row_num, row_den, BLOCK_I * w, offs_o, offs_c, first_c, GATHER
     )
     stride = B.to(tl.int64) * C
-    m, num, den = _load_state(num_ptr, den_ptr, max_ptr, batch * C + offs_c, mask_c)
+    m, num, den = _load_state(first, batch * C + offs_c, mask_c)
     m, num, den = pass_state(
         word_ptr + 2 * batch * C, call, stride, tile, m, num, den, all_m, all_num, all_den,
         TILE.steps * w, offs_o, offs_c, first_c, mask_c, PASS, LEAST_STATE,
@@ -548,15 +568,16 @@ def serial_kernel(
     m, num, den = add(m - (offs_o * BLOCK_I).to(tl.float32)[:, None] * w, num, den, in_m, in_num, in_den)
     _compute_tile(
         y_ptr, last_ptr, saved_ptr, k_ptr, v_ptr, w_ptr, m, num, den, tops, kept, w, u, stride, S, position,
-        C, SAVE, KEEP, TILE,
+        C, K_ROW, V_ROW, SAVE, KEEP, TILE,
     )  # fmt: skip
 
 
 @remember_launches
 @triton.jit(do_not_specialize=["B", "T", "S", "ahead"])
 def look_back_kernel(
-    k_ptr, v_ptr, w_ptr, u_ptr, num_ptr, den_ptr, max_ptr, y_ptr, last_ptr, saved_ptr, word_ptr, spare_ptr, B, T, S,
-    ahead, C: tl.constexpr, SAVE: tl.constexpr, KEEP: tl.constexpr, LOOK: tl.constexpr, TILE: tl.constexpr,
+    k_ptr, v_ptr, w_ptr, u_ptr, first, y_ptr, last_ptr, saved_ptr, strides, word_ptr, spare_ptr, B, T, S, ahead,
+    C: tl.constexpr, K_ROW: tl.constexpr, V_ROW: tl.constexpr, SAVE: tl.constexpr, KEEP: tl.constexpr,
+    LOOK: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """Compute one tile from the sums of the tiles before it, in a single pass over memory.
 
@@ -566,14 +587,16 @@ def look_back_kernel(
     """
     BLOCK_I: tl.constexpr = TILE.block_i
     STEPS: tl.constexpr = TILE.steps
-    position = _tile_position(B, T, C, TILE)
-    tile, batch, _first_c, offs_c, mask_c, offs_o, _, _, _, _, _, _ = position
+    position = _tile_position(strides, B, T, C, K_ROW, V_ROW, TILE)
+    tile, batch, _first_c, offs_c, mask_c, offs_o, _, _, _, _, _, _, _ = position
     w = tl.load(w_ptr + offs_c, mask=mask_c, other=0.0)[None, :]
     u = tl.load(u_ptr + offs_c, mask=mask_c, other=0.0)[None, :]
-    row_m, row_num, row_den, tops, kept = _sum_tile(k_ptr, v_ptr, w_ptr, None, w, B, ahead, position, C, KEEP, TILE)
+    row_m, row_num, row_den, tops, kept = _sum_tile(
+        k_ptr, v_ptr, w_ptr, None, w, B, ahead, position, C, K_ROW, V_ROW, KEEP, TILE
+    )
     all_m, all_num, all_den, in_m, in_num, in_den = scan_rows(row_m, row_num, row_den, BLOCK_I * w)
     stride = B.to(tl.int64) * C
-    m, num, den = _load_state(num_ptr, den_ptr, max_ptr, batch * C + offs_c, mask_c)
+    m, num, den = _load_state(first, batch * C + offs_c, mask_c)
     if LOOK > 0:
         before_m, before_num, before_den = look_back(
             word_ptr + batch * C, spare_ptr + batch * C, tl.cdiv(T, STEPS), tile, stride, STEPS * w,
@@ -583,15 +606,15 @@ def look_back_kernel(
     m, num, den = add(m - (offs_o * BLOCK_I).to(tl.float32)[:, None] * w, num, den, in_m, in_num, in_den)
     _compute_tile(
         y_ptr, last_ptr, saved_ptr, k_ptr, v_ptr, w_ptr, m, num, den, tops, kept, w, u, stride, S, position,
-        C, SAVE, KEEP, TILE,
+        C, K_ROW, V_ROW, SAVE, KEEP, TILE,
     )  # fmt: skip
 
 
 @remember_launches
 @triton.jit(do_not_specialize=["B", "T", "S"])
 def walk_kernel(
-    k_ptr, v_ptr, w_ptr, u_ptr, num_ptr, den_ptr, max_ptr, y_ptr, last_ptr, saved_ptr, B, T, S,
-    C: tl.constexpr, SAVE: tl.constexpr, TILE: tl.constexpr,
+    k_ptr, v_ptr, w_ptr, u_ptr, first, y_ptr, last_ptr, saved_ptr, strides, B, T, S,
+    C: tl.constexpr, K_ROW: tl.constexpr, V_ROW: tl.constexpr, SAVE: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """Go through all of time in order, loading BLOCK_I steps at once.
 
@@ -608,7 +631,7 @@ def walk_kernel(
     mask_c = offs_c < C
     w = tl.load(w_ptr + offs_c, mask=mask_c, other=0.0)[None, :]
     u = tl.load(u_ptr + offs_c, mask=mask_c, other=0.0)[None, :]
-    m, num, den = _load_state(num_ptr, den_ptr, max_ptr, batch * C + offs_c, mask_c)
+    m, num, den = _load_state(first, batch * C + offs_c, mask_c)
     offs_o = tl.arange(0, 1)
     stride = B.to(tl.int64) * C
     saved_size = S * stride
@@ -618,8 +641,10 @@ def walk_kernel(
     for start in range(0, full_rows_end, BLOCK_I):
         base = (batch * T + start) * C
         offs, left, mask = tile_offsets(offs_o, offs_c, mask_c, C, T - start)
-        k = load_rows(k_ptr + base, offs, left, mask, C, 0.0, BLOCK_I)
-        v = load_rows(v_ptr + base, offs, left, mask, C, 0.0, BLOCK_I)
+        k_base = step_offset(strides[0], base, batch, start, K_ROW)
+        v_base = step_offset(strides[1], base, batch, start, V_ROW)
+        k = load_rows(k_ptr + k_base, offs, left, mask, K_ROW, 0.0, BLOCK_I)
+        v = load_rows(v_ptr + v_base, offs, left, mask, V_ROW, 0.0, BLOCK_I)
         # The exponent of the state before step n of the row is m - n slow; after the row num and den decay instead.
         slow, fast = split_rate(m, w, BLOCK_I)
         for n in tl.static_range(BLOCK_I):
@@ -639,8 +664,10 @@ def walk_kernel(
         if SAVE > 0:
             if t % SAVE == 0:
                 _save_state(saved_ptr, saved_size, m, num, den, t + offs_o, offs_c, mask_c[None, :], C, SAVE)
-        token_k = tl.load(k_ptr + offs, mask=mask_c[None, :], other=0.0).to(tl.float32)
-        token_v = tl.load(v_ptr + offs, mask=mask_c[None, :], other=0.0).to(tl.float32)
+        k_offs = step_offset(strides[0], (batch * T + t) * C, batch, t, K_ROW) + offs_c[None, :]
+        v_offs = step_offset(strides[1], (batch * T + t) * C, batch, t, V_ROW) + offs_c[None, :]
+        token_k = tl.load(k_ptr + k_offs, mask=mask_c[None, :], other=0.0).to(tl.float32)
+        token_v = tl.load(v_ptr + v_offs, mask=mask_c[None, :], other=0.0).to(tl.float32)
         y = _output(m, num, den, token_k, token_v, u, PRECISE)
         tl.store(y_ptr + offs, y.to(y_ptr.dtype.element_ty), mask=mask_c[None, :])
         m, num, den = _advance(m, num, den, token_k, token_v, w)
@@ -651,8 +678,7 @@ def walk_kernel(
 @remember_launches
 @triton.jit(do_not_specialize=["B"])
 def step_kernel(
-    k_ptr, v_ptr, w_ptr, u_ptr, num_ptr, den_ptr, max_ptr, y_ptr, last_ptr, B,
-    C: tl.constexpr, BLOCK_C: tl.constexpr,
+    k_ptr, v_ptr, w_ptr, u_ptr, first, y_ptr, last_ptr, strides, B, C: tl.constexpr, BLOCK_C: tl.constexpr
 ):  # fmt: skip
     """Advance BLOCK_C channels of one sequence by one token.
 
@@ -662,12 +688,14 @@ def step_kernel(
     PRECISE: tl.constexpr = k_ptr.dtype.element_ty == tl.float32
     offs_c = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
     mask_c = offs_c < C
-    offs = tl.program_id(0).to(tl.int64) * C + offs_c
-    k = tl.load(k_ptr + offs, mask=mask_c, other=0.0).to(tl.float32)[None, :]
-    v = tl.load(v_ptr + offs, mask=mask_c, other=0.0).to(tl.float32)[None, :]
+    batch = tl.program_id(0).to(tl.int64)
+    offs = batch * C + offs_c
+    k_base, v_base = step_offset(strides[0], batch * C, batch, 0, C), step_offset(strides[1], batch * C, batch, 0, C)
+    k = tl.load(k_ptr + k_base + offs_c, mask=mask_c, other=0.0).to(tl.float32)[None, :]
+    v = tl.load(v_ptr + v_base + offs_c, mask=mask_c, other=0.0).to(tl.float32)[None, :]
     w = tl.load(w_ptr + offs_c, mask=mask_c, other=0.0)[None, :]
     u = tl.load(u_ptr + offs_c, mask=mask_c, other=0.0)[None, :]
-    m, num, den = _load_state(num_ptr, den_ptr, max_ptr, offs, mask_c)
+    m, num, den = _load_state(first, offs, mask_c)
     y = _output(m, num, den, k, v, u, PRECISE)
     tl.store(y_ptr + offs[None, :], y.to(y_ptr.dtype.element_ty), mask=mask_c[None, :])
     m, num, den = _advance(m, num, den, k, v, w)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..common.arguments import CASE_DTYPES
 from ..common.device import capability
-from ..common.differentiable import Differentiable, Tensors
+from ..common.differentiable import Differentiable, Tensors, contiguous_like, sequence_strides
 from ..common.exchange import exchange_words
 from ..common.sizes import REMEMBERED, cdiv
 from ..common.sums import sum_parts
@@ -66,16 +66,19 @@ def _forward(request: WkvRequest, k: Tensor, *others: Any) -> tuple[Tensors, Ten
     config = launches(request, k)
     tile, save = config.forward, config.backward.block_i
     slots = cdiv(T, save)
-    y = torch.empty_like(k)
+    y = contiguous_like(k)
     last = _states(k) if request.want_last else None
     saved = k.new_empty(3, B, slots, C, dtype=torch.float32) if request.save else None
-    tensors = (k, *others, y, last, saved)
-    flags: dict[str, Any] = {"C": C, "SAVE": save if request.save else 0, **tile.options}
+    strides, rows = _layout(k, others[0])
+    tensors = (k, *others[:3], others[3:], y, last, saved, strides)
+    flags: dict[str, Any] = {"C": C, **rows, "SAVE": save if request.save else 0, **tile.options}
     if request.impl == "naive":
         walk_kernel[tile.grid(B, T, C, T)](*tensors, B, T, slots, **flags)
     else:
-        # To keep tokens every program loads a whole tile of k and v, so all sequences together must be as long as one.
-        flags["KEEP"] = "nothing" if config.keep == "tokens" and tile.steps > B * T else config.keep
+        # To keep tokens every program loads a whole tile of k and v, so all sequences that lie behind each other must
+        # together be as long as one.
+        steps = B * T if strides == (None, None) else T
+        flags["KEEP"] = "nothing" if config.keep == "tokens" and tile.steps > steps else config.keep
         grid, sizes = tile.grid(B, T, C, tile.steps), (B, T, slots, config.ahead // tile.blocks(B, C))
         tiles = cdiv(T, tile.steps)
         if config.serial:
@@ -98,7 +101,7 @@ def _shapes(request: WkvRequest, k: Tensor, *_: Tensor | None) -> tuple[Tensors,
     parts = tuple(k.new_empty(B, C, dtype=torch.float32) if request.want_last else None for _ in range(3))
     slots = cdiv(T, launches(request, k).backward.block_i)
     saved = k.new_empty(3, B, slots, C, dtype=torch.float32) if request.save else None
-    return (torch.empty_like(k), *parts), (saved, _states(k) if request.want_last else None)
+    return (contiguous_like(k), *parts), (saved, _states(k) if request.want_last else None)
 
 
 def _backward(
@@ -108,19 +111,20 @@ def _backward(
     k, *parameters, _, _, top = tensors
     states, last = saved
     dy, dnum, dden, _ = gradients
-    dy = torch.zeros_like(k) if dy is None else dy.contiguous()
+    dy = k.new_zeros(k.shape) if dy is None else dy
     dlast: tuple[Tensor | None, ...] = (None, None, None)
     if dnum is not None or dden is not None:
-        dlast = (last, *(torch.zeros_like(last[0]) if x is None else x.contiguous() for x in (dnum, dden)))
+        dlast = (last, *(torch.zeros_like(last[0]) if x is None else x for x in (dnum, dden)))
     B, T, C = k.shape
     config, slots = launches(request, k), states.shape[2]
     tile = config.backward
-    dk, dv = torch.empty_like(k), torch.empty_like(k)
+    dk, dv = contiguous_like(k), contiguous_like(k)
     parts = 1 if request.impl == "naive" else cdiv(T, tile.steps)
     dw, du = (k.new_empty(parts, B, C, dtype=torch.float32) for _ in range(2))
     dfirst = k.new_empty(2, B, C, dtype=torch.float32) if any(needs[4:6]) else None
-    used = (k, *parameters, top, states, dy, *dlast, dk, dv, dw, du, dfirst)
-    flags = {"C": C, **tile.options}
+    strides, rows = _layout(k, parameters[0])
+    used = (k, *parameters, top, states, dy, dlast, dk, dv, dw, du, dfirst, strides)
+    flags = {"C": C, **rows, **tile.options}
     if request.impl == "naive":
         walk_gradient_kernel[tile.grid(B, T, C, T)](*used, B, T, slots, **flags)
     else:
@@ -137,6 +141,7 @@ WKV = Differentiable(
     tensors=("k", "v", "w", "u", "num?", "den?", "max?"),
     outputs=("y", "num", "den", "max"),
     saved=("states", "last"),
+    strided=2,
     constant=("max",),
     forward=_forward,
     backward=_backward,
@@ -148,17 +153,26 @@ WKV = Differentiable(
 def _step(request: WkvRequest, k: Tensor, *others: Any) -> tuple[Tensors, Tensors]:
     """Return y [B, 1, C] and num, den, max after one token: views of one tensor."""
     B, _, C = k.shape
-    y, last = torch.empty_like(k), _states(k)
-    step_kernel[(B, cdiv(C, STEP_BLOCK))](k, *others, y, last, B, C=C, BLOCK_C=STEP_BLOCK, num_warps=4)
+    y, last = contiguous_like(k), _states(k)
+    strides, _ = _layout(k, others[0])
+    tensors = (k, *others[:3], others[3:], y, last, strides)
+    step_kernel[(B, cdiv(C, STEP_BLOCK))](*tensors, B, C=C, BLOCK_C=STEP_BLOCK, num_warps=4)
     return (y, *last), ()
 
 
 def _step_shapes(request: WkvRequest, k: Tensor, *_: Tensor | None) -> tuple[Tensors, Tensors]:
     parts = (k.new_empty(k.shape[0], k.shape[2], dtype=torch.float32) for _ in range(3))
-    return (torch.empty_like(k), *parts), ()
+    return (contiguous_like(k), *parts), ()
 
 
 STEP = WKV.step(_step, _step_shapes)
+
+
+def _layout(k: Tensor, v: Tensor) -> tuple[tuple[int | None, int | None], dict[str, int]]:
+    """Return the batch's strides in units of eight elements, None of what is contiguous, and those of steps."""
+    each, C = sequence_strides(k, v), k.shape[2]
+    k_row, v_row = (C if strides is None else 8 * strides[1] for strides in each)
+    return (each[0] and each[0][0], each[1] and each[1][0]), {"K_ROW": k_row, "V_ROW": v_row}
 
 
 def _states(k: Tensor) -> Tensor:

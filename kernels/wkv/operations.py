@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..common.arguments import check_three
+from ..common.arguments import check_three, refuse_transforms, without_tokens
 from ..common.calls import remember_calls
 from ..common.channel_tensors import check_channels, portable_chunk_size, runs_kernels
 from . import OPERATION, portable
 from .config import WkvConfig
-from .reference import State, associative
+from .reference import State, associative, first_state
 
 
 @remember_calls
@@ -33,8 +33,9 @@ def wkv4(
         num_t = e^-w num_{t-1} + e^k_t v_t        den_t = e^-w den_{t-1} + e^k_t
 
     Args:
-        k, v: [B, T, C], contiguous; float32, float16 or bfloat16, for the forms in torch float64 too. C is a multiple
-            of 8 for the kernels. A key of minus infinity leaves its token out, but the past decays all the same, so
+        k, v: [B, T, C]; float32, float16 or bfloat16, for the forms in torch float64 too. C is a multiple of 8 for the
+            kernels, which read slices of one projection as they are: whose last stride is 1, and others multiples of
+            8. They copy others. A key of minus infinity leaves its token out, but the past decays all the same, so
             only before all others is the token masked.
         w: [C], positive, float32 (float64 beside float64 inputs); a step decays the past by e^-w.
         u: [C], bonus of the current token, in w's dtype.
@@ -63,7 +64,11 @@ def wkv4(
     names = ("initial_state num", "initial_state den", "initial_state max")
     states = dict(zip(names, initial_state or (None,) * 3, strict=True))
     check_channels({"k": k, "v": v}, {"w": w, "u": u}, states, state_dtype)
-    if runs_kernels(OPERATION, impl, "k", k, chunk_size=chunk_size, config=config):
+    is_kernel = runs_kernels(OPERATION, impl, "k", k, chunk_size=chunk_size, config=config)
+    if 0 in k.shape[:2]:
+        y, last = without_tokens(v, (k, w, u), first_state(k, initial_state))
+        return (y, last) if return_last_state else y
+    if is_kernel:
         # launch imports Triton, which the forms below do without.
         from .launch import STEP, WKV, WkvRequest
 
@@ -73,7 +78,9 @@ def wkv4(
         run, request = STEP if impl == "step" else WKV, WkvRequest(impl, return_last_state, save, config)
         y, num, den, top = run(request, k, v, w, u, num, den, top)
         return (y, (num, den, top)) if return_last_state else y
+    k, v = k.contiguous(), v.contiguous()
     if impl == "torch":
+        refuse_transforms("k")
         y, last = portable.chunkwise(k, v, w, u, initial_state, portable_chunk_size(k, chunk_size))
     else:
         y, last = associative(k, v, w, u, initial_state, torchs_own=impl == "torch_associative_scan")

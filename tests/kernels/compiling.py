@@ -15,7 +15,7 @@ from torch import Tensor
 
 from lrbench import kernels
 from lrbench.kernels import FAMILIES, get_operation
-from lrbench.tests.kernels.laws import LAYOUTS, Case, public_state, state_shapes
+from lrbench.tests.kernels.laws import LAYOUTS, Case, public_state, state_shapes, strided
 from lrbench.tests.kernels.offline import Launch, Resources, compile_launch, record_launches
 
 CAPABILITIES = (80, 90, 100)
@@ -58,16 +58,21 @@ def flatten(result: Any) -> list[Tensor]:
     return [result] if isinstance(result, Tensor) else [tensor for part in result for tensor in flatten(part)]
 
 
-def record(case: Case, capability: int = 90, *, training: bool = True, carry: bool = True) -> list[Launch]:
+def record(
+    case: Case, capability: int = 90, *, training: bool = True, carry: bool = True, kind: str | None = None
+) -> list[Launch]:
     """Return the launches of a forward and, training, backward pass (of one call where that is a decoding step).
 
     Args:
         carry: whether it takes an initial state and returns the last one.
+        kind: how its inputs are laid out, see :func:`.laws.strided`; None: contiguous.
     """
     operation = case.operation
     inputs = operation.make_inputs(case.sizes, dtype=case.dtype)
     if case.layout is not None:
         inputs = LAYOUTS[case.layout](inputs)
+    if kind is not None:
+        inputs = {name: strided(x, kind) if x.dim() > 2 else x for name, x in inputs.items()}
     operation.leaves(inputs, gradients=training)
     shapes = state_shapes(case.op, case.sizes) if carry else []
     state = public_state(

@@ -89,15 +89,15 @@ def compiled(
     capabilities: Iterable[int] = CAPABILITIES,
     ci: bool = True,
     older: bool = False,
-    **how: bool,
+    **how: bool | str,
 ) -> list[Any]:
-    """Return a test's parameters: case, capability, stack limit and how to record (training, carry).
+    """Return a test's parameters: case, capability, stack limit and how to record (training, carry, kind).
 
     Args:
         ci: whether CI compiles them for Hopper; all else only ``make test-slow`` does.
         older: whether CI compiles them for Hopper with an older Triton too.
     """
-    on = [name for name, value in how.items() if value]
+    on = [value if isinstance(value, str) else name for name, value in how.items() if value]
 
     def named(case: Case, capability: int) -> str:
         values = [v for v in (*case.kwargs.values(), *case.options.values(), case.layout) if isinstance(v, int | str)]
@@ -140,6 +140,10 @@ ENGINE = [
     *compiled([engine("mlstm_sig", "limit_chunk", (128, 256), 64)], stack=None, carry=False),
     *compiled([engine("mlstm_sig", "xl_chunk", (128, 256), 256)], stack=None, ci=False, carry=False),
     *compiled([engine("mlstm_exp", "limit_chunk", (128, 256), 64)], stack=None, ci=False, carry=False),
+    *compiled([engine("mlstm_sig", "whole_state", (64, 64), 256)], capabilities=(90,), training=False, kind="head"),
+    *compiled([engine("mlstm_sig", "whole_state", (64, 64), 256)], capabilities=(90,), ci=False, kind="projection"),
+    *compiled([engine("mlstm_exp", "fused_chunk", (64, 64), 256)], training=False, kind="head"),
+    *compiled([engine("mlstm_exp", "xl_chunk", (64, 64), 256)], stack=None, ci=False, kind="transposed"),
 ]
 LIGHTNINGS = [
     # The shapes that the bars are about, with the states that take more registers.
@@ -171,6 +175,7 @@ SCANS = [
     ),
     *compiled([over_channels("rglru_layer", "fused", SCAN_FULL)], stack=SCAN_STACK_BYTES, ci=False),
     *compiled([over_channels("wkv4", "scan", WKV_WIDE)], older=True),
+    *compiled([over_channels("wkv4", "scan", WKV_WIDE)], ci=False, kind="projection"),
     *compiled(
         [
             over_channels("wkv4", impl, sizes, dtype)
@@ -198,7 +203,7 @@ MLPS = [
 
 
 @pytest.mark.parametrize(("case", "capability", "stack", "how"), [*ENGINE, *LIGHTNINGS, *SCANS, *MLPS])
-def test_launches(case: Case, capability: int, stack: int | None, how: dict[str, bool]) -> None:
+def test_launches(case: Case, capability: int, stack: int | None, how: dict[str, Any]) -> None:
     check(record(case, capability, **how), capability, max_stack_bytes=stack)
 
 
@@ -306,14 +311,16 @@ def test_one_long_sequence_forward(capability: int, op: str, impl: str, ahead: i
     check(launches, capability, max_stack_bytes=SCAN_STACK_BYTES)
 
 
-def scans(sizes: dict[str, int]) -> list[Any]:
+def scans(sizes: dict[str, int], kind: str | None = None) -> list[Any]:
     """Return RG-LRU's launches, forward and backward, but for the one that adds up what the backward one leaves."""
-    return [launch for launch in record(over_channels("rglru", "fused", sizes)) if "TILE" in launch.arguments]
+    launches = record(over_channels("rglru", "fused", sizes), kind=kind)
+    return [launch for launch in launches if "TILE" in launch.arguments]
 
 
-def test_rglru_elements_are_read_and_written_in_wide_accesses() -> None:
+@pytest.mark.parametrize("kind", [None, "projection"])
+def test_rglru_elements_are_read_and_written_in_wide_accesses(kind: str | None) -> None:
     """A thread's access is four neighbouring channels or more, and x, r, i and h are each touched once."""
-    launch, *_ = scans(SCAN_FULL)
+    launch, *_ = scans(SCAN_FULL, kind)
     tile = launch.arguments["TILE"]
     assert tile.channels >= 4
     ptx = compile_kernel(launch, 90).asm["ptx"]

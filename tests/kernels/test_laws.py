@@ -653,6 +653,52 @@ def test_bad_input_fails_clearly(case: Case) -> None:
     laws.check_bad_input(case)
 
 
+SEVERAL = {
+    **dict.fromkeys(HEADS, heads(2, 23, 2, 16, 24)), **dict.fromkeys((*CHANNELS, "rglru_layer"), channels(2, 19, 24)),
+    "mamba2_ssd": heads(2, 23, 4, 16, 24, num_groups=2), "gated_mlp": mlp_sizes(41, 40, 72),
+}  # fmt: skip
+ONE_TOKEN = {op: {**SEVERAL[op], "seq_len": 1} for op in (*HEADS, *CHANNELS)}
+
+
+@on_each(
+    *(portable(op, impl, F32, sizes=SEVERAL[op], chunk_size=8) for op, impl in PORTABLE),
+    *(
+        interpreted(op, impl, F16, sizes=SEVERAL[op], chunk_size=16)
+        for op, impl in INTERPRETED
+        if op in ("mlstm_exp", "rglru_layer") or (op, impl) == ("mamba2_ssd", "fused_chunk") or impl in LIGHTNING
+    ),
+    *(tiled(form, F32, sizes=SEVERAL["rglru"]) for form in TIME_TILES),
+    *(interpreted(op, "step", F16, sizes=ONE_TOKEN[op]) for op in ("mlstm_exp", "rglru", "wkv4")),
+    *each_mlp(interpreted, F16),
+    *(on_gpu(op, impl, BF16, chunk_size=64) for op, impl in KERNELS),
+    *(on_gpu("mlstm_sig", WHOLE_STATE, BF16, sizes=heads(*sizes)) for sizes in WHOLE_STATE_SHAPES),
+    *(on_gpu(op, "step", BF16, sizes=ONE_TOKEN[op]) for op in ("mlstm_exp", "rglru", "wkv4")),
+    # The batch's stride is one unit of eight elements, which Triton takes for a constant.
+    *(on_gpu(op, impl, BF16, sizes=channels(2, 300, 8)) for op, impl in SCAN_IMPLS),
+    serial_on_gpu(BF16),
+)
+def test_slices_of_one_projection(case: Case) -> None:
+    laws.check_strided(case)
+
+
+@on_each(
+    *(portable(op, impl, F32) for op, impl in PORTABLE),
+    *(interpreted(op, impl, F32) for op, impl in INTERPRETED),
+    *(interpreted(op, "step", F32, sizes=ONE_TOKEN[op]) for op in ("mlstm_exp", "rglru", "wkv4")),
+    *(on_gpu(op, impl, BF16) for op, impl in KERNELS),
+)
+def test_no_tokens(case: Case) -> None:
+    laws.check_no_tokens(case)
+
+
+@on_each(
+    *(make(op, impl, F16) for make in (interpreted, on_gpu) for op, impl in (*INTERPRETED, ("projections", "gemms")))
+)
+def test_tensors_without_values_are_refused(case: Case) -> None:
+    with pytest.raises(ValueError, match=r'\w must be on a GPU, got a tensor on meta: impl="torch" takes any device'):
+        case.function(*(x.to("meta") for x in case.draw().inputs.values()))
+
+
 @on_each(*(interpreted(op, impl, F32) for op, impl in (*INTERPRETED, ("projections", "gemms"))))
 def test_what_is_declared_unsupported_is_refused(case: Case) -> None:
     laws.check_unsupported(case)

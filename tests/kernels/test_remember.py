@@ -14,7 +14,7 @@ from torch import Tensor
 
 from lrbench.kernels.common import remember
 from lrbench.kernels.common.calls import remember_calls
-from lrbench.kernels.common.differentiable import Differentiable
+from lrbench.kernels.common.differentiable import Differentiable, readable
 from lrbench.kernels.scalar_decay.roles import Role
 from lrbench.tests.kernels.laws import shifted
 
@@ -140,6 +140,16 @@ def test_calls_that_look_alike_are_told_apart(toy: Toy) -> None:
     toy.check(x)
     with pytest.raises(RuntimeError, match="must not be inside a transform"):
         torch.func.vmap(lambda x: toy.call(x, None))(x[None])
+
+
+def test_what_is_copied_for_its_address_alone_is_not_remembered(toy: Toy) -> None:
+    """A strided tensor that begins at a multiple of 16 bytes, and one that does not and is copied, are of one kind."""
+    memory: dict[Any, Any] = {}
+    for first, remembered in ((1, False), (8, True), (1, True)):
+        (x,) = given = (torch.randn(4, 64)[:, first : first + 8],)
+        remember.run_pass(memory, None, lambda given=given: launch(2.0, *readable(given, 1), None))
+        assert bool(memory) == remembered and x.stride() == (64, 1)
+    assert toy.tritons == 3
 
 
 def test_threads_that_call_at_once_get_right_results(toy: Toy) -> None:

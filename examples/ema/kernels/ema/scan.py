@@ -77,5 +77,5 @@ def scan(
     if initial_state is None:
         initial_state = v.new_zeros((v.shape[0], *v.shape[2:]), dtype=torch.float32)
     check_tensor("initial_state", initial_state, (v.shape[0], *v.shape[2:]), torch.float32, v.device)
-    h, last_state = Scan.apply(v, slope, initial_state, False)
+    h, last_state = Scan.apply(v.contiguous(), slope.contiguous(), initial_state.contiguous(), False)
     return (h, last_state) if return_last_state else h
