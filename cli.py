@@ -263,7 +263,8 @@ CausalFactor = Annotated[float | None, option("Share of the causal square comput
 Timeout = Annotated[float, option("Seconds until a case is ended.", min=0.001)]
 Folder = Annotated[Path, option("Folder of the parquet file.")]
 Pool = Annotated[
-    list[Path] | None, option("Result files or folders that KEY:VALUE terms select from [the committed ones].")
+    list[Path] | None,
+    option("Result files or folders that KEY:VALUE terms select from [the committed ones; run: results/local too]."),
 ]
 Fitted = Annotated[list[Path] | None, option("Result files or folders to answer from [the committed ones].")]
 Figure = Annotated[Path, option("Figure file: .png, .svg or .pdf.", "--output", "-o")]
@@ -1208,7 +1209,7 @@ def history(
         from .analysis.figures.style import check_format, save_figure
 
         check_format(output)
-    histories = case_history(_terms(case) if ":" in case else case, results or _committed())
+    histories = case_history(_terms(case) if ":" in case else case, results or _pool(case))
     shown = dict(list(histories.items())[:limit])
     names = {key: {"case_id": key[0], "device": key[1], "case": describe(rows[0])} for key, rows in shown.items()}
     if format == "table":
@@ -1237,7 +1238,20 @@ def _selected(text: str, results: Sequence[Path] | None, **more: Any) -> list[di
     """Return the rows that a file, a folder or KEY:VALUE terms name."""
     from .results.select import is_path, select
 
-    return select(text, (), **more) if is_path(text) else select(_terms(text), results or _committed(), **more)
+    return select(text, (), **more) if is_path(text) else select(_terms(text), results or _pool(text), **more)
+
+
+def _stored() -> list[Path]:
+    """Return the folders whose runs `lrbench runs` lists: results/local, if it holds any, and the committed ones."""
+    from .results import store
+    from .results.schema import Record, TritonRow
+
+    return [*([LOCAL] if store.files_in(LOCAL, (Record, TritonRow)) else []), *store.committed_results()]
+
+
+def _pool(terms: str) -> list[Path]:
+    """Return the folders that terms select from: of a run those of `lrbench runs`, else the committed results."""
+    return (_stored() if "run:" in terms else []) or _committed()
 
 
 def _terms(text: str) -> str:
@@ -1345,12 +1359,9 @@ def runs(
 ) -> None:
     """List stored runs, the newest first, by the id that run: terms of compare, check and history take."""
     from .bench.show import display
-    from .results import contents, store
-    from .results.schema import Record, TritonRow
+    from .results import contents
 
-    found = contents.run_rows(
-        paths or [*([LOCAL] if store.files_in(LOCAL, (Record, TritonRow)) else []), *store.committed_results()]
-    )
+    found = contents.run_rows(paths or _stored())
     limit = limit or (20 if format == "table" else len(found))
     display.show(found[:limit], format)
     if format == "table" and len(found) > limit:

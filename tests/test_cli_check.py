@@ -190,6 +190,24 @@ def test_a_folder_that_holds_the_run_is_a_baseline_without_it(lrbench: Lrbench, 
     assert lrbench("check", new, "--baseline", tmp_path)[0] == 1
 
 
+def test_runs_lists_ids_that_other_commands_take(
+    lrbench: Lrbench, runs: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was measured here lies in results/local, beside the committed runs."""
+    monkeypatch.chdir(tmp_path)
+    Path("results/local").mkdir(parents=True)
+    for name in ("old", "slow"):
+        runs[name].rename(Path("results/local") / runs[name].name)
+    listed = json.loads(lrbench("runs --format json")[1])
+    here = {f"run:{row['run']}": row["measured"] for row in listed if row["run"].startswith("run")}
+    assert len(here) == 2 and len(listed) > 100
+    old, slow = sorted(here)
+    assert lrbench("compare", old, slow)[0] == 0
+    code, out, _ = lrbench("check", slow, "--baseline", old)
+    assert (code, out.splitlines()[0]) == (1, "FAILED on h200_sxm: 4 regression; compared 4 of 4 cases")
+    assert lrbench("history", slow)[0] == 0
+
+
 @pytest.mark.parametrize("command", ["check", "compare"])
 def test_bad_input_is_one_line_and_exit_2(
     lrbench: Lrbench, runs: dict[str, Path], tmp_path: Path, command: str
