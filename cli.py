@@ -553,7 +553,7 @@ def verify(
 
 @command(MEASURE, "calibrate --output results/local")
 def calibrate(
-    output: Annotated[Path, option("Folder of roofs.parquet, or a parquet file; rows are added to it.")] = LOCAL,
+    output: Annotated[Path, option("Folder of _other/roofs.parquet, or a parquet file; rows are added to it.")] = LOCAL,
     format: Format = "table",
 ) -> None:
     """Measure this device's roofs: copy, matrix products per dtype, vector rate; beside the specification."""
@@ -1290,6 +1290,11 @@ def results(
     derive: Annotated[
         bool, field("Store FLOPs, bytes, rates, model times and what is suspect as they are counted today.")
     ] = False,
+    rows: Annotated[
+        str | None,
+        option("Show the rows that KEY:VALUE terms select: the newest of each case, whole, as they are derived today."),
+    ] = None,
+    output: Annotated[Path | None, option("File for --rows: .parquet, .csv or .json.", "--output", "-o")] = None,
     timeout: Timeout = 300.0,
     time_limit: Annotated[
         float | None, option("Seconds after which --run starts nothing; run the same command again to go on.", min=0.0)
@@ -1307,6 +1312,11 @@ def results(
 
     if not run:
         _refuse_given(context, "timeout", "time_limit", why=_without("--run"))
+    if rows is not None:
+        _refuse_given(context, "run", "merge", "triton", "derive", why="cannot be given with --rows")
+        _show_rows(rows, paths, output, format)
+        return
+    _refuse_given(context, "output", why="must be given with --rows")
     left, named = False, paths or store.committed_results()
     if (merge or (run and paths)) and (len(named) != 1 or named[0].is_file()):
         given = ", ".join(map(str, named)) or "none"
@@ -1328,11 +1338,11 @@ def results(
         from .analysis.check import matrix
         from .bench.show.shown import show_matrix
 
-        rows = contents.triton_rows(named)
+        of_tritons = contents.triton_rows(named)
         if format == "markdown":
-            print(matrix.as_page(rows), end="")
-        elif rows:
-            show_matrix(matrix.triton_sides(rows), format)
+            print(matrix.as_page(of_tritons), end="")
+        elif of_tritons:
+            show_matrix(matrix.triton_sides(of_tritons), format)
         else:
             there = ", ".join(map(str, named))
             raise ValueError(f"{there} has no sweep over several Tritons; `lrbench sweep --triton` makes one")
@@ -1349,6 +1359,28 @@ def results(
         print()
     display.show(contents.operation_rows(implementations) if brief else implementations, format)
     raise typer.Exit(int(left))
+
+
+def _show_rows(terms: str, pool: Sequence[Path] | None, output: Path | None, output_format: str) -> None:
+    """Print or write the newest row of each case that terms select, as it is derived today."""
+    from .analysis.derive import derived_rows
+    from .bench.show import display
+    from .results.arguments import check_file
+    from .results.store import write_parquet
+
+    if output is not None:
+        one_of("--output's ending", output.suffix, (".parquet", ".csv", ".json"))
+        check_file(output, "--output")
+    found = derived_rows(_selected(terms, pool))
+    if output is None:
+        display.show([display.brief_row(row) for row in found] if output_format == "table" else found, output_format)
+        return
+    if output.suffix == ".parquet":
+        write_parquet(found, output)
+    else:
+        with output.open("w", encoding="utf-8") as file, contextlib.redirect_stdout(file):
+            display.show(found, output.suffix[1:])
+    note(f"{len(found)} rows: {output}")
 
 
 @command(LIST, "runs --limit 5")

@@ -292,7 +292,7 @@ def test_a_check_counts_what_a_stopped_run_planned(
 def test_baseline_update_and_history(lrbench: Lrbench, runs: dict[str, Path], tmp_path: Path) -> None:
     folder = tmp_path / "base" / "h200_sxm"
     folder.mkdir(parents=True)
-    (folder / "roofs.parquet").write_bytes((ROOT / "results" / "h200_sxm" / "roofs.parquet").read_bytes())
+    (folder / "roofs.parquet").write_bytes((ROOT / "results" / "h200_sxm" / "_other" / "roofs.parquet").read_bytes())
     code, out, err = lrbench("baseline update", runs["old"], "--into", folder, "--by", "me", "--format", "json")
     assert (code, json.loads(out)["promoted_by"]) == (0, "me")
     assert err == f"baseline: {folder / 'old.parquet'}, provenance: old.baseline.json\n"

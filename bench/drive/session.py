@@ -442,7 +442,7 @@ def run_calibrate(output: Path, show: Callable[[list[Row]], None]) -> None:
             another lrbench uses the GPU.
         RuntimeError: the device could not be measured.
     """
-    path = output if output.suffix == ".parquet" else output / FILE_NAME
+    path = output if output.suffix == ".parquet" else output / store.OTHER / FILE_NAME
     check_file(path, "--output")
     check_output(path)
     with hold_gpus():

@@ -53,6 +53,17 @@ def show(rows: Row | Sequence[Row], output_format: str, *, title: str | None = N
         _print_table(rows, title)
 
 
+def brief_row(row: Row) -> dict[str, Any]:
+    """Return what people see of a stored row: its case, what was measured, and what speaks against it."""
+    shown = ("status", "time_ms", "host_ms", "peak_memory_bytes", "tflops", "gbps", "roofline_fraction")
+    return {
+        **{name: row[name] for name in ("op", "impl", "mode")},
+        "case": describe_sizes(row),
+        **{name: row[name] for name in (*shown, "noise", "suspect")},
+        "run": row["run_id"][:8],
+    }
+
+
 @contextlib.contextmanager
 def reader_may_leave() -> Iterator[None]:
     """Let whoever reads standard output stop before its end, as ``head`` does."""

@@ -93,7 +93,7 @@ def test_the_command_prints_stores_and_remembers(
     printed = run.json("calibrate", "--output", tmp_path / "out")
     assert printed == summary_rows(short.rows)
     assert printed[0]["unit"] == "TB/s"
-    stored = store.read_file(tmp_path / "out" / "roofs.parquet", RoofRow).to_pylist()
+    stored = store.read_file(tmp_path / "out" / store.OTHER / "roofs.parquet", RoofRow).to_pylist()
     assert stored == [dataclasses.asdict(row) for row in short.rows]
     best = {row.dtype: row.best_rate for row in short.rows if row.quantity == "matmul"}
     assert dict(cpu.local_cpu().matrix_flops) == best
@@ -108,7 +108,8 @@ def test_what_cannot_be_calibrated_leaves_no_file(
     code, _, err = lrbench("calibrate", "--output", tmp_path)
     assert (code, ": CUDA out of memory" in err, list(tmp_path.iterdir())) == (1, True, [])
     # What is wrong with the file is said before anything is measured.
-    (tmp_path / "roofs.parquet").write_text("no parquet")
+    (tmp_path / store.OTHER).mkdir()
+    (tmp_path / store.OTHER / "roofs.parquet").write_text("no parquet")
     monkeypatch.setattr(calibrate, "calibrate", lambda *, short: pytest.fail("measured"))
     assert "calibrations must be parquet files, got" in refused(lrbench, "calibrate", "--output", tmp_path)
 
@@ -122,7 +123,7 @@ def test_calibrate_shows_what_it_could_not_write(
     monkeypatch.setattr(calibrate, "calibrate", lambda **_: short)
     monkeypatch.setattr(session, "write_roofs", full)
     code, out, err = lrbench("calibrate", "--output", tmp_path, "--format", "json")
-    path = tmp_path / "roofs.parquet"
+    path = tmp_path / store.OTHER / "roofs.parquet"
     assert (code, len(json.loads(out))) == (2, len(short.rows))
     assert err.endswith(f"lrbench: --output must be a file that can be written, got {path}: No space left on device\n")
     monkeypatch.setattr(calibrate, "calibrate", lambda *, short: pytest.fail("measured before the output was tried"))

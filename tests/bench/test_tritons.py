@@ -66,7 +66,7 @@ def test_each_case_runs_in_turn_in_a_process_of_each_triton(tmp_path: Path, over
     assert outcome.path is not None and outcome.path.name.endswith(".triton.parquet")
     assert not store.files_in(out)
     folder.merge(out)
-    assert len(load_rows(out / "triton.parquet")) == 4
+    assert len(load_rows(out / store.OTHER / "triton.parquet")) == 4
     assert not store.files_in(out)
 
 
