@@ -106,9 +106,8 @@ def test_what_cannot_be_calibrated_leaves_no_file(
     failed = dataclasses.replace(short, rows=[], failure="CUDA out of memory")
     monkeypatch.setattr(calibrate, "calibrate", lambda *, short: failed)
     code, _, err = lrbench("calibrate", "--output", tmp_path)
-    assert (code, ": CUDA out of memory" in err, list(tmp_path.iterdir())) == (1, True, [])
+    assert (code, ": CUDA out of memory" in err, list(tmp_path.rglob("*.parquet"))) == (1, True, [])
     # What is wrong with the file is said before anything is measured.
-    (tmp_path / store.OTHER).mkdir()
     (tmp_path / store.OTHER / "roofs.parquet").write_text("no parquet")
     monkeypatch.setattr(calibrate, "calibrate", lambda *, short: pytest.fail("measured"))
     assert "calibrations must be parquet files, got" in refused(lrbench, "calibrate", "--output", tmp_path)
