@@ -551,16 +551,23 @@ def verify(
     raise typer.Exit(int(any(row["status"] in progress.FAILED for row in rows)))
 
 
-@command(MEASURE, "calibrate --output results/local")
+@command(MEASURE, "calibrate --format json")
 def calibrate(
-    output: Annotated[Path, option("Folder of _other/roofs.parquet, or a parquet file; rows are added to it.")] = LOCAL,
+    output: Annotated[
+        Path | None,
+        option("Folder of _other/roofs.parquet, or a parquet file to add to, and to that alone [results/local]."),
+    ] = None,
     format: Format = "table",
 ) -> None:
-    """Measure this device's roofs: copy, matrix products per dtype, vector rate; beside the specification."""
+    """Measure this device's roofs: copy, matrix products per dtype, vector rate; beside the specification.
+
+    Without --output those of an idle CPU become the ones that answers about this machine use.
+    """
     from .bench.drive import session
     from .bench.show import display
 
-    session.run_calibrate(output, functools.partial(display.show, output_format=format))
+    shown = functools.partial(display.show, output_format=format)
+    session.run_calibrate(output or LOCAL, shown, remember=output is None)
 
 
 @command(MEASURE, "profile --kernel mlstm_sig --impl fused_chunk --seq-len 8k --dry-run", modes="fw", dtypes="bf16")
