@@ -9,6 +9,7 @@ import gc
 import inspect
 import io
 import os
+import re
 import shlex
 import signal
 import sys
@@ -377,6 +378,8 @@ class HeadsProblem:
         question = ask(op, sizes=self.sizes(op), results=results or (), state_dtype=state_dtype, **more)
         if question.stands_in:
             note(f"no rows of {self.mode} {question.dtype}: times are estimated from rows of {question.stands_in}")
+        if vendor := question.without_vendor:
+            note(f"no row of {vendor}'s GPUs stands behind times of {accelerator.key}: they may be far off")
         return question
 
 
@@ -1450,6 +1453,24 @@ def _names(text: str | None, what: str) -> tuple[str, ...] | None:
     return None if text is None else parse_names(text, what)
 
 
+_UsageError: type[Any] = typing.cast(Any, typer.BadParameter.__base__)
+"""Of click, which some versions of Typer bring along under a name of their own."""
+
+
+def _usage_in_words(error: Any) -> str:
+    """Return in one line what is wrong with a command's options, and what to type instead."""
+    said, command = " ".join(error.format_message().split()), error.ctx.command_path if error.ctx else "lrbench"
+    if hasattr(error, "possibilities"):
+        name, parameters = error.option_name, error.ctx.command.params
+        # A value given as if it were an option: --ray for --executor ray.
+        value = name.lstrip("-")
+        listed = re.compile(rf"(?:^|[:,] | or ){re.escape(value)}(?:,| or |\.| \[)")
+        takes = [f"{each.opts[0]} {value}" for each in parameters if listed.search(getattr(each, "help", "") or "")]
+        meant = " or ".join(takes or error.possibilities or ())
+        said = f"{command} has no option {name}" + (f"; did you mean {meant}?" if meant else "")
+    return f"{said.rstrip('.')} (`{command} --help`)"
+
+
 def main() -> None:
     """Run the command line.
 
@@ -1466,7 +1487,10 @@ def main() -> None:
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         # Completion is installed for this name; started by python -m lrbench, Typer would take another.
-        app(prog_name="lrbench")
+        sys.exit(app(prog_name="lrbench", standalone_mode=False) or 0)
+    except _UsageError as error:
+        note(f"lrbench: {_usage_in_words(error)}")
+        sys.exit(2)
     except (ValueError, OSError) as error:
         note(f"lrbench: {error}")
         sys.exit(2)
