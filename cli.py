@@ -1261,7 +1261,12 @@ def _stored() -> list[Path]:
 
 def _pool(terms: str) -> list[Path]:
     """Return the folders that terms select from: of a run those of `lrbench runs`, else the committed results."""
-    return (_stored() if "run:" in terms else []) or _committed()
+    from .results.store import recovered_notes
+
+    if "run:" not in terms:
+        return _committed()
+    note(*recovered_notes(LOCAL))
+    return _stored() or _committed()
 
 
 def _terms(text: str) -> str:

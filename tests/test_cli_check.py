@@ -193,16 +193,19 @@ def test_a_folder_that_holds_the_run_is_a_baseline_without_it(lrbench: Lrbench, 
 def test_runs_lists_ids_that_other_commands_take(
     lrbench: Lrbench, runs: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What was measured here lies in results/local, beside the committed runs."""
+    """What was measured here lies in results/local, beside the committed runs; one died and left its journal."""
     monkeypatch.chdir(tmp_path)
-    Path("results/local").mkdir(parents=True)
-    for name in ("old", "slow"):
-        runs[name].rename(Path("results/local") / runs[name].name)
+    local = Path("results/local")
+    local.mkdir(parents=True)
+    runs["old"].rename(local / "old.parquet")
+    lines = (json.dumps(row) + "\n" for row in store.read_results(runs["slow"]).to_pylist())
+    (local / "sweep-slow.jsonl").write_text("".join(lines), encoding="utf-8")
     listed = json.loads(lrbench("runs --format json")[1])
     here = {f"run:{row['run']}": row["measured"] for row in listed if row["run"].startswith("run")}
     assert len(here) == 2 and len(listed) > 100
     old, slow = sorted(here)
-    assert lrbench("compare", old, slow)[0] == 0
+    code, _, err = lrbench("compare", old, slow)
+    assert code == 0 and f"recovered from a run that died: {local / 'sweep-slow.parquet'}" in err
     code, out, _ = lrbench("check", slow, "--baseline", old)
     assert (code, out.splitlines()[0]) == (1, "FAILED on h200_sxm: 4 regression; compared 4 of 4 cases")
     assert lrbench("history", slow)[0] == 0
