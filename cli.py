@@ -9,6 +9,7 @@ import gc
 import inspect
 import io
 import os
+import re
 import shlex
 import signal
 import sys
@@ -263,7 +264,8 @@ CausalFactor = Annotated[float | None, option("Share of the causal square comput
 Timeout = Annotated[float, option("Seconds until a case is ended.", min=0.001)]
 Folder = Annotated[Path, option("Folder of the parquet file.")]
 Pool = Annotated[
-    list[Path] | None, option("Result files or folders that KEY:VALUE terms select from [the committed ones].")
+    list[Path] | None,
+    option("Result files or folders that KEY:VALUE terms select from [the committed ones; run: results/local too]."),
 ]
 Fitted = Annotated[list[Path] | None, option("Result files or folders to answer from [the committed ones].")]
 Figure = Annotated[Path, option("Figure file: .png, .svg or .pdf.", "--output", "-o")]
@@ -376,6 +378,8 @@ class HeadsProblem:
         question = ask(op, sizes=self.sizes(op), results=results or (), state_dtype=state_dtype, **more)
         if question.stands_in:
             note(f"no rows of {self.mode} {question.dtype}: times are estimated from rows of {question.stands_in}")
+        if vendor := question.without_vendor:
+            note(f"no row of {vendor}'s GPUs stands behind times of {accelerator.key}: they may be far off")
         return question
 
 
@@ -550,16 +554,23 @@ def verify(
     raise typer.Exit(int(any(row["status"] in progress.FAILED for row in rows)))
 
 
-@command(MEASURE, "calibrate --output results/local")
+@command(MEASURE, "calibrate --format json")
 def calibrate(
-    output: Annotated[Path, option("Folder of roofs.parquet, or a parquet file; rows are added to it.")] = LOCAL,
+    output: Annotated[
+        Path | None,
+        option("Folder of _other/roofs.parquet, or a parquet file to add to, and to that alone [results/local]."),
+    ] = None,
     format: Format = "table",
 ) -> None:
-    """Measure this device's roofs: copy, matrix products per dtype, vector rate; beside the specification."""
+    """Measure this device's roofs: copy, matrix products per dtype, vector rate; beside the specification.
+
+    Without --output those of an idle CPU become the ones that answers about this machine use.
+    """
     from .bench.drive import session
     from .bench.show import display
 
-    session.run_calibrate(output, functools.partial(display.show, output_format=format))
+    shown = functools.partial(display.show, output_format=format)
+    session.run_calibrate(output or LOCAL, shown, remember=output is None)
 
 
 @command(MEASURE, "profile --kernel mlstm_sig --impl fused_chunk --seq-len 8k --dry-run", modes="fw", dtypes="bf16")
@@ -1218,7 +1229,7 @@ def history(
         from .analysis.figures.style import check_format, save_figure
 
         check_format(output)
-    histories = case_history(_terms(case) if ":" in case else case, results or _committed())
+    histories = case_history(_terms(case) if ":" in case else case, results or _pool(case))
     shown = dict(list(histories.items())[:limit])
     names = {key: {"case_id": key[0], "device": key[1], "case": describe(rows[0])} for key, rows in shown.items()}
     if format == "table":
@@ -1247,7 +1258,25 @@ def _selected(text: str, results: Sequence[Path] | None, **more: Any) -> list[di
     """Return the rows that a file, a folder or KEY:VALUE terms name."""
     from .results.select import is_path, select
 
-    return select(text, (), **more) if is_path(text) else select(_terms(text), results or _committed(), **more)
+    return select(text, (), **more) if is_path(text) else select(_terms(text), results or _pool(text), **more)
+
+
+def _stored() -> list[Path]:
+    """Return the folders whose runs `lrbench runs` lists: results/local, if it holds any, and the committed ones."""
+    from .results import store
+    from .results.schema import Record, TritonRow
+
+    return [*([LOCAL] if store.files_in(LOCAL, (Record, TritonRow)) else []), *store.committed_results()]
+
+
+def _pool(terms: str) -> list[Path]:
+    """Return the folders that terms select from: of a run those of `lrbench runs`, else the committed results."""
+    from .results.store import recovered_notes
+
+    if "run:" not in terms:
+        return _committed()
+    note(*recovered_notes(LOCAL))
+    return _stored() or _committed()
 
 
 def _terms(text: str) -> str:
@@ -1286,6 +1315,11 @@ def results(
     derive: Annotated[
         bool, field("Store FLOPs, bytes, rates, model times and what is suspect as they are counted today.")
     ] = False,
+    rows: Annotated[
+        str | None,
+        option("Show the rows that KEY:VALUE terms select: the newest of each case, whole, as they are derived today."),
+    ] = None,
+    output: Annotated[Path | None, option("File for --rows: .parquet, .csv or .json.", "--output", "-o")] = None,
     timeout: Timeout = 300.0,
     time_limit: Annotated[
         float | None, option("Seconds after which --run starts nothing; run the same command again to go on.", min=0.0)
@@ -1303,6 +1337,11 @@ def results(
 
     if not run:
         _refuse_given(context, "timeout", "time_limit", why=_without("--run"))
+    if rows is not None:
+        _refuse_given(context, "run", "merge", "triton", "derive", why="cannot be given with --rows")
+        _show_rows(rows, paths, output, format)
+        return
+    _refuse_given(context, "output", why="must be given with --rows")
     left, named = False, paths or store.committed_results()
     if (merge or (run and paths)) and (len(named) != 1 or named[0].is_file()):
         given = ", ".join(map(str, named)) or "none"
@@ -1324,11 +1363,11 @@ def results(
         from .analysis.check import matrix
         from .bench.show.shown import show_matrix
 
-        rows = contents.triton_rows(named)
+        of_tritons = contents.triton_rows(named)
         if format == "markdown":
-            print(matrix.as_page(rows), end="")
-        elif rows:
-            show_matrix(matrix.triton_sides(rows), format)
+            print(matrix.as_page(of_tritons), end="")
+        elif of_tritons:
+            show_matrix(matrix.triton_sides(of_tritons), format)
         else:
             there = ", ".join(map(str, named))
             raise ValueError(f"{there} has no sweep over several Tritons; `lrbench sweep --triton` makes one")
@@ -1347,6 +1386,28 @@ def results(
     raise typer.Exit(int(left))
 
 
+def _show_rows(terms: str, pool: Sequence[Path] | None, output: Path | None, output_format: str) -> None:
+    """Print or write the newest row of each case that terms select, as it is derived today."""
+    from .analysis.derive import derived_rows
+    from .bench.show import display
+    from .results.arguments import check_file
+    from .results.store import write_parquet
+
+    if output is not None:
+        one_of("--output's ending", output.suffix, (".parquet", ".csv", ".json"))
+        check_file(output, "--output")
+    found = derived_rows(_selected(terms, pool))
+    if output is None:
+        display.show([display.brief_row(row) for row in found] if output_format == "table" else found, output_format)
+        return
+    if output.suffix == ".parquet":
+        write_parquet(found, output)
+    else:
+        with output.open("w", encoding="utf-8") as file, contextlib.redirect_stdout(file):
+            display.show(found, output.suffix[1:])
+    note(f"{len(found)} rows: {output}")
+
+
 @command(LIST, "runs --limit 5")
 def runs(
     paths: Annotated[list[Path] | None, files(" [results/local and the committed ones]")] = None,
@@ -1355,12 +1416,9 @@ def runs(
 ) -> None:
     """List stored runs, the newest first, by the id that run: terms of compare, check and history take."""
     from .bench.show import display
-    from .results import contents, store
-    from .results.schema import Record, TritonRow
+    from .results import contents
 
-    found = contents.run_rows(
-        paths or [*([LOCAL] if store.files_in(LOCAL, (Record, TritonRow)) else []), *store.committed_results()]
-    )
+    found = contents.run_rows(paths or _stored())
     limit = limit or (20 if format == "table" else len(found))
     display.show(found[:limit], format)
     if format == "table" and len(found) > limit:
@@ -1410,6 +1468,24 @@ def _names(text: str | None, what: str) -> tuple[str, ...] | None:
     return None if text is None else parse_names(text, what)
 
 
+_UsageError: type[Any] = typing.cast(Any, typer.BadParameter.__base__)
+"""Of click, which some versions of Typer bring along under a name of their own."""
+
+
+def _usage_in_words(error: Any) -> str:
+    """Return in one line what is wrong with a command's options, and what to type instead."""
+    said, command = " ".join(error.format_message().split()), error.ctx.command_path if error.ctx else "lrbench"
+    if hasattr(error, "possibilities"):
+        name, parameters = error.option_name, error.ctx.command.params
+        # A value given as if it were an option: --ray for --executor ray.
+        value = name.lstrip("-")
+        listed = re.compile(rf"(?:^|[:,] | or ){re.escape(value)}(?:,| or |\.| \[)")
+        takes = [f"{each.opts[0]} {value}" for each in parameters if listed.search(getattr(each, "help", "") or "")]
+        meant = " or ".join(takes or error.possibilities or ())
+        said = f"{command} has no option {name}" + (f"; did you mean {meant}?" if meant else "")
+    return f"{said.rstrip('.')} (`{command} --help`)"
+
+
 def main() -> None:
     """Run the command line.
 
@@ -1426,7 +1502,10 @@ def main() -> None:
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         # Completion is installed for this name; started by python -m lrbench, Typer would take another.
-        app(prog_name="lrbench")
+        sys.exit(app(prog_name="lrbench", standalone_mode=False) or 0)
+    except _UsageError as error:
+        note(f"lrbench: {_usage_in_words(error)}")
+        sys.exit(2)
     except (ValueError, OSError) as error:
         note(f"lrbench: {error}")
         sys.exit(2)

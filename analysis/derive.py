@@ -8,13 +8,14 @@ accelerator is not known here.
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..kernels import FAMILIES, get_operation
 from ..results.lock import LOCK_FILE, hold
 from ..results.schema import CASE_COLUMNS, SIZE_COLUMNS
-from ..results.select import load_results, records
+from ..results.select import Row, device_of, grouped, load_results, newest, records
 from ..results.store import replace_columns
 from .accelerators.known import Accelerator, get_accelerator, known_accelerators
 from .counts import Count, count_case
@@ -94,6 +95,15 @@ def derive_anew(frame: pd.DataFrame) -> pd.DataFrame:
         for name in derived.keys() & columns.keys():
             derived[name][n] = columns[name]
     return frame.assign(**derived)
+
+
+def derived_rows(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """Return the newest row of every case on every device, with the derived columns as they are counted today."""
+    import pandas as pd
+
+    latest = [row for group in grouped(rows, device_of).values() for row in newest(group).values()]
+    today = records(derive_anew(pd.DataFrame(latest)), DERIVED_COLUMNS)
+    return [{**row, **derived} for row, derived in zip(latest, today, strict=True)]
 
 
 def derive_file(path: Path) -> int:

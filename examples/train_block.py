@@ -154,7 +154,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     args = parser.parse_args(arguments)
 
     run_id, rows = uuid.uuid4().hex, []
-    path = args.output / f"{file_name('training', run_id)}.training.parquet"
+    path = args.output / store.OTHER / f"{file_name('training', run_id)}.training.parquet"
     shared = {**dict.fromkeys(CASE_COLUMNS), **current_environment().columns(), "run_id": run_id, "kernel": "tfla"}
     shared |= {"provider": "lrbench", "mode": "train", "dtype": dtype}
     shared |= {"batch": args.batch, "seq_len": args.seq_len, "num_heads": args.heads, "layers": args.layers}

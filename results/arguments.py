@@ -24,7 +24,12 @@ def parse_size(text: str, what: str = "a size") -> int:
     match = _SIZE.fullmatch(text.strip())
     digits = match[1].lstrip("0") if match else ""
     if match is None or not digits:
-        raise ValueError(f"{what} must be a positive integer such as 512 or 8k, got {text!r}")
+        meant = ""
+        with contextlib.suppress(ValueError, OverflowError):
+            if (number := float(text)) == int(number) > 0:
+                thousands = f"{number / 1000:g}k ({1.024 * number:.0f}) or " if number % 1000 == 0 else ""
+                meant = f"; did you mean {thousands}{int(number)}?"
+        raise ValueError(f"{what} must be a positive integer such as 512 or 8k, got {text!r}{meant}")
     value = int(digits) * _MULTIPLIER[match[2].lower()] if len(digits) <= len(str(MAX_SIZE)) else MAX_SIZE + 1
     if value > MAX_SIZE:
         raise ValueError(f"{what} must be at most {MAX_SIZE}, got {text!r}")
@@ -57,9 +62,17 @@ LISTED = 120
 """Longest list of known names that an error shows beside those that are near."""
 
 
+OTHER_NAMES = {
+    "float16": "fp16", "half": "fp16", "bfloat16": "bf16", "float32": "fp32", "float": "fp32", "float64": "fp64",
+    "double": "fp64", "forward": "fw", "backward": "bw", "decode": "step", "training": "train",
+}  # fmt: skip
+"""What other programs call the dtypes and modes."""
+
+
 def nearest(given: str, known: Iterable[str]) -> str:
-    """Return "did you mean a or b?" of names that are written almost alike, or nothing."""
-    near = difflib.get_close_matches(given.lower(), dict.fromkeys(map(str, known)), n=3)
+    """Return "did you mean a or b?" of names that mean the same or are written almost alike, or nothing."""
+    names, other = dict.fromkeys(map(str, known)), OTHER_NAMES.get(given.lower())
+    near = [other] if other in names else difflib.get_close_matches(given.lower(), names, n=3)
     return f"did you mean {' or '.join(near)}?" if near else ""
 
 

@@ -27,13 +27,13 @@ FILE_COLUMNS = ("case_id", "run_id", "measured_at", "device_name", "driver_versi
 def file_rows(paths: Sequence[Path]) -> list[dict[str, Any]]:
     """Return a row for each parquet file: the kind and number of its rows, their cases and runs, and when measured."""
     shown = []
-    files = (sorted(path.rglob("*.parquet")) if path.is_dir() else [path] for path in paths)
-    for path in itertools.chain.from_iterable(files):
+    folders = [(path, path.rglob("*.parquet")) if path.is_dir() else (path.parent, [path]) for path in paths]
+    for folder, path in ((folder, path) for folder, files in folders for path in sorted(files)):
         row, holds = row_set(path)
         rows = read_file(path, row, columns=FILE_COLUMNS).to_pylist()
         shown.append(
             {
-                "file": f"{path.parent.name}/{path.name}",
+                "file": str(path.relative_to(folder.parent)),
                 "holds": holds,
                 "rows": len(rows),
                 "cases": None if row is RoofRow else len({each["case_id"] for each in rows}),

@@ -13,7 +13,7 @@ from typing import Any
 from .lock import LOCK_FILE, hold
 from .schema import IMPORT_FAILED, was_tried
 from .select import Row, grouped
-from .store import holds_results, read_file, recovered_notes, row_set, write_parquet
+from .store import OTHER, holds_results, read_file, recovered_notes, row_set, write_parquet
 
 ORDER = ("kernel", "op", "impl", "mode", "dtype", "seq_len", "case_id", "measured_at")
 """By what the rows of a file are sorted: see "Many rows" in docs/results.md."""
@@ -33,8 +33,8 @@ def merge(folder: Path) -> list[str]:
     A family's file has the newest row of every case on every device but those of superseded code
     (:data:`SUPERSEDED`), ``history.parquet`` all others that were measured. Rows that only say that a package was
     missing are left out; so are rows that say that one did not import, where the case has another row. Calibrations,
-    copies and other row sets go to a file of each kind. Subfolders are left as they are. If it is killed in between,
-    every row is still in a file, and the next call finishes the merge.
+    copies and other row sets go to a file of each kind in :data:`.store.OTHER`. Other subfolders are left as they are.
+    If it is killed in between, every row is still in a file, and the next call finishes the merge.
 
     Returns:
         what to say of it.
@@ -46,7 +46,8 @@ def merge(folder: Path) -> list[str]:
         raise ValueError(f"results must be a folder to be merged, got {folder}")
     with hold(folder / LOCK_FILE, f"the folder {folder}"):
         said = recovered_notes(folder)
-        files = [path for path in sorted(folder.glob("*.parquet")) if path.name[0] != "."]
+        found = (sorted(each.glob("*.parquet")) for each in (folder, folder / OTHER))
+        files = [path for path in itertools.chain.from_iterable(found) if path.name[0] != "."]
         kinds = grouped(files, lambda path: HISTORY if holds_results(path) else path.stem.rpartition(".")[2])
         for kind, group in kinds.items():
             row, what = row_set(group[0])
@@ -54,7 +55,7 @@ def merge(folder: Path) -> list[str]:
             # Rows that agree in every column count once.
             distinct = {json.dumps(row, sort_keys=True): row for row in itertools.chain.from_iterable(present.values())}
             rows = list(distinct.values())
-            parts = _by_family(rows) if kind == HISTORY else {kind: rows}
+            parts = _by_family(rows) if kind == HISTORY else {f"{OTHER}/{kind}": rows}
             targets = {folder / f"{name}.parquet": part for name, part in parts.items() if part}
             before, after = ({path: len(part) for path, part in files.items()} for files in (present, targets))
             if before == after:

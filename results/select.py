@@ -7,6 +7,7 @@ tables and reports on pandas frames. pandas is imported where a frame is made.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
@@ -239,6 +240,12 @@ def with_slowness(*sides: Sequence[Row]) -> list[list[Row]]:
         return {**row, "noise": f"slow CPU: {ratio:.2f}x slower than at other times"} if ratio > MAX_SLOWDOWN else row
 
     return [[marked(row) for row in side] for side in sides]
+
+
+def marked(records: Iterable[Record]) -> list[Record]:
+    """Return records with ``noise`` set as :func:`with_slowness` sets it."""
+    (rows,) = with_slowness([dataclasses.asdict(record) for record in records])
+    return [Record(**row) for row in rows]
 
 
 def device_of(row: Row) -> str:

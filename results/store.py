@@ -5,8 +5,8 @@ While a run is on, every finished row is appended to ``<name>.jsonl`` and synced
 turns it into parquet. The writer holds a lock on its journal, so nobody recovers a run that is still alive.
 
 Calibrations, profiles, tables of errors and trainings are row sets of their own, with a schema and a version of
-their own; sweeps over several Tritons are one whose rows are those of a sweep. They lie beside the results and are told
-from them by their names, such as ``roofs.parquet`` and ``<run>.roofs.parquet`` (:data:`OTHER_ROW_SETS`).
+their own; sweeps over several Tritons are one whose rows are those of a sweep. They lie in a subfolder (:data:`OTHER`)
+and are known by their names, such as ``roofs.parquet`` and ``<run>.roofs.parquet`` (:data:`OTHER_ROW_SETS`).
 """
 
 from __future__ import annotations
@@ -60,6 +60,10 @@ SAME_CASE = ("case_id", "device_accelerator", "device_name", "status", "noise", 
 
 NAMING = ("run_id", "case_id", "measured_at", "kernel", "op", "impl", "provider", "mode", "status")
 """Columns that name a row, of which none is null."""
+
+OTHER = "_other"
+"""Subfolder of a folder of results for files of other row sets. pandas and pyarrow pass over what is called so when
+they read a folder, and take the rest for one table."""
 
 OTHER_ROW_SETS = {
     "roofs": (RoofRow, "calibration"), "copies": (RoofRow, "copies"), "profile": (ProfileRow, "profiles"),
@@ -320,7 +324,8 @@ def recover(folder: Path) -> list[Path]:
         ``<name>.jsonl.bad`` and is among them.
     """
     made = []
-    journals = (folder.glob(f"{prefix}*{JOURNAL_SUFFIX}") for prefix in PREFIXES)
+    folders = (folder, folder / OTHER)
+    journals = (each.glob(f"{prefix}*{JOURNAL_SUFFIX}") for each in folders for prefix in PREFIXES)
     for journal in sorted(itertools.chain.from_iterable(journals)):
         with contextlib.suppress(BlockingIOError, FileNotFoundError, IsADirectoryError, PermissionError):
             made += _recover(journal)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import sys
 from collections.abc import Iterator
@@ -169,6 +170,14 @@ def one_look_at_the_machine() -> Iterator[None]:
         patch.setattr(workers, "probe_environment", once)
         patch.setattr(session, "probe_environment", once)
         yield
+
+
+@pytest.fixture
+def idle(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take stored rows for those of an idle machine, which --resume does not measure again."""
+    from lrbench.bench.drive import session
+
+    monkeypatch.setattr(session, "marked", lambda records: [dataclasses.replace(each, noise=None) for each in records])
 
 
 @pytest.fixture

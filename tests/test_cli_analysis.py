@@ -514,6 +514,14 @@ def test_best_says_which_packages_fail_with_the_versions_here(run: Run, monkeypa
     assert not row["installed"] and "make_block_ptr" in row["missing"]
 
 
+@pytest.mark.parametrize("command", ["best tfla", "predict tfla", "chunk-size tfla"])
+def test_times_on_amd_say_that_no_row_of_theirs_stands_behind_them(command: str, run: Run) -> None:
+    run(f"{command} --gpu mi300x")
+    assert "no row of AMD's GPUs stands behind times of mi300x: they may be far off" in run.err
+    run(f"{command} --gpu b200")
+    assert "no row of" not in run.err
+
+
 def test_predict_uses_the_committed_results(run: Run) -> None:
     row = run.json("predict tfla --gpu b200")
     assert (row["accelerator"], row["fitted_on"]) == ("b200", "h200_sxm")

@@ -190,6 +190,27 @@ def test_a_folder_that_holds_the_run_is_a_baseline_without_it(lrbench: Lrbench, 
     assert lrbench("check", new, "--baseline", tmp_path)[0] == 1
 
 
+def test_runs_lists_ids_that_other_commands_take(
+    lrbench: Lrbench, runs: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was measured here lies in results/local, beside the committed runs; one died and left its journal."""
+    monkeypatch.chdir(tmp_path)
+    local = Path("results/local")
+    local.mkdir(parents=True)
+    runs["old"].rename(local / "old.parquet")
+    lines = (json.dumps(row) + "\n" for row in store.read_results(runs["slow"]).to_pylist())
+    (local / "sweep-slow.jsonl").write_text("".join(lines), encoding="utf-8")
+    listed = json.loads(lrbench("runs --format json")[1])
+    here = {f"run:{row['run']}": row["measured"] for row in listed if row["run"].startswith("run")}
+    assert len(here) == 2 and len(listed) > 100
+    old, slow = sorted(here)
+    code, _, err = lrbench("compare", old, slow)
+    assert code == 0 and f"recovered from a run that died: {local / 'sweep-slow.parquet'}" in err
+    code, out, _ = lrbench("check", slow, "--baseline", old)
+    assert (code, out.splitlines()[0]) == (1, "FAILED on h200_sxm: 4 regression; compared 4 of 4 cases")
+    assert lrbench("history", slow)[0] == 0
+
+
 @pytest.mark.parametrize("command", ["check", "compare"])
 def test_bad_input_is_one_line_and_exit_2(
     lrbench: Lrbench, runs: dict[str, Path], tmp_path: Path, command: str
@@ -274,7 +295,7 @@ def test_a_check_counts_what_a_stopped_run_planned(
 def test_baseline_update_and_history(lrbench: Lrbench, runs: dict[str, Path], tmp_path: Path) -> None:
     folder = tmp_path / "base" / "h200_sxm"
     folder.mkdir(parents=True)
-    (folder / "roofs.parquet").write_bytes((ROOT / "results" / "h200_sxm" / "roofs.parquet").read_bytes())
+    (folder / "roofs.parquet").write_bytes((ROOT / "results" / "h200_sxm" / "_other" / "roofs.parquet").read_bytes())
     code, out, err = lrbench("baseline update", runs["old"], "--into", folder, "--by", "me", "--format", "json")
     assert (code, json.loads(out)["promoted_by"]) == (0, "me")
     assert err == f"baseline: {folder / 'old.parquet'}, provenance: old.baseline.json\n"

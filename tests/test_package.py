@@ -51,7 +51,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     # What a user has measured stays where it is.
     measured = copy / "results" / "local"
     measured.mkdir()
-    shutil.copyfile(ROOT / "results" / "h200_sxm" / "roofs.parquet", measured / "roofs.parquet")
+    shutil.copyfile(ROOT / "results" / "h200_sxm" / "_other" / "roofs.parquet", measured / "roofs.parquet")
     shutil.copyfile(ROOT / "results" / "h200_sxm" / "wkv.parquet", measured / "sweep-wkv.parquet")
     output = tmp_path_factory.mktemp("wheel")
     command = [sys.executable, "-m", "pip", "wheel", "--no-build-isolation", "--no-deps", "--no-index"]

@@ -122,7 +122,8 @@ def get_accelerator(name: str) -> Accelerator:
         return local_cpu()
     accelerator = ACCELERATORS.get(key) or user_accelerators().get(key)
     if accelerator is None:
-        raise unknown("accelerator", name, known_accelerators(), " (`lrbench gpus`)")
+        error = unknown("accelerator", name, known_accelerators(), " (`lrbench gpus`)")
+        raise ValueError(f"{error}; a table in ~/.config/lrbench/accelerators.toml adds one: docs/accelerators.md")
     return accelerator
 
 

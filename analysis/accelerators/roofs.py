@@ -1,9 +1,9 @@
 """Measured roofs: the rates a device reached in a calibration, stored as rows of their own, to stand beside its
 specification or in its place.
 
-``lrbench calibrate`` writes ``roofs.parquet``, a sweep on a GPU ``<run>.roofs.parquet`` beside its rows. One row is one
+``lrbench calibrate`` writes ``_other/roofs.parquet``, a sweep on a GPU ``_other/<run>.roofs.parquet``. One row is one
 rate: a large copy, a square matrix product of one dtype, or chains of fused multiply-adds. A run of the bars writes the
-copies that its problems are held to as rows of the same kind, ``<run>.copies.parquet``; they are no calibration.
+copies that its problems are held to as rows of the same kind, ``_other/<run>.copies.parquet``; they are no calibration.
 """
 
 from __future__ import annotations

@@ -42,6 +42,7 @@ from .statistics import (
 
 MARGIN = 0.02
 NOISY = "unclear: noisy"
+SAME_ROW = Interval(low=1.0, high=1.0)
 VERDICTS = ("faster", "slower", "same", "unclear", NOISY)
 GROUP_COLUMNS = ("kernel", *CASE_COLUMNS)
 BESIDE_COLUMNS = tuple(f"{side}_{name}" for name in ("host_ms", "sustained_ms", "energy_j") for side in "ab")
@@ -93,8 +94,11 @@ class Comparison:
 def time_interval(new: Row, old: Row, confidence: float = CONFIDENCE) -> Interval:
     """Return the interval of the ratio of two rows' times, from their rounds where they were timed in turn.
 
-    Rows without samples fall back on their medians' intervals, which is wider; without these nothing is known.
+    Rows without samples fall back on their medians' intervals, which is wider; without these nothing is known. A row's
+    ratio to itself is 1.
     """
+    if new == old:
+        return SAME_ROW
     if new["time_samples_ms"] and old["time_samples_ms"]:
         samples = new["time_samples_ms"], old["time_samples_ms"]
         in_turn = new.get("pair_id") is not None and new["pair_id"] == old.get("pair_id")
@@ -258,11 +262,14 @@ def _group(values: Mapping[str, Any], pairs: Sequence[Pair]) -> Group:
     samples = [[pair.b["time_samples_ms"] or (), pair.a["time_samples_ms"] or ()] for pair in pairs]
     known = all(len(side) >= MIN_SAMPLES for sides in samples for side in sides)
     counted = Counter(pair.verdict for pair in pairs)
+    interval = geometric_mean_interval([resampled_ratios(*sides) for sides in samples]) if known else UNKNOWN
+    if all(pair.a == pair.b for pair in pairs):
+        interval = SAME_ROW
     return Group(
         values=values,
         cases=len(pairs),
         ratio=math.exp(sum(math.log(pair.ratio) for pair in pairs) / len(pairs)),
-        interval=geometric_mean_interval([resampled_ratios(*sides) for sides in samples]) if known else UNKNOWN,
+        interval=interval,
         verdicts={name: counted[name] for name in VERDICTS},
     )
 

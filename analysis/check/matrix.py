@@ -72,7 +72,7 @@ def _line(rows: Mapping[str, Row], margin: float) -> MatrixLine:
     def cell(row: Row) -> MatrixCell:
         if fastest is None or not is_measured(row):
             return MatrixCell(row=row)
-        interval = Interval(low=1.0, high=1.0) if row is fastest else time_interval(row, fastest)
+        interval = time_interval(row, fastest)
         verdict = judge(interval, margin, noisy=is_noisy(row, fastest))
         return MatrixCell(row=row, ratio=row["time_ms"] / fastest["time_ms"], interval=interval, verdict=verdict)
 

@@ -89,6 +89,7 @@ class CheckResult:
         failing: the verdicts that fail the check.
         planned: cases that the run planned, whatever their status.
         min_compared: share of them that must be compared.
+        unchanged: whether the run's rows are the baseline's.
     """
 
     cases: tuple[CaseResult, ...]
@@ -97,6 +98,7 @@ class CheckResult:
     failing: tuple[str, ...]
     planned: int
     min_compared: float
+    unchanged: bool
 
     @property
     def counts(self) -> dict[str, int]:
@@ -188,6 +190,7 @@ def check(
         failing=failing,
         planned=len(after) + left,
         min_compared=min_compared,
+        unchanged=after == before,
     )
 
 
@@ -228,7 +231,7 @@ def _metrics(new: Row, old: Row, limits: Limits) -> Iterable[Metric]:
             interval = time_interval(new, old, CONFIDENCE) if quantity.column == "time_ms" else None
             metric = _metric(quantity, after, before, max(tolerated, floor / before), interval)
             # Load lengthens times: a run that is no slower in spite of it has no regression.
-            noisy = quantity.is_time and is_noisy(new, old) and (metric.verdict != "ok" or old["noise"])
+            noisy = quantity.is_time and is_noisy(new, old) and new != old and (metric.verdict != "ok" or old["noise"])
             yield dataclasses.replace(metric, verdict=NOISY) if noisy else metric
 
 
@@ -275,7 +278,8 @@ def summary(found: CheckResult) -> str:
     """Return the outcome in one line."""
     allowed = {verdict: " (allowed)" for verdict in FAILING if verdict not in found.failing}
     counted = ", ".join(f"{count} {verdict}{allowed.get(verdict, '')}" for verdict, count in found.counts.items())
-    line = f"{'passed' if found.passed else 'FAILED'} on {found.accelerator}: {counted}"
+    outcome = f"{'passed' if found.passed else 'FAILED'} on {found.accelerator}{', nothing changed' * found.unchanged}"
+    line = f"{outcome}: {counted}"
     line += f"; compared {found.compared} of {found.planned} cases"
     if found.too_few:
         tried = [case for case in found.cases if case.reason != NOT_IN_RUN]

@@ -12,6 +12,7 @@ from ...kernels.baselines import get_implementation, get_operation, why_unsuppor
 from ...kernels.scalar_decay.declare import FUSED_CHUNK
 from ...results.arguments import one_of, parse_size
 from ...results.store import committed_results
+from ..accelerators.accelerator import ACCELERATORS
 from ..counts import count, count_case, formulation_of, is_chunked
 from ..counts.formulations import MODES, has_heads, sizes_of, state_dtype_of
 from ..counts.model import DTYPE_BYTES
@@ -59,6 +60,14 @@ class Question:
         """Where the rows are from if none is of this mode and dtype (:func:`.prediction.rows_by_status`), or None."""
         found = [row.get("stands_in") for row in self.rows]
         return None if not found or None in found else ", ".join(sorted(set(map(str, found))))
+
+    @property
+    def without_vendor(self) -> str | None:
+        """Whose the accelerator is, if no row is of a GPU of theirs, or None. A user's own is nobody's."""
+        vendor = self.accelerator.name.partition(" ")[0]
+        measured = {ACCELERATORS[key].name for row in self.rows if (key := row["device_accelerator"]) in ACCELERATORS}
+        known = self.accelerator.key in ACCELERATORS
+        return vendor if known and not any(name.startswith(vendor) for name in measured) else None
 
     def why_wrong(self, impl: str) -> str | None:
         """Return what was incorrect where an implementation computed the very problem there, and never correctly."""

@@ -370,7 +370,8 @@ class _Measuring:
         what: dict[str, Any] = {"work": COPIED_BYTES, "quantity": "copy", "size": COPIED_BYTES // 2, "short": True}
         rate = None if self.run.device is None else self.run.device.bandwidth_bytes_s
         row = roof_row(self.run.run_id, self.run.environment, times, **what, spec_rate=rate, beside=label)
-        write_roofs([row], self.writer.path.with_suffix(".copies.parquet"))
+        path = self.writer.path
+        write_roofs([row], path.parent / store.OTHER / f"{path.stem}.copies.parquet")
         return row.time_samples_ms
 
 

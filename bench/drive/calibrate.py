@@ -23,6 +23,7 @@ from ...analysis.accelerators.roofs import RoofRow, as_roofs
 from ...analysis.check import statistics
 from ..environment import Environment, current_environment
 from ..worker import clock
+from ..worker.noise import commonest
 from .workers import ReplaceableWorker, ask_machine
 
 if TYPE_CHECKING:
@@ -87,11 +88,13 @@ class Calibration:
     Attributes:
         rows: the rates; empty where none were to be measured here.
         failure: why there are none although there should be, or None.
+        noise: what disturbed the measurement most often, as in rows' ``noise``; None where nothing was noticed.
     """
 
     environment: Environment
     rows: list[RoofRow]
     failure: str | None
+    noise: str | None = None
 
 
 def calibrate(*, short: bool, gpu_only: bool = False, session: ReplaceableWorker | None = None) -> Calibration:
@@ -107,6 +110,7 @@ def calibrate(*, short: bool, gpu_only: bool = False, session: ReplaceableWorker
         environment=Environment(**data["environment"]),
         rows=[RoofRow(**row) for row in data["rows"]],
         failure=data["failure"],
+        noise=data["noise"],
     )
 
 
@@ -139,25 +143,26 @@ def remember_cpu(rows: list[RoofRow]) -> None:
     cpu.local_cpu.cache_clear()
 
 
-def measure_roofs(environment: Environment, form: Form, *, short: bool) -> list[RoofRow]:
-    """Return the rates of this process's device; imports torch."""
+def measure_roofs(environment: Environment, form: Form, *, short: bool) -> tuple[list[RoofRow], list[str]]:
+    """Return the rates of this process's device, and what disturbed them; imports torch."""
     device = environment.device_kind
     spec = None
     if device == "cuda" and environment.device_accelerator is not None:
         spec = accelerators.get_accelerator(environment.device_accelerator)
-    run_id, rows = uuid.uuid4().hex, []
+    run_id, rows, noises = uuid.uuid4().hex, [], []
     the_clock: clock.Clock = clock.CudaClock() if device == "cuda" else clock.CpuClock()
     sampling = clock.Sampling(budget_s=form.budget_s, ci_target=form.ci_target)
     for call, what in _workloads(the_clock, device, form):
         (timing,) = clock.measure(the_clock, [clock.Call(call=call)], sampling)
         if timing.failure is not None:
             raise timing.failure
+        noises += [timing.noise] if timing.noise else []
         rate = None
         if spec is not None:
             rates = {"copy": spec.bandwidth_bytes_s, "fma": spec.vector_flops}
             rate = rates.get(what["quantity"], spec.matrix_flops.get(what["dtype"]))
         rows.append(roof_row(run_id, environment, timing.columns(), **what, spec_rate=rate, short=short))
-    return rows
+    return rows, noises
 
 
 def roof_row(
@@ -257,18 +262,19 @@ def measure_here(worker: object, *, short: bool, gpu_only: bool) -> dict[str, An
     import torch
 
     environment = current_environment()
-    rows: list[RoofRow] = []
+    rows, noises = list[RoofRow](), list[str]()
     failure = None
     if environment.device_kind == "cuda" or not gpu_only:
         try:
-            rows = measure_roofs(environment, FORMS[environment.device_kind, short], short=short)
+            rows, noises = measure_roofs(environment, FORMS[environment.device_kind, short], short=short)
         except RuntimeError as error:
             # The caller decides what this means: a sweep starts even where others fill the device.
             failure = " ".join(str(error).split())[:300]
         finally:
             # The same process goes on with a sweep's cases.
             torch.set_float32_matmul_precision("highest")
-    return dataclasses.asdict(Calibration(environment=environment, rows=rows, failure=failure))
+    noise = commonest(noises) if noises else None
+    return dataclasses.asdict(Calibration(environment=environment, rows=rows, failure=failure, noise=noise))
 
 
 def copy_here(worker: Worker, *, moved_bytes: int) -> dict[str, Any]:

@@ -82,7 +82,7 @@ def difference(result: Tensor, expected: Tensor) -> Figures:
 
 
 def write_row(row: Mapping[str, Any], folder: Path) -> Path:
-    """Write the row of a size as errors-<UTC date and time>-<run id>.errors.parquet and return the path."""
+    """Write the row of a size as _other/errors-<UTC date and time>-<run id>.errors.parquet and return the path."""
     measured = {name: value for name, value in row.items() if name != "size"}
     sizes = {"batch": 1, **dict.fromkeys(("seq_len", "d_model", "d_ff"), row["size"])}
     code = {"kernel": "gated-mlp", "op": "gated_mlp", "provider": "lrbench", "mode": "fw"}
@@ -90,6 +90,6 @@ def write_row(row: Mapping[str, Any], folder: Path) -> Path:
     columns |= {**measured, **sizes, "run_id": (run_id := uuid.uuid4().hex)}
     columns["measured_at"] = datetime.now(timezone.utc).isoformat(timespec="seconds")
     stored = ErrorsRow(**columns, case_id=case_id(columns))
-    path = folder / f"{file_name('errors', run_id)}.errors.parquet"
+    path = folder / store.OTHER / f"{file_name('errors', run_id)}.errors.parquet"
     store.write_parquet([dataclasses.asdict(stored)], path, ErrorsRow)
     return path

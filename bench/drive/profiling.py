@@ -146,7 +146,7 @@ def build_row(
 
 
 def write_profile(rows: Sequence[ProfileRow], folder: Path) -> Path:
-    """Write the rows as <kernel>-<UTC date and time>-<run id>.profile.parquet and return the path."""
-    path = folder / f"{file_name(rows[0].kernel, rows[0].run_id)}.profile.parquet"
+    """Write the rows as _other/<kernel>-<UTC date and time>-<run id>.profile.parquet and return the path."""
+    path = folder / store.OTHER / f"{file_name(rows[0].kernel, rows[0].run_id)}.profile.parquet"
     store.write_parquet(map(dataclasses.asdict, rows), path, ProfileRow)
     return path

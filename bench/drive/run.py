@@ -205,14 +205,15 @@ def sweep(
     records: list[Record] = []
     seconds: defaultdict[str, float] = defaultdict(float)
     asked, kernels = 0, dict[str, str]()
-    name = file_name(f"{prefix}{planned[0].case.kernel if planned else 'none'}", run.run_id)
+    name, folder = file_name(f"{prefix}{planned[0].case.kernel if planned else 'none'}", run.run_id), output
     if any(item.triton for item in planned):
         name += store.TRITON_SUFFIX
+        folder = output and output / store.OTHER
     with _interrupted_once() as finishing, contextlib.ExitStack() as stack:
-        writer = output and stack.enter_context(store.RunWriter(output, name, None if only_ok else len(todo)))
-        if writer and roofs and todo:
+        writer = folder and stack.enter_context(store.RunWriter(folder, name, None if only_ok else len(todo)))
+        if output and roofs and todo:
             of_run = (dataclasses.replace(row, run_id=run.run_id) for row in roofs)
-            write_roofs(of_run, writer.path.with_suffix(".roofs.parquet"))
+            write_roofs(of_run, output / store.OTHER / f"{name}.roofs.parquet")
         measured = measure(todo, run, limits, executor=executor, progress=progress, seconds=seconds, **how)
         try:
             with executor, contextlib.closing(measured):

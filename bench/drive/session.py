@@ -29,7 +29,7 @@ from ...results import store
 from ...results.arguments import check_file, not_written
 from ...results.lock import LOCK_FILE, HeldError, hold
 from ...results.schema import CASE_COLUMNS, Record
-from ...results.select import grouped, load_rows, with_slowness
+from ...results.select import grouped, load_rows, marked
 from .. import note, plan
 from ..environment import Environment, finished_cases, without_gpu
 from ..plan import Identity, PlannedCase, Request, Triton
@@ -273,6 +273,10 @@ def _begin(
         finished = finished_cases(output, environment, failed=not retry, tritons=bool(tritons))
         loads = {item.identity for item in planned if item.sustained}
         finished = {key: row for key, row in finished.items() if key not in loads or row.sustained_ms is not None}
+        busy = {key for key, row in zip(finished, marked(finished.values()), strict=True) if row.noise and retry}
+        finished = {key: row for key, row in finished.items() if key not in busy}
+        # What was measured on a busy machine comes last.
+        planned.sort(key=lambda item: item.identity in busy)
         if not retry and (files := store.files_in(output)):
             stored = {row["case_id"] for row in load_rows(files, ["case_id"])}
             untried = stored - {case_id for case_id, _ in finished}
@@ -282,6 +286,8 @@ def _begin(
         left = [item for item in planned if item.identity not in finished]
         there = len(planned) - len(left)
         done = f"{there} of {len(planned)} cases were already there, measured by this code on this device"
+        if busy:
+            done += f"; {len(busy)} {'is' if len(busy) == 1 else 'are'} there from a busy machine: measured again"
         note(done if left else f"{done}: nothing is left to measure")
         if not left:
             return accelerator, planned, {}, finished
@@ -362,11 +368,10 @@ def conclusion(outcome: Outcome) -> list[str]:
         ((status, reason), count) = Counter((row.status, row.reason) for row in rows).most_common(1)[0]
         why = " ".join(f"{status}: {reason}".split())
         lines.append(f"no case could be timed; the commonest reason ({count} of {len(rows)} cases): {why}")
-    (measured,) = with_slowness([dataclasses.asdict(record) for record in outcome.records])
-    if noisy := [row["noise"] for row in measured if row["noise"]]:
+    if noisy := [row.noise for row in marked(outcome.records) if row.noise]:
         lines.append(
-            f"warning: {len(noisy)} of {len(outcome.records)} cases were measured on a busy machine, mostly "
-            f"{commonest(noisy)}. A check calls them unclear; the same command without --resume measures them again"
+            f"warning: {len(noisy)} of {len(outcome.records)} cases were measured on a busy machine (~), mostly "
+            f"{commonest(noisy)}. A check calls them unclear; the same command with --resume measures them again"
         )
     if outcome.path or not outcome.resumed:
         lines.append(f"results: {outcome.path}" if outcome.path else "no row was written")
@@ -435,15 +440,18 @@ def cases_to_verify(planned: Sequence[PlannedCase]) -> list[PlannedCase]:
     return [item for item in planned if item.case.mode != "fw" or "fwbw" not in item.target.modes]
 
 
-def run_calibrate(output: Path, show: Callable[[list[Row]], None]) -> None:
+def run_calibrate(output: Path, show: Callable[[list[Row]], None], *, remember: bool) -> None:
     """Measure this device's roofs, add them to a file, and show them beside the specification.
+
+    Args:
+        remember: whether a CPU's become those of this machine, if it was idle.
 
     Raises:
         ValueError: ``output`` holds something else, or cannot be written; what was measured is shown all the same. Or
             another lrbench uses the GPU.
         RuntimeError: the device could not be measured.
     """
-    path = output if output.suffix == ".parquet" else output / FILE_NAME
+    path = output if output.suffix == ".parquet" else output / store.OTHER / FILE_NAME
     check_file(path, "--output")
     check_output(path)
     with hold_gpus():
@@ -454,9 +462,15 @@ def run_calibrate(output: Path, show: Callable[[list[Row]], None]) -> None:
     note(f"calibrated {done.environment.device_name} ({accelerator})")
     try:
         write_roofs(done.rows, path)
-        if done.environment.device_kind == "cpu":
-            calibration.remember_cpu(done.rows)
         note(f"calibration: {path}")
+        if done.noise:
+            note(f"warning: measured on a busy machine: {done.noise}")
+        if done.environment.device_kind == "cpu":
+            if remember and not done.noise:
+                calibration.remember_cpu(done.rows)
+            else:
+                why = "again when the machine is idle" if remember else "without --output"
+                note(f"the roofs of this machine stay as they were: calibrate {why} to renew them")
     except OSError as error:
         raise not_written(path, "--output", error) from error
     finally:

@@ -20,7 +20,8 @@ from rich.table import Table
 from rich.text import Text
 
 from ...results.schema import Record
-from ...results.select import MODE_NAMES, describe, describe_axes, describe_sizes, grouped, short_size
+from ...results.select import MODE_NAMES, describe, describe_axes, describe_sizes, grouped, marked, short_size
+from ..worker.noise import commonest
 from ..worker.sustained import NOT_SUSTAINED
 
 MAX_REASONS = 30
@@ -51,6 +52,17 @@ def show(rows: Row | Sequence[Row], output_format: str, *, title: str | None = N
             writer.writerow({name: json.dumps(x) if isinstance(x, list | tuple) else x for name, x in row.items()})
     else:
         _print_table(rows, title)
+
+
+def brief_row(row: Row) -> dict[str, Any]:
+    """Return what people see of a stored row: its case, what was measured, and what speaks against it."""
+    shown = ("status", "time_ms", "host_ms", "peak_memory_bytes", "tflops", "gbps", "roofline_fraction")
+    return {
+        **{name: row[name] for name in ("op", "impl", "mode")},
+        "case": describe_sizes(row),
+        **{name: row[name] for name in (*shown, "noise", "suspect")},
+        "run": row["run_id"][:8],
+    }
 
 
 @contextlib.contextmanager
@@ -149,12 +161,15 @@ def best_tables(records: Sequence[Record]) -> list[tuple[str, list[Row]]]:
     """Return (title, rows) tables: per operation, mode and dtype, every implementation at its best chunk length.
 
     Columns are sequence lengths, of decoding steps contexts; rows name the batch where a column has several.
-    A cell holds the median time in ms and the chunk length it was reached with. Where ``--gpu`` named another device
-    than the measured one, an operation's last row is the runtime model's time there, at the chunk length best for it.
+    A cell holds the median time in ms and the chunk length it was reached with, marked ``?`` where it is suspect and
+    ``~`` where the machine was busy. Where ``--gpu`` named another device than the measured one, an operation's last
+    row is the runtime model's time there, at the chunk length best for it.
     """
     timed = [record for record in records if record.time_ms is not None]
     modelled = [
-        replace(r, impl=f"{MODEL_OF}{r.accelerator})", time_ms=r.model_time_ms, state_dtype=None, suspect=None)
+        replace(
+            r, impl=f"{MODEL_OF}{r.accelerator})", time_ms=r.model_time_ms, state_dtype=None, suspect=None, noise=None
+        )
         for r in timed
         if r.model_time_ms is not None and r.accelerator != r.device_accelerator
     ]
@@ -174,7 +189,8 @@ def best_tables(records: Sequence[Record]) -> list[tuple[str, list[Row]]]:
             named = {"operation": record.op, "implementation": record.impl + states}
             row = rows.setdefault(key[:-1], {**named, "size": _size(record, batch=several), **columns})
             chunk = f" @{record.chunk_size}" if record.chunk_size else ""
-            row[_column_title(key[-1])] = f"{record.time_ms:.4g}{chunk}{' ?' if record.suspect else ''}"
+            marks = " ?" * bool(record.suspect) + " ~" * bool(record.noise)
+            row[_column_title(key[-1])] = f"{record.time_ms:.4g}{chunk}{marks}"
         tokens = {(r.batch or 1) * (r.seq_len or 1) for r in best.values()}
         at = f" at {tokens.pop():,} tokens" if len(tokens) == 1 else ""
         chunked = " @ best chunk" if any(record.chunk_size for record in best.values()) else ""
@@ -197,7 +213,7 @@ def sustained_rows(records: Sequence[Record]) -> list[Row]:
             **{name: getattr(r, name) for name in ("energy_j", "net_energy_j")},
             "uj_per_token": r.energy_j and 1e6 * r.energy_j / ((r.batch or 1) * (r.seq_len or 1)),
             "lowered by": r.sustained_throttled,
-            "remark": r.reason or ("" if r.settled_s else "still changing"),
+            "remark": r.reason or r.noise or ("" if r.settled_s else "still changing"),
         }
         for r in records
         if r.sustained_ms is not None or (r.reason or "").startswith(NOT_SUSTAINED)
@@ -222,6 +238,7 @@ def _size(record: Record, *, batch: bool = False) -> str:
 
 def print_summary(records: Sequence[Record]) -> None:
     """Print the tables that follow a sweep: the best times, the statuses, and why cases failed."""
+    records = marked(records)
     for title, rows in best_tables(records):
         _print_table(rows, title)
         print()
@@ -241,6 +258,8 @@ def print_summary(records: Sequence[Record]) -> None:
         _print_table(failures, None)
     if len(reasons) > MAX_REASONS:
         print(f"and {len(reasons) - MAX_REASONS} more reasons in the file")
+    if noisy := [record.noise for record in records if record.noise]:
+        print(f"busy machine (~ above): {len(noisy)} of {len(records)} cases, mostly {commonest(noisy)}")
     for record in records:
         if record.suspect:
             print(f"suspect (? above): {record.op} {record.impl} {record.mode} T={record.seq_len}: {record.suspect}")

@@ -81,10 +81,13 @@ def why_unsupported(op: str, impl: str, mode: str, dtype: str, sizes: Mapping[st
 
 def availability(baseline: Baseline) -> str | None:
     """Return None if the package is installed, else the reason with the command that installs it. Imports nothing."""
-    if _module_exists(baseline.module or baseline.provider):
-        return None
-    command = baseline.install or f"pip install {baseline.distribution}=={baseline.tested}"
-    return f"{baseline.module or baseline.provider} is not installed: {command}"
+    module, command = baseline.module or baseline.provider, baseline.install
+    command = command or f"pip install {baseline.distribution}=={baseline.tested}"
+    if not _module_exists(module):
+        return f"{module} is not installed: {command}"
+    if baseline.extension and not _module_exists(baseline.extension):
+        return f"{module} does not import: it was built without {baseline.extension}: {command}"
+    return None
 
 
 def installed_versions() -> dict[str, str]:

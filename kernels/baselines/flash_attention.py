@@ -45,6 +45,7 @@ BASELINES = (
         nvidia=False,
         tested="2.8.3",
         module="flash_attn.flash_attn_interface",
+        extension="flash_attn_2_cuda",
         install="pip install flash-attn==2.8.3 --no-build-isolation",
         known_bad=(
             KnownBad(

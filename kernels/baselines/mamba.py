@@ -23,6 +23,8 @@ _mamba = partial(
     distribution="mamba-ssm",
     tested="2.3.2.post1",
     kernels=("tfla",),
+    # mamba_ssm/__init__.py imports it, also for what is written in Triton.
+    extension="selective_scan_cuda",
     install="pip install mamba-ssm==2.3.2.post1 --no-build-isolation",
     licence="Apache-2.0",
 )
@@ -33,7 +35,6 @@ BASELINES = (
         op="selective_scan",
         formulation="scan",
         build="kernels.baselines.mamba:build_selective_scan",
-        module="selective_scan_cuda",
         plan="kernels.baselines.plans:mamba_sizes",
         why_not="kernels.baselines.mamba:why_not_selective_scan",
         dtypes=("bf16", "fp16", "fp32"),

@@ -53,6 +53,7 @@ class Baseline(Counted):
             canonical arguments and layout. Nothing it does is timed. For mode step it takes a third argument, what the
             definition takes as ``initial_state``.
         module: what ``build`` imports, where that is more than ``provider``; looked for without importing it.
+        extension: a compiled module without which it does not import, though pip may install the package without it.
         install: the command that installs it, where that is not ``pip install distribution==tested``.
         plan: "module:function" relative to lrbench; maps a kernel family's sizes to this baseline's at equal tokens and
             embedding dim. None: the same sizes.
@@ -76,6 +77,7 @@ class Baseline(Counted):
     kernels: tuple[str, ...]
     build: str
     module: str | None = None
+    extension: str | None = None
     install: str | None = None
     plan: str | None = None
     dtypes: tuple[str, ...] = ("bf16",)

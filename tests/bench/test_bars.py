@@ -253,10 +253,11 @@ def test_a_problem_is_checked_measured_kept_and_judged(
     assert [line.rpartition(",")[2] for line in out.splitlines()[1:]] == ["held", "held", "missed"]
     (file,) = filter(store.holds_results, tmp_path.glob("bars-trial-*.parquet"))
     # Beside them, and never taken for results: the copies from which the share of the copy rate follows.
-    copies = store.read_file(file.with_suffix(".copies.parquet"), RoofRow).to_pylist()
+    of_copies = tmp_path / store.OTHER / f"{file.stem}.copies.parquet"
+    copies = store.read_file(of_copies, RoofRow).to_pylist()
     found = [(row["quantity"], row["beside"], len(row["time_samples_ms"])) for row in copies]
     assert found == [("copy", "T=64, fp32", calibrate.COPY_SAMPLES)] * 2
-    assert not stored_roofs([file.with_suffix(".copies.parquet")]), "copies alone are no calibration"
+    assert not stored_roofs([of_copies]), "copies alone are no calibration"
     assert all(row["rate"] == pytest.approx(1e3 * 2**20 / row["time_ms"]) for row in copies)
     assert {row["run_id"] for row in copies} == set(store.read_results([file])["run_id"].to_pylist())
     rows = store.read_results([file]).to_pylist()

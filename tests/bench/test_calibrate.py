@@ -51,7 +51,8 @@ def test_rates_follow_from_sizes_and_times(short: Calibration) -> None:
 
 def test_matrices_get_smaller_until_they_fit_the_time() -> None:
     environment = dataclasses.replace(current_environment(), device_kind="cpu", device_accelerator="cpu")
-    sizes = {row.dtype: row.size for row in measure_roofs(environment, TINY, short=True) if row.quantity == "matmul"}
+    rows, _ = measure_roofs(environment, TINY, short=True)
+    sizes = {row.dtype: row.size for row in rows if row.quantity == "matmul"}
     assert sizes == {"fp32": 512, "fp64": 512}
 
 
@@ -87,17 +88,43 @@ def test_the_command_prints_stores_and_remembers(
     short: Calibration, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     environment = dataclasses.replace(short.environment, device_kind="cpu", device_accelerator="cpu")
-    monkeypatch.setattr(calibrate, "calibrate", lambda **_: dataclasses.replace(short, environment=environment))
+    found = dataclasses.replace(short, environment=environment, noise=None)
+    monkeypatch.setattr(calibrate, "calibrate", lambda **_: found)
     cpu.local_cpu.cache_clear()
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
-    printed = run.json("calibrate", "--output", tmp_path / "out")
+    monkeypatch.chdir(tmp_path)
+    printed = run.json("calibrate")
     assert printed == summary_rows(short.rows)
     assert printed[0]["unit"] == "TB/s"
-    stored = store.read_file(tmp_path / "out" / "roofs.parquet", RoofRow).to_pylist()
+    stored = store.read_file(tmp_path / "results" / "local" / store.OTHER / "roofs.parquet", RoofRow).to_pylist()
     assert stored == [dataclasses.asdict(row) for row in short.rows]
     best = {row.dtype: row.best_rate for row in short.rows if row.quantity == "matmul"}
     assert dict(cpu.local_cpu().matrix_flops) == best
     cpu.local_cpu.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("options", "noise", "said"),
+    [
+        ("", None, None),
+        ("", "busy CPU: load 3.1", "calibrate again when the machine is idle"),
+        ("--output elsewhere", None, "calibrate without --output"),
+    ],
+)
+def test_only_an_idle_machine_renews_its_roofs_and_not_for_another_file(
+    short: Calibration, tmp_path: Path, lrbench: Lrbench, monkeypatch: pytest.MonkeyPatch,
+    options: str, noise: str | None, said: str | None,
+) -> None:  # fmt: skip
+    environment = dataclasses.replace(short.environment, device_kind="cpu", device_accelerator="cpu")
+    found = dataclasses.replace(short, environment=environment, noise=noise)
+    monkeypatch.setattr(calibrate, "calibrate", lambda **_: found)
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    cpu.local_cpu.cache_clear()
+    code, _, err = lrbench(f"calibrate {options}")
+    assert (code, cpu.recall() is None, (said or "") in err) == (0, said is not None, True)
+    assert (f"warning: measured on a busy machine: {noise}" in err) == (noise is not None)
+    assert list(Path("elsewhere" if options else "results/local").rglob("roofs.parquet"))
 
 
 def test_what_cannot_be_calibrated_leaves_no_file(
@@ -106,9 +133,9 @@ def test_what_cannot_be_calibrated_leaves_no_file(
     failed = dataclasses.replace(short, rows=[], failure="CUDA out of memory")
     monkeypatch.setattr(calibrate, "calibrate", lambda *, short: failed)
     code, _, err = lrbench("calibrate", "--output", tmp_path)
-    assert (code, ": CUDA out of memory" in err, list(tmp_path.iterdir())) == (1, True, [])
+    assert (code, ": CUDA out of memory" in err, list(tmp_path.rglob("*.parquet"))) == (1, True, [])
     # What is wrong with the file is said before anything is measured.
-    (tmp_path / "roofs.parquet").write_text("no parquet")
+    (tmp_path / store.OTHER / "roofs.parquet").write_text("no parquet")
     monkeypatch.setattr(calibrate, "calibrate", lambda *, short: pytest.fail("measured"))
     assert "calibrations must be parquet files, got" in refused(lrbench, "calibrate", "--output", tmp_path)
 
@@ -122,7 +149,7 @@ def test_calibrate_shows_what_it_could_not_write(
     monkeypatch.setattr(calibrate, "calibrate", lambda **_: short)
     monkeypatch.setattr(session, "write_roofs", full)
     code, out, err = lrbench("calibrate", "--output", tmp_path, "--format", "json")
-    path = tmp_path / "roofs.parquet"
+    path = tmp_path / store.OTHER / "roofs.parquet"
     assert (code, len(json.loads(out))) == (2, len(short.rows))
     assert err.endswith(f"lrbench: --output must be a file that can be written, got {path}: No space left on device\n")
     monkeypatch.setattr(calibrate, "calibrate", lambda *, short: pytest.fail("measured before the output was tried"))

@@ -6,14 +6,21 @@ import os
 import subprocess
 import sys
 import time
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from lrbench.bench import environment
+from lrbench.bench.drive import session
 from lrbench.bench.environment import DeviceState
+from lrbench.bench.plan import Request
+from lrbench.bench.show import display
 from lrbench.bench.worker import clock, noise
+from lrbench.results.schema import Record
+from lrbench.tests.analysis.rows import measured
+from lrbench.tests.bench.runs import H200
 
 QUIET = [1.0] * 12
 BUSY = "busy CPU: waited 1.31 s per s for a core, load 3.1 on 2 cores"
@@ -181,3 +188,29 @@ def test_what_is_measured_alone_is_marked(machine: SimpleNamespace, rounds: int 
     (timing,) = clock.measure(clock.CpuClock(), [clock.Call(call=call)], sampling)
     assert timing.failure is None
     assert (timing.noise is not None, timing.yardstick_ms) == ((True, 0.5) if marked else (False, None))
+
+
+def test_resuming_measures_again_what_a_busy_machine_measured(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """After what has no row, and said; a complete set of results (``retry=False``) takes them as they are."""
+    sizes: dict[str, Any] = {"seq_lens": (8192,), "head_dims": (256,), "chunk_sizes": (64, 128, 256)}
+    request = Request(ops=("mlstm_sig",), impls=("fused_chunk",), modes=("fw",), **sizes)
+    quiet, busy, new = (each.identity for each in session._planned([request], H200))
+    rows = {quiet: Record(**measured()), busy: Record(**measured(noise=BUSY))}
+    monkeypatch.setattr(session, "finished_cases", lambda *_, **__: dict(rows))
+    _, planned, seconds, done = session._begin([request], H200, None, tmp_path, 0, 1, resume=True)
+    assert ([item.identity for item in planned], [*seconds], [*done]) == ([quiet, new, busy], [new, busy], [quiet])
+    assert "1 of 3 cases were already there, measured by this code on this device; 1 is there from a busy machine" in (
+        capsys.readouterr().err
+    )
+    *_, done = session._begin([request], H200, None, tmp_path, 0, 1, resume=True, retry=False)
+    assert [*done] == [quiet, busy]
+
+
+def test_times_of_a_busy_machine_are_marked_where_they_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [Record(**measured(seq_len=512 << n, noise=noise)) for n, noise in enumerate((None, BUSY))]
+    ((_, table),) = display.best_tables(rows)
+    assert [table[0][column].endswith(" ~") for column in ("512", "1k")] == [False, True]
+    display.print_summary(rows)
+    assert f"busy machine (~ above): 1 of 2 cases, mostly {BUSY}" in capsys.readouterr().out

@@ -55,7 +55,7 @@ def test_one_run_counts_every_case(fake, profile: Lrbench, tmp_path: Path) -> No
     record = fake()
     code, out, _ = profile("--format", "json")
     assert code == 0
-    (path,) = (tmp_path / "out").iterdir()
+    (path,) = (tmp_path / "out" / store.OTHER).iterdir()
     assert path.name.endswith(".profile.parquet")
     rows = store.read_file(path, ProfileRow).to_pylist()
     assert rows == json.loads(out)

@@ -136,7 +136,9 @@ def test_roofs_lie_beside_the_rows_of_their_sweep(tmp_path: Path) -> None:
     copy, *_ = calibration()
     outcome = run(tmp_path, [faults.planned("right")], executor=Instant(), roofs=(copy,))
     assert outcome.path is not None
-    (stored,) = store.read_file(outcome.path.with_suffix(".roofs.parquet"), RoofRow).to_pylist()
+    (stored,) = store.read_file(
+        outcome.path.parent / store.OTHER / f"{outcome.path.stem}.roofs.parquet", RoofRow
+    ).to_pylist()
     assert stored == dataclasses.asdict(dataclasses.replace(copy, run_id=outcome.records[0].run_id))
     assert len(store.read_results(tmp_path)) == 1
     files = set(tmp_path.iterdir())

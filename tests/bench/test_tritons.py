@@ -66,7 +66,7 @@ def test_each_case_runs_in_turn_in_a_process_of_each_triton(tmp_path: Path, over
     assert outcome.path is not None and outcome.path.name.endswith(".triton.parquet")
     assert not store.files_in(out)
     folder.merge(out)
-    assert len(load_rows(out / "triton.parquet")) == 4
+    assert len(load_rows(out / store.OTHER / "triton.parquet")) == 4
     assert not store.files_in(out)
 
 
@@ -153,6 +153,7 @@ def test_a_triton_that_is_not_there_is_named(texts: list[str], message: str, tmp
         find_tritons([x.replace("FOLDER", str(found.folder)).replace("EMPTY", str(tmp_path / "none")) for x in texts])
 
 
+@pytest.mark.usefixtures("idle")
 def test_sweep_and_results_show_the_matrix(lrbench: Lrbench, tmp_path: Path, overlay: Overlay) -> None:
     """From the command line: the installed Triton and another, then the stored rows, then two of them compared."""
     other, here, out = overlay("9.1.0"), version_of("triton"), tmp_path / "out"

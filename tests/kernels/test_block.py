@@ -107,7 +107,7 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A row for each operation, bias, implementation and seed, of what was trained."""
     sizes = "--dim 32 --heads 2 --layers 1 --vocabulary 32 --batch 2 --seq-len 8 --steps 3 --seed 0"
     main([*sizes.split(), "--impl", "torch", "parallel", "--output", str(tmp_path)])
-    (path,) = tmp_path.glob("training-*.training.parquet")
+    (path,) = tmp_path.glob("_other/training-*.training.parquet")
     rows = read_file(path, TrainingRow).to_pylist()
     assert [(row["op"], row["input_gate_bias"], row["impl"]) for row in rows] == [
         (op, bias, impl) for op in OPERATIONS for bias in (0.0, -10.0) for impl in ("torch", "parallel")

@@ -6,12 +6,13 @@ import json
 import re
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from lrbench.results.contents import as_markdown, file_rows, implementation_rows, operation_rows
-from lrbench.results.schema import Record
+from lrbench.results.schema import RECORD_COLUMNS, Record
 from lrbench.results.select import load_rows
-from lrbench.results.store import HERE, RunWriter, current_files
+from lrbench.results.store import HERE, OTHER, RunWriter, current_files
 from lrbench.tests.command_line import Lrbench, Run
 
 from ..analysis import rows as made
@@ -69,8 +70,25 @@ def test_files_are_listed_with_what_they_hold(results: Path) -> None:
 
 
 def test_a_folder_may_hold_calibrations_alone(tmp_path: Path, run: Run) -> None:
-    (tmp_path / "roofs.parquet").write_bytes((HERE / "h200_sxm" / "roofs.parquet").read_bytes())
+    (tmp_path / "roofs.parquet").write_bytes((HERE / "h200_sxm" / OTHER / "roofs.parquet").read_bytes())
     assert run.json("results", tmp_path) == []
+
+
+@pytest.mark.parametrize("ending", ["parquet", "csv", "json"])
+def test_whole_rows_as_derived_today(tmp_path: Path, lrbench: Lrbench, run: Run, ending: str) -> None:
+    """Of each case the newest row, with every column; a file is what pandas reads."""
+    old = made.row("mlstm_sig", "fused_chunk", run_id="old", time_ms=3.0)
+    new = {**old, "run_id": "new", "measured_at": "2026-12-01T00:00:00+00:00", "time_ms": 2.0, "flops": 1.0}
+    made.write([old, new, made.row("mlstm_exp", "fused_chunk")], tmp_path / "a.parquet")
+    named = ("results", tmp_path, "--rows", "op:mlstm_sig")
+    (printed,) = run.json(*named)
+    assert {*printed} == {*RECORD_COLUMNS} and (printed["run_id"], printed["time_ms"]) == ("new", 2.0)
+    assert printed["flops"] == pytest.approx(old["flops"]), "counted today"
+    path = tmp_path / f"rows.{ending}"
+    assert lrbench(*named, "--output", path) == (0, "", f"1 rows: {path}\n")
+    readers = {"parquet": pd.read_parquet, "csv": pd.read_csv, "json": pd.read_json}
+    (stored,) = readers[ending](path)[["run_id", "flops", "batch"]].to_dict("records")
+    assert stored == pytest.approx({name: printed[name] for name in stored})
 
 
 def test_command(results: Path, run: Run) -> None:

@@ -8,12 +8,13 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 
 from lrbench.results import folder, store
 from lrbench.results.folder import merge
 from lrbench.results.lock import LOCK_FILE, hold
-from lrbench.results.schema import ErrorsRow
+from lrbench.results.schema import RECORD_COLUMNS, RETIRED_COLUMNS, ErrorsRow
 from lrbench.results.select import load_rows
 from lrbench.tests.command_line import Lrbench, refused
 
@@ -83,7 +84,7 @@ def test_rows_of_superseded_code_are_history(times_as_long: float, cases: int, k
 
 def test_copies_are_called_copies(tmp_path: Path) -> None:
     for name in ("a", "b"):
-        shutil.copy(store.HERE / "h200_sxm" / "copies.parquet", tmp_path / f"{name}.copies.parquet")
+        shutil.copy(store.HERE / "h200_sxm" / store.OTHER / "copies.parquet", tmp_path / f"{name}.copies.parquet")
     assert merge(tmp_path)[0].startswith("merged the copies of a.copies.parquet, b.copies.parquet: ")
 
 
@@ -120,13 +121,24 @@ def test_every_kind_of_rows_has_a_file(tmp_path: Path) -> None:
         store.write_parquet([dataclasses.asdict(errors)], tmp_path / f"errors-{day}.errors.parquet", ErrorsRow)
     made.write([row(1)], tmp_path / "sweep-a.parquet")
     merge(tmp_path)
-    assert [path.name for path in sorted(tmp_path.iterdir())] == ["errors.parquet", "tfla.parquet"]
-    assert store.read_file(tmp_path / "errors.parquet", ErrorsRow)["run_id"].to_pylist() == ["1", "2"]
+    assert [path.name for path in sorted(tmp_path.iterdir())] == [store.OTHER, "tfla.parquet"]
+    (errors,) = (tmp_path / store.OTHER).iterdir()
+    assert store.read_file(errors, ErrorsRow)["run_id"].to_pylist() == ["1", "2"]
+    assert errors.name == "errors.parquet" and merge(tmp_path) == [f"nothing to merge in {tmp_path}"]
+
+
+@pytest.mark.parametrize("committed", store.committed_results(), ids=lambda path: path.name)
+def test_pandas_reads_the_rows_of_sweeps_alone(committed: Path) -> None:
+    """pandas takes all files of a folder for one table, those of subfolders too, but not what lies in _other."""
+    table = pd.read_parquet(committed)
+    assert {*table.columns} <= {*RECORD_COLUMNS, *RETIRED_COLUMNS}
+    assert sorted(table["case_id"]) == sorted(store.read_results(committed, ["case_id"])["case_id"].to_pylist())
+    assert table["status"].notna().all()
+    assert list((committed / store.OTHER).iterdir())
 
 
 def test_the_committed_results_are_merged(tmp_path: Path) -> None:
-    for path in (store.HERE / "h200_sxm").glob("*.parquet"):
-        (tmp_path / path.name).write_bytes(path.read_bytes())
+    shutil.copytree(store.HERE / "h200_sxm", tmp_path, dirs_exist_ok=True)
     assert merge(tmp_path) == [f"nothing to merge in {tmp_path}"]
 
 

@@ -117,7 +117,7 @@ def test_what_slowed_both_sides_of_a_round_does_not_widen_a_pair_s_interval() ->
 
 def test_rows_without_samples_fall_back_on_their_intervals() -> None:
     row = measured(time_samples_ms=None, time_ms=2.0, time_ci_low_ms=1.9, time_ci_high_ms=2.1)
-    found = compare([row], [row])
+    found = compare([row], [{**row, "run_id": "other"}])
     interval = found.pairs[0].interval
     assert (interval.low, interval.high) == pytest.approx((1.9 / 2.1, 2.1 / 1.9))
     assert found.pairs[0].verdict == "unclear"

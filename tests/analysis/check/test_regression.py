@@ -57,7 +57,7 @@ SAME = timed(2.0)
         (timed(0.0215), timed(0.02), "ok"),
         (timed(0.0240), timed(0.02), "regression"),
         # Few samples tell nothing.
-        (measured(times=[2.0] * 4), measured(times=[2.0] * 4), "unclear"),
+        (measured(times=[2.0] * 4, run_id="other"), measured(times=[2.0] * 4), "unclear"),
         (timed(2.0, peak_memory_bytes=int(1.005 * GIB)), SAME, "ok"),
         (timed(2.0, peak_memory_bytes=int(1.02 * GIB)), SAME, "regression"),
         (timed(2.0, peak_memory_bytes=int(0.9 * GIB)), SAME, "improved"),
@@ -67,8 +67,8 @@ SAME = timed(2.0)
         (timed(2.0, rel_error=4e-3, checked="T=256"), SAME, "ok"),
         (timed(2.0, flops=1.0), SAME, "ok"),
         # Small memory and small errors have room, and so has the error of a result that was exact.
-        (timed(2.0, peak_memory_bytes=150_000, rel_error=9e-7), timed(2.0, **SMALL), "ok"),
-        (timed(2.0, peak_memory_bytes=170_000, rel_error=1e-7), timed(2.0, **SMALL), "regression"),
+        (timed(2.0, peak_memory_bytes=4_200_000, rel_error=9e-7), timed(2.0, **SMALL), "ok"),
+        (timed(2.0, peak_memory_bytes=4_400_000, rel_error=1e-7), timed(2.0, **SMALL), "regression"),
         (timed(2.0, peak_memory_bytes=100_000, rel_error=2e-6), timed(2.0, **SMALL), "regression"),
         (timed(2.0, rel_error=1e-7), timed(2.0, rel_error=0.0), "ok"),
         (timed(2.0, rel_error=1e-3), timed(2.0, rel_error=0.0), "regression"),
@@ -89,12 +89,12 @@ def test_a_regression_is_growth_beyond_a_threshold(new: Row, old: Row, expected:
 @pytest.mark.parametrize(
     ("new", "old", "expected"),
     [
-        (0.24, 0.2, "ok"),
-        (0.26, 0.2, "regression"),
-        (0.15, 0.2, "improved"),
+        (1.19, 0.2, "ok"),
+        (1.21, 0.2, "regression"),
+        (0.03, 0.2, "improved"),
         # An interpreter's jitter is tolerated.
-        (0.029, 0.02, "ok"),
-        (0.031, 0.02, "regression"),
+        (0.0109, 0.001, "ok"),
+        (0.0111, 0.001, "regression"),
         # Rows of a CPU, or of an older version, have none.
         (0.2, None, "ok"),
         (None, 0.2, "ok"),

@@ -100,6 +100,16 @@ def test_missing_package_names_the_command_that_brings_it() -> None:
     assert availability(installable) == "no_such_package.ops is not installed: pip install 'flash-attn-4[cu13]'"
 
 
+def test_a_package_that_was_built_without_its_extension_is_not_there() -> None:
+    """mamba_ssm imports its CUDA extension for all that it has, and pip installs it without, where nvcc is missing."""
+    whole = dataclasses.replace(find("fla.chunk_gla"), module="packaging", extension="packaging.specifiers")
+    assert availability(whole) is None
+    assert availability(dataclasses.replace(whole, extension="no_such_extension")) == (
+        "packaging does not import: it was built without no_such_extension: pip install fla-core==0.6.0"
+    )
+    assert {each.extension for each in BASELINES if each.provider == "mamba_ssm"} == {"selective_scan_cuda"}
+
+
 def test_availability_looks_for_the_submodule_without_importing() -> None:
     baseline = find("fla.chunk_gla")
     assert availability(dataclasses.replace(baseline, module="packaging.specifiers")) is None
