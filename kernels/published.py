@@ -90,6 +90,7 @@ def problem_sizes(
         own = dict(MODELS[like][op])
         for name, size in {"embedding": embedding, **given}.items():
             if size is not None:
+                name = "head_dim" if name == "head_dim_v" else name
                 raise ValueError(f"{name} must be left out beside --like {like}, got {size}")
     step: dict[str, Any] = {"seq_len": 1, **({"context": seq_len} if operation.cache else {})}
     return {"batch": batch, **(step if mode == "step" else {"seq_len": seq_len}), **own}

@@ -303,7 +303,7 @@ def ranking_columns(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         shown.append(
             {
                 "kernel": _name(row) + ("" if row["installed"] else " *"),
-                "math": "same" if row["same_math"] else "other",
+                "same": "yes" if row["same_math"] else "no",
                 "heads": None if heads == asked else heads,
                 "chunk": row["chunk_size"] and short_size(row["chunk_size"]),
                 "ms": time,
@@ -313,6 +313,7 @@ def ranking_columns(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
             }
         )
     empty = [name for name in ("heads", "chunk") if all(each[name] is None for each in shown)]
+    empty += ["same"] if all(row["same_math"] for row in rows) else []
     return [{name: value for name, value in each.items() if name not in empty} for each in shown]
 
 
