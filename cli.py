@@ -344,7 +344,7 @@ class OneProblem:
         """Return the operation meant."""
         from .bench.show.inventory import counted_operation
         from .kernels import FAMILIES
-        from .kernels.published import model_operation
+        from .kernels.baselines.published import model_operation
 
         if self.like is not None and self.op is None and (kernel is None or kernel in FAMILIES):
             kernel = model_operation(self.like, kernel) or kernel
@@ -359,23 +359,21 @@ class OneProblem:
         return (self.operation(kernel),)
 
     def given(self) -> dict[str, Any]:
-        """Return what :func:`.kernels.published.problem_sizes` takes."""
-        names = (
-            "mode", "like", "seq_len", "batch", "embedding", "num_heads", "head_dim_qk", "channels", "d_model", "d_ff",
-        )  # fmt: skip
-        return {name: getattr(self, name) for name in names} | {"head_dim_v": self.head_dim}
+        """Return what :func:`.kernels.baselines.published.problem_sizes` takes."""
+        others = ("op", "dtype", "state_dtype", "head_dim")
+        return {name: size for name, size in vars(self).items() if name not in others} | {"head_dim_v": self.head_dim}
 
     def ask(
         self, kernel: str | None, accelerator: Accelerator, results: Sequence[Path] | None, **more: Any
     ) -> Question:
         """Return the question of commands that answer from results."""
         from .analysis.model.answers import ask
-        from .kernels.published import problem_sizes
+        from .kernels.baselines.published import problem_sizes
 
-        op, given = self.operation(kernel), self.given()
-        about = {"mode": self.mode, "dtype": self.dtype or accelerator.usual_dtype, "state_dtype": self.state_dtype}
-        more |= {"accelerator": accelerator, "results": results or (), "length": self.seq_len}
-        question = ask(op, problem_sizes(op, **given), **about, **more)
+        op, length = self.operation(kernel), self.seq_len
+        more |= {"mode": self.mode, "dtype": self.dtype or accelerator.usual_dtype, "state_dtype": self.state_dtype}
+        sizes = problem_sizes(op, **self.given())
+        question = ask(op, sizes, accelerator=accelerator, results=results or (), length=length, **more)
         if question.stands_in:
             note(f"no rows of {self.mode} {question.dtype}: times are estimated from rows of {question.stands_in}")
         return question
@@ -639,7 +637,7 @@ def count(
     from .analysis import counts
     from .bench.show import display
     from .bench.show.shown import count_in_words, count_rows
-    from .kernels.published import problem_sizes
+    from .kernels.baselines.published import problem_sizes
 
     operation = problem.operation(kernel)
     chosen = formulation or counts.default_formulation(operation, problem.mode)

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..kernels.published import MODELS
+from ..kernels.baselines.published import MODELS
 from ..results.arguments import one_of
 from ..results.toml_tables import read_toml
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...kernels.baselines import get_implementation, why_unsupported
-from ...kernels.published import LENGTH
 from ...kernels.scalar_decay.declare import FUSED_CHUNK
 from ...results.arguments import one_of, parse_size
 from ...results.schema import CASE_COLUMNS
@@ -34,7 +33,7 @@ class Question:
 
     Attributes:
         sizes: those that the operation has, without a chunk length, of a decoding step as its rows have them.
-        length: of the sequence; of a decoding step the tokens behind it, with its own.
+        length: of a decoding step the tokens behind it, with its own; else None will do.
         rows: measured rows of the mode and dtype, as :func:`.prediction.stored_rows` returns them.
         wrong: those whose results were incorrect.
         fits: models fitted to the rows; None: bounds are taken.
@@ -48,7 +47,7 @@ class Question:
     accelerator: Accelerator
     rows: Sequence[Row]
     wrong: Sequence[Row] = ()
-    length: int = LENGTH
+    length: int | None = None
     fits: Fits | None = None
 
     def fit(self, impl: str) -> tuple[Fit | None, int]:
@@ -136,12 +135,12 @@ def ask(
     accelerator: Accelerator,
     fitted: bool = True,
     roofs: str = "spec",
-    length: int = LENGTH,
+    length: int | None = None,
 ) -> Question:
     """Return a question with the rows to answer it from.
 
     Args:
-        sizes: as :func:`.kernels.published.problem_sizes` returns them, or of a row.
+        sizes: as :func:`.kernels.baselines.published.problem_sizes` returns them, or of a row.
         results: result files and folders; none: the committed ones.
         fitted: whether a model is fitted to the rows.
         roofs: which roofs ``accelerator`` has: spec, measured or a path.

@@ -15,9 +15,9 @@ from ...analysis.model.prediction import Answer, measured_on
 from ...analysis.model.runtime_model import roofline_fraction
 from ...kernels import baselines
 from ...kernels.baselines import get_implementation, get_operation
+from ...kernels.baselines.published import problem_sizes
 from ...kernels.baselines.spec import Baseline
 from ...kernels.common.spec import Implementation, width_of
-from ...kernels.published import problem_sizes
 from ...results.arguments import one_of
 from ...results.schema import Case, Record
 from ...results.select import grouped, short_size
@@ -158,8 +158,10 @@ def expected(records: Iterable[Record]) -> list[tuple[Record, str]]:
             except ValueError:
                 # Nothing computes it there.
                 continue
-            own = {"impl": f"({answer.case.impl} on {key})", "time_ms": answer.time_ms or answer.interval_ms[0]}
-            shown = dataclasses.replace(r, **own, chunk_size=answer.chunk_size, state_dtype=None, suspect=None)
+            shown = dataclasses.replace(
+                r, impl=f"({answer.case.impl} on {key})", time_ms=answer.time_ms or answer.interval_ms[0],
+                chunk_size=answer.chunk_size, state_dtype=None, suspect=None,
+            )  # fmt: skip
             found.append((shown, MARKS[answer.basis]))
     return found
 
@@ -180,11 +182,14 @@ def beside(question: Question, head_dim_qk: int | None) -> Iterator[Question]:
     """
     kernel = get_operation(question.op).kernel
     family = kernels.FAMILIES.get(kernel, ())
-    of_all = {"mode": question.mode, "batch": question.sizes["batch"], "seq_len": question.length}
+    length = question.length or question.sizes["seq_len"]
     for op in dict.fromkeys((*family, *(each.op for each in baselines.baselines_for(kernel)))):
         if op != question.op and op in FORMULATIONS:
             qk = head_dim_qk if op in family else None
-            sizes = problem_sizes(op, **of_all, embedding=width_of(question.sizes), head_dim_qk=qk)
+            sizes = problem_sizes(
+                op, mode=question.mode, batch=question.sizes["batch"], seq_len=length,
+                embedding=width_of(question.sizes), head_dim_qk=qk,
+            )  # fmt: skip
             yield dataclasses.replace(question, op=op, sizes=sizes)
 
 

@@ -266,10 +266,6 @@ class Operation:
 
         return resolve(self.inputs)(Draw(sizes, dtype=dtype, device=device, seed=seed))
 
-    def default_head_dim_qk(self, head_dim_v: int) -> int:
-        """Return the query-key head dim that goes with a value head dim where none is asked for."""
-        return self.state_dim or max(1, int(head_dim_v * self.qk_ratio))
-
     def sizes_at(self, embedding: int | None = None, **given: int | None) -> dict[str, int]:
         """Return the sizes beside batch and length: those given, and what follows from them, else the authors'.
 
@@ -293,9 +289,8 @@ class Operation:
         width = known.get(column) or embedding or self.width
         if embedding not in (None, width):
             raise ValueError(f"embedding must be left out beside {column} {width}, got {embedding}")
-        others = {"head_dim_qk": self.state_dim or 1, "d_ff": FF_RATIO * width}
-        others = {name: known.get(name) or int(size) for name, size in others.items() if name in self.sizes}
-        return {column: width, **others}
+        usual = {column: width, "head_dim_qk": self.state_dim or 1, "d_ff": int(FF_RATIO * width)}
+        return {name: known.get(name) or size for name, size in usual.items() if name in self.sizes}
 
     def _heads_at(self, embedding: int | None, known: Mapping[str, int]) -> dict[str, int]:
         width, num_heads, head_dim = embedding or self.width, known.get("num_heads"), known.get("head_dim_v")
@@ -311,7 +306,7 @@ class Operation:
             num_heads, head_dim = num_heads or max(1, width // share), head_dim or width // share
         if embedding not in (None, num_heads * head_dim):
             raise ValueError(f"embedding must be heads x value head dim, {num_heads} x {head_dim}, got {embedding}")
-        head_dim_qk = known.get("head_dim_qk") or self.default_head_dim_qk(head_dim)
+        head_dim_qk = known.get("head_dim_qk") or self.state_dim or max(1, int(head_dim * self.qk_ratio))
         return {"num_heads": num_heads, "head_dim_qk": head_dim_qk, "head_dim_v": head_dim}
 
     def modes_of(self, target: Counted) -> tuple[str, ...]:
@@ -335,7 +330,7 @@ class Operation:
 
 def width_of(sizes: Mapping[str, int]) -> int:
     """Return the width of a problem: heads x value head dim, channels or input columns."""
-    return sizes.get("channels") or sizes.get("d_model") or sizes["num_heads"] * sizes["head_dim_v"]
+    return sizes.get("channels") or sizes.get("d_model") or sizes.get("num_heads", 0) * sizes.get("head_dim_v", 0)
 
 
 def matches_version(version: str | None, specifier: str) -> bool:

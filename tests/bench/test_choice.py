@@ -15,8 +15,8 @@ from lrbench.analysis.model.runtime_model import model_time_ms
 from lrbench.bench.show import choice
 from lrbench.cli import OneProblem
 from lrbench.kernels.baselines import get_operation
+from lrbench.kernels.baselines.published import MODELS, problem_sizes
 from lrbench.kernels.common.spec import width_of
-from lrbench.kernels.published import MODELS, problem_sizes
 from lrbench.results.schema import Record
 from lrbench.tests.results.test_store import RECORD
 
@@ -90,7 +90,7 @@ def test_the_same_problem_has_the_same_number(problem: OneProblem, gpu: str) -> 
 def beside_others(question: choice.Question) -> None:
     """Check that another operation is asked about as if it were the question: the same tokens, width and rows."""
     for other in choice.beside(question, None):
-        of_all = {"mode": question.mode, "batch": question.sizes["batch"], "seq_len": question.length}
+        of_all: dict[str, Any] = {"mode": question.mode, "batch": question.sizes["batch"], "seq_len": question.length}
         assert other.sizes == problem_sizes(other.op, **of_all, embedding=width_of(question.sizes))
         assert (other.rows, other.fits, other.length) == (question.rows, question.fits, question.length)
 

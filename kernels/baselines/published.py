@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
-from ..results.arguments import one_of
-from . import FAMILIES
-from .baselines import get_operation
+from ...results.arguments import one_of
+from .. import FAMILIES
+from . import get_operation
 
 
 def _heads(num_heads: int, head_dim_qk: int, head_dim_v: int) -> dict[str, int]:
@@ -22,14 +21,10 @@ def _llama(num_heads: int, d_model: int, d_ff: int) -> dict[str, dict[str, int]]
     return {"attention": _heads(num_heads, 128, 128), "gated_mlp": {"d_model": d_model, "d_ff": d_ff}}
 
 
-BATCH, LENGTH = 8, 8192
-"""Of a problem that names none."""
-
 MODELS: Mapping[str, Mapping[str, Mapping[str, int]]] = {
     # xLSTM 7B (arXiv 2503.13427), the configuration of NX-AI/xLSTM-7b. Its gate is exp; TFLA proposes sig for it.
     "xlstm-7b": dict.fromkeys(("mlstm_exp", "mlstm_sig"), _heads(8, 256, 512)),
     # state-spaces/mamba2-*: twice the model dim, heads of 64, state 128 (Dao and Gu 2024, appendix D).
-    "mamba2-130m": {"mamba2_ssd": _heads(24, 128, 64)},
     "mamba2-1.3b": {"mamba2_ssd": _heads(64, 128, 64)},
     "mamba2-2.7b": {"mamba2_ssd": _heads(80, 128, 64)},
     # state-spaces/mamba-2.8b: twice the model dim, state 16.
@@ -45,7 +40,6 @@ MODELS: Mapping[str, Mapping[str, Mapping[str, int]]] = {
     "rwkv4-169m": {"wkv4": _channels(768)},
     "rwkv4-1.5b": {"wkv4": _channels(2048)},
     "rwkv4-7b": {"wkv4": _channels(4096)},
-    "rwkv4-14b": {"wkv4": _channels(5120)},
     # The Llama 3 Herd of Models (2024), table 3: query heads.
     "llama3-8b": _llama(32, 4096, 14336),
     "llama3-70b": _llama(64, 8192, 28672),
@@ -65,8 +59,8 @@ def problem_sizes(
     *,
     mode: str = "fw",
     like: str | None = None,
-    batch: int = BATCH,
-    seq_len: int = LENGTH,
+    batch: int = 8,
+    seq_len: int = 8192,
     embedding: int | None = None,
     **given: int | None,
 ) -> dict[str, int]:
@@ -77,7 +71,7 @@ def problem_sizes(
     Args:
         like: a model of :data:`MODELS` whose sizes are taken, in place of ``embedding`` and ``given``.
         seq_len: the length; of a decoding step, whose own is 1, the context of an operation that reads one.
-        embedding, given: as :meth:`.common.spec.Operation.sizes_at` takes them.
+        embedding, given: as :meth:`..common.spec.Operation.sizes_at` takes them.
 
     Raises:
         ValueError: an unknown model or one without the operation, sizes that contradict one another or the model.
@@ -92,5 +86,6 @@ def problem_sizes(
             if size is not None:
                 name = "head_dim" if name == "head_dim_v" else name
                 raise ValueError(f"{name} must be left out beside --like {like}, got {size}")
-    step: dict[str, Any] = {"seq_len": 1, **({"context": seq_len} if operation.cache else {})}
-    return {"batch": batch, **(step if mode == "step" else {"seq_len": seq_len}), **own}
+    if mode != "step":
+        return {"batch": batch, "seq_len": seq_len, **own}
+    return {"batch": batch, "seq_len": 1, **({"context": seq_len} if operation.cache else {}), **own}
