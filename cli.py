@@ -315,21 +315,27 @@ class Axes:
 
 
 @dataclass(frozen=True, kw_only=True)
-class HeadsProblem:
-    """One problem of an operation with heads, for chunk-size; the other commands take those of every operation."""
+class OneProblem:
+    """The problem that count, best, predict and chunk-size answer about."""
 
     op: Annotated[str | None, field("Operation [the family's first].")]
     mode: Annotated[str, field("fw, bw, fwbw or step.", default="fw")]
+    like: Annotated[
+        str | None, field("Sizes of a published model: mamba2-2.7b, xlstm-7b, ... [the operation's authors'].")
+    ]
     seq_len: Annotated[
         int, size("Sequence length; 8k = 8192. Of mode step the context.", also=("--context",), default="8k")
     ]
     batch: Annotated[int, size("Batch.", default="8")]
-    embedding: Annotated[int | None, size("Heads x value head dim; channels; model dim [4096].")]
-    num_heads: Annotated[int | None, size("Heads [embedding / head dim; count: 1].")]
-    head_dim: Annotated[int | None, size("Value head dim [256].")]
+    embedding: Annotated[int | None, size("Heads x value head dim; channels; model dim [4096; RG-LRU 1024, WKV 2048].")]
+    num_heads: Annotated[int | None, size("Heads [embedding / head dim].")]
+    head_dim: Annotated[int | None, size("Value head dim [embedding / heads; without heads the authors'].")]
     head_dim_qk: Annotated[
-        int | None, size("Query-key head dim, the state's size [half for mLSTM, else equal].", also=("--state-size",))
+        int | None, size("Query-key head dim, the state's size [the authors' share].", also=("--state-size",))
     ]
+    channels: Annotated[int | None, size("Channels, of operations without heads [embedding].")]
+    d_model: Annotated[int | None, size("Input columns of a gated MLP [embedding].")]
+    d_ff: Annotated[int | None, size("Output columns of a gated MLP [3.5 d_model].")]
     dtype: Annotated[
         str | None,
         field("Dtype of the inputs: bf16, fp16, fp32, fp64 [bf16; fp16 if the GPU has no bf16; fp32 on a CPU]."),
@@ -339,7 +345,11 @@ class HeadsProblem:
     def operation(self, kernel: str | None) -> str:
         """Return the operation meant."""
         from .bench.show.inventory import counted_operation
+        from .kernels import FAMILIES
+        from .kernels.baselines.published import model_operation
 
+        if self.like is not None and self.op is None and (kernel is None or kernel in FAMILIES):
+            kernel = model_operation(self.like, kernel) or kernel
         return counted_operation(kernel or self.op or "tfla", self.op)
 
     def operations(self, kernel: str | None) -> tuple[str, ...] | None:
@@ -350,52 +360,27 @@ class HeadsProblem:
             return FAMILIES.get(kernel or "")
         return (self.operation(kernel),)
 
-    def sizes(self, op: str) -> dict[str, int]:
-        """Return every size by its column's name."""
-        from .kernels.baselines import get_operation
-
-        operation = get_operation(op)
-        for name in ("head_dim", "num_heads", "head_dim_qk", "channels", "d_model", "d_ff"):
-            column = "head_dim_v" if name == "head_dim" else name
-            if getattr(self, name, None) is not None and column not in operation.sizes:
-                raise ValueError(f"--{name.replace('_', '-')} does not apply to {op}: {', '.join(operation.sizes)} do")
-        head_dim = self.head_dim or 256
-        num_heads = self.num_heads or max(1, (self.embedding or 4096) // head_dim)
-        if self.embedding and "head_dim_v" in operation.sizes and num_heads * head_dim != self.embedding:
-            raise ValueError(f"embedding must be heads x value dim, {num_heads} x {head_dim}, got {self.embedding}")
-        qk = self.head_dim_qk or operation.default_head_dim_qk(head_dim)
-        heads = {"num_heads": num_heads, "head_dim_qk": qk, "head_dim_v": head_dim}
-        return {"batch": self.batch, "seq_len": self.seq_len, **heads}
+    def given(self) -> dict[str, Any]:
+        """Return what :func:`.kernels.baselines.published.problem_sizes` takes."""
+        others = ("op", "dtype", "state_dtype", "head_dim")
+        return {name: size for name, size in vars(self).items() if name not in others} | {"head_dim_v": self.head_dim}
 
     def ask(
         self, kernel: str | None, accelerator: Accelerator, results: Sequence[Path] | None, **more: Any
     ) -> Question:
         """Return the question of commands that answer from results."""
         from .analysis.model.answers import ask
+        from .kernels.baselines.published import problem_sizes
 
-        op, state_dtype = self.operation(kernel), self.state_dtype
-        more |= {"mode": self.mode, "dtype": self.dtype or accelerator.usual_dtype, "accelerator": accelerator}
-        question = ask(op, sizes=self.sizes(op), results=results or (), state_dtype=state_dtype, **more)
+        op, length = self.operation(kernel), self.seq_len
+        more |= {"mode": self.mode, "dtype": self.dtype or accelerator.usual_dtype, "state_dtype": self.state_dtype}
+        sizes = problem_sizes(op, **self.given())
+        question = ask(op, sizes, accelerator=accelerator, results=results or (), length=length, **more)
         if question.stands_in:
             note(f"no rows of {self.mode} {question.dtype}: times are estimated from rows of {question.stands_in}")
         if vendor := question.without_vendor:
             note(f"no row of {vendor}'s GPUs stands behind times of {accelerator.key}: they may be far off")
         return question
-
-
-@dataclass(frozen=True, kw_only=True)
-class AnyProblem(HeadsProblem):
-    """One problem of any operation."""
-
-    channels: Annotated[int | None, size("Channels, of operations without heads [embedding, else 1024].")]
-    d_model: Annotated[int | None, size("Input columns of a gated MLP [embedding].")]
-    d_ff: Annotated[int | None, size("Output columns of a gated MLP [3.5 d_model].")]
-
-    def sizes(self, op: str) -> dict[str, int]:
-        """Return every size by its column's name."""
-        d_model = self.d_model or self.embedding or 4096
-        own = {"d_model": d_model, "d_ff": self.d_ff or 7 * d_model // 2}
-        return super().sizes(op) | own | {"channels": self.channels or self.embedding or 1024}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -640,9 +625,9 @@ def bars(
     raise typer.Exit(int(any(verdict["outcome"] != "held" for verdict in verdicts)))
 
 
-@command(EXPLAIN, "count mlstm_sig --seq-len 8k --chunk-size 256", batch="1")
+@command(EXPLAIN, "count mlstm_sig --seq-len 8k --chunk-size 256")
 def count(
-    problem: AnyProblem,
+    problem: OneProblem,
     kernel: Kernel = None,
     formulation: Annotated[
         str | None, option("chunkwise, walk, parallel, scan, fused, ... [the operation's first].")
@@ -663,6 +648,7 @@ def count(
     from .analysis import counts
     from .bench.show import display
     from .bench.show.shown import count_in_words, count_rows
+    from .kernels.baselines.published import problem_sizes
 
     operation = problem.operation(kernel)
     chosen = formulation or counts.default_formulation(operation, problem.mode)
@@ -670,9 +656,7 @@ def count(
     if chunk_size is not None and not chunked:
         raise ValueError(f"chunk_size must be left out for {operation} {chosen} {problem.mode}, got {chunk_size!r}")
     chunk = min(128, problem.seq_len) if chunk_size is None else parse_size(chunk_size, "chunk_size")
-    sizes: dict[str, Any] = problem.sizes(operation) | {"chunk_size": chunk if chunked else None}
-    if not (problem.num_heads or problem.embedding):
-        sizes["num_heads"] = 1
+    sizes: dict[str, Any] = problem_sizes(operation, **problem.given()) | {"chunk_size": chunk if chunked else None}
     dtype = problem.dtype or "bf16"
     dtypes: dict[str, Any] = {"dtype": dtype, "state_dtype": problem.state_dtype}
     result = counts.count(
@@ -686,33 +670,37 @@ def count(
 
 @command(EXPLAIN, "best --gpu h100 --seq-len 8k --embedding 4096 --mode fwbw")
 def best(
-    problem: AnyProblem,
+    problem: OneProblem,
     kernel: Kernel = None,
     gpu: Gpu = None,
     results: Fitted = None,
     roofs: RoofChoice = "spec",
-    every: Annotated[bool, option("All kernels of other operations, not only the fastest of each.", "--all")] = False,
+    other_math: Annotated[
+        bool, field("Also the fastest kernel of every other operation, at equal tokens and embedding dim.")
+    ] = False,
+    every: Annotated[bool, option("--other-math, and all kernels of these operations.", "--all")] = False,
     format: Format = "table",
 ) -> None:
     """Rank the kernels for a problem, each at its best chunk length, by measured time or upper bound."""
     from .bench.show import choice, display
 
     question = problem.ask(kernel, _accelerator(gpu, roofs), results, roofs=roofs)
-    rows = choice.ranking(question, every=every, head_dim_qk=problem.head_dim_qk)
+    others = list(choice.beside(question, problem.head_dim_qk)) if other_math or every else []
+    rows = choice.ranking(question, others, every=every)
     if format != "table":
         display.show(rows, format)
         return
+    print(question.in_words)
     print(choice.ranking_answer(rows))
     if said := choice.versions_answer(next(row for row in rows if row["same_math"]), rows):
         print(said)
     display.show(choice.ranking_columns(rows), format)
-    others = choice.beside(question, problem.head_dim_qk)
-    note(*choice.ranking_notes(rows, choice.not_there([question, *others])))
+    note(*choice.ranking_notes(question, rows, choice.not_there([question, *others])))
 
 
 @command(EXPLAIN, "chunk-size mlstm_sig --gpu h200 --seq-len 64k")
 def chunk_size(
-    problem: HeadsProblem,
+    problem: OneProblem,
     kernel: Kernel = None,
     gpu: Gpu = None,
     causal_factor: CausalFactor = None,
@@ -737,6 +725,7 @@ def chunk_size(
         display.show({**report, "accelerator_part": accelerator.part, "roofs": roofs}, format)
         return
     if format == "table":
+        print(question.in_words)
         print(answers.chunk_size_answer(report, question.fit(chosen)[1]))
     brief = format == "table" and not every
     display.show(answers.chunk_size_columns(report) if brief else report["candidates"], format)
@@ -746,7 +735,7 @@ def chunk_size(
 
 @command(EXPLAIN, "predict mlstm_sig --gpu b200 --seq-len 8k")
 def predict(
-    problem: AnyProblem,
+    problem: OneProblem,
     kernel: Kernel = None,
     impl: Annotated[str | None, option("Implementation [ours that `lrbench best` ranks first].")] = None,
     gpu: Gpu = None,
@@ -786,6 +775,7 @@ def predict(
     if format != "table":
         display.show(row if format == "json" else [row], format)
         return
+    print(question.in_words)
     print(prediction_in_words(row))
     if said := choice.versions_answer(row):
         print(said)

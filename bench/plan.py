@@ -363,17 +363,16 @@ def _widths(request: Request, preset: Preset, operation: Operation) -> Iterable[
     if "d_model" in operation.sizes:
         known = dict(preset.matrices)
         for d_model in request.d_models or known:
-            # Llama's d_ff is 3.5 times its d_model.
-            for d_ff in request.d_ffs or (known.get(d_model) or 7 * d_model // 2,):
-                yield {"d_model": d_model, "d_ff": d_ff}
+            for d_ff in request.d_ffs or (known.get(d_model),):
+                yield operation.sizes_at(d_model=d_model, d_ff=d_ff)
     elif "head_dim_v" in operation.sizes:
         for head_dim_v in request.head_dims or preset.head_dims:
             num_heads = request.num_heads or max(1, preset.embedding_dim // head_dim_v)
-            for head_dim_qk in request.head_dims_qk or (operation.default_head_dim_qk(head_dim_v),):
-                yield {"num_heads": num_heads, "head_dim_qk": head_dim_qk, "head_dim_v": head_dim_v}
+            for head_dim_qk in request.head_dims_qk or (None,):
+                yield operation.sizes_at(num_heads=num_heads, head_dim_qk=head_dim_qk, head_dim_v=head_dim_v)
     else:
         for channels in request.channels or preset.channels:
-            yield {"channels": channels}
+            yield operation.sizes_at(channels=channels)
 
 
 def drop_covered(chunk_sizes: Sequence[int], seq_len: int) -> list[int]:

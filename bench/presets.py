@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..kernels.baselines.published import MODELS
 from ..results.arguments import one_of
 from ..results.toml_tables import read_toml
 
-LLAMA = ((4096, 14336), (8192, 28672), (16384, 53248))
-"""(d_model, d_ff) of Llama 3 8B, 70B and 405B."""
+_MLPS = (ops["gated_mlp"] for ops in MODELS.values() if "gated_mlp" in ops)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +47,7 @@ class Preset:
     head_dims: tuple[int, ...] = (64, 128, 256, 512)
     chunk_sizes: tuple[int, ...] = (64, 128, 256, 512, 1024)
     channels: tuple[int, ...] = (1024, 4096)
-    matrices: tuple[tuple[int, int], ...] = LLAMA
+    matrices: tuple[tuple[int, int], ...] = tuple((sizes["d_model"], sizes["d_ff"]) for sizes in _MLPS)
     modes: tuple[str, ...] = ("fw", "fwbw")
     tokens: int = 65536
     batch: int | None = None

@@ -26,6 +26,9 @@ OPERATION = scalar_decay_operation(
     summary="Mamba-2 SSD core: scalar A per head, groups of B and C, without the D skip and the gate",
     arguments=("x", "dt", "A", "B", "C"),
     differentiable=("x", "dt", "A", "B", "C"),
+    # The defaults of the Mamba2 layer.
+    head_dim=64,
+    state_dim=128,
 )
 
 

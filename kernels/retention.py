@@ -24,6 +24,9 @@ OPERATION = scalar_decay_operation(
     summary="linear attention with a fixed decay per head",
     arguments=("q", "k", "v", "slope"),
     differentiable=("q", "k", "v"),
+    # As its paper has them.
+    head_dim=512,
+    qk_ratio=0.5,
 )
 
 

@@ -8,13 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...kernels.baselines import get_implementation, get_operation, why_unsupported
+from ...kernels.baselines import get_implementation, why_unsupported
 from ...kernels.scalar_decay.declare import FUSED_CHUNK
 from ...results.arguments import one_of, parse_size
+from ...results.schema import CASE_COLUMNS
+from ...results.select import describe_sizes
 from ...results.store import committed_results
 from ..accelerators.accelerator import ACCELERATORS
 from ..counts import count, count_case, formulation_of, is_chunked
-from ..counts.formulations import MODES, has_heads, sizes_of, state_dtype_of
+from ..counts.formulations import MODES, state_dtype_of
 from ..counts.model import DTYPE_BYTES
 from .chunk_size import check_chunkwise, chunks_taken, coefficients, too_short
 from .fit import Fit, Fits, Row
@@ -31,9 +33,8 @@ class Question:
     """A problem of an operation on an accelerator, and the measured rows that it is answered from.
 
     Attributes:
-        sizes: batch, seq_len and those that the operation has, without a chunk length; of a decoding step as its rows
-            have them.
-        context: tokens that a decoding step has behind it with its own; None in the other modes.
+        sizes: those that the operation has, without a chunk length, of a decoding step as its rows have them.
+        length: of a decoding step the tokens behind it, with its own; else None will do.
         rows: measured rows of the mode and dtype, as :func:`.prediction.stored_rows` returns them.
         wrong: those whose results were incorrect.
         fits: models fitted to the rows; None: bounds are taken.
@@ -47,13 +48,19 @@ class Question:
     accelerator: Accelerator
     rows: Sequence[Row]
     wrong: Sequence[Row] = ()
-    context: int | None = None
+    length: int | None = None
     fits: Fits | None = None
 
     def fit(self, impl: str) -> tuple[Fit | None, int]:
         """Return the model fitted to an implementation's rows, None where there is none, and the number of rows."""
         own = sum((row["op"], row["impl"]) == (self.op, impl) and not row["noise"] for row in self.rows)
         return (self.fits.of(self.op, impl), own) if self.fits else (None, 0)
+
+    @property
+    def in_words(self) -> str:
+        """The problem: operation, mode, sizes and dtypes."""
+        columns = {"dtype": self.dtype, "state_dtype": self.state_dtype, **self.sizes}
+        return f"{self.op} {self.mode} {describe_sizes(dict.fromkeys(CASE_COLUMNS) | columns)}"
 
     @property
     def stands_in(self) -> str | None:
@@ -126,21 +133,10 @@ class Question:
         return taken or (seq_len,)
 
 
-def at_context(op: str, sizes: Mapping[str, int], context: int | None) -> dict[str, int]:
-    """Return the sizes of a decoding step of one token, with its context where the operation reads so many.
-
-    Args:
-        context: None in the other modes, whose sizes stay.
-    """
-    if context is None:
-        return dict(sizes)
-    return {**sizes, "seq_len": 1, **({"context": context} if get_operation(op).cache else {})}
-
-
 def ask(
     op: str,
-    *,
     sizes: Mapping[str, int],
+    *,
     results: Sequence[Path] = (),
     mode: str = "fw",
     dtype: str = "bf16",
@@ -148,15 +144,16 @@ def ask(
     accelerator: Accelerator,
     fitted: bool = True,
     roofs: str = "spec",
+    length: int | None = None,
 ) -> Question:
     """Return a question with the rows to answer it from.
 
     Args:
-        sizes: batch, seq_len (the context of a decoding step) and every size that an operation may have; those of
-            ``op`` are taken.
+        sizes: as :func:`.kernels.baselines.published.problem_sizes` returns them, or of a row.
         results: result files and folders; none: the committed ones.
         fitted: whether a model is fitted to the rows.
         roofs: which roofs ``accelerator`` has: spec, measured or a path.
+        length: of :class:`Question`.
 
     Raises:
         ValueError: a mode or dtype that no operation has.
@@ -164,14 +161,11 @@ def ask(
     one_of("mode", mode, MODES)
     for name, value in (("dtype", dtype), ("state_dtype", state_dtype)):
         one_of(name, value, tuple(DTYPE_BYTES))
-    names = ("batch", "seq_len", *(("num_heads",) if has_heads(op) else ()), *sizes_of(op))
-    context = sizes["seq_len"] if mode == "step" else None
-    own = at_context(op, {name: sizes[name] for name in names}, context)
     found = rows_by_status(tuple(results or committed_results()), mode, dtype)
     rows, wrong = (found.get(status, []) for status in ("ok", "incorrect"))
     return Question(
-        op=op, mode=mode, dtype=dtype, state_dtype=state_dtype, sizes=own, accelerator=accelerator, rows=rows,
-        wrong=wrong, context=context, fits=Fits(rows, mode, dtype, accelerator, roofs) if fitted else None,
+        op=op, mode=mode, dtype=dtype, state_dtype=state_dtype, sizes=sizes, accelerator=accelerator, rows=rows,
+        wrong=wrong, length=length, fits=Fits(rows, mode, dtype, accelerator, roofs) if fitted else None,
     )  # fmt: skip
 
 
@@ -311,9 +305,9 @@ def chunk_size_report(
                 "bytes": each.bytes,
                 "intensity": each.intensity,
                 "causal_factor": each.causal_factor,
-                "model_memory_bytes": found.modelled_memory_bytes,
+                "memory_bytes": found.memory_bytes,
                 "measured_ms": row.get("time_ms"),
-                **{name: row.get(name) for name in ("time_ci_low_ms", "time_ci_high_ms", "peak_memory_bytes")},
+                **{name: row.get(name) for name in ("time_ci_low_ms", "time_ci_high_ms")},
             }
         )
     best = best_of(answers)
@@ -326,6 +320,7 @@ def chunk_size_report(
         "op": op,
         "impl": impl,
         "mode": mode,
+        "dtype": dtype,
         "accelerator": accelerator.key,
         "accelerator_intensity": intensity,
         **sizes,
@@ -386,7 +381,7 @@ def chunk_size_answer(report: Mapping[str, Any], rows: int) -> str:
 
 
 def chunk_size_columns(report: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return a row of times and memory, measured and modelled, for each candidate."""
+    """Return a row for each candidate: times, measured and modelled, and memory as :func:`ask` answers it."""
     modelled = (
         {"modelled_ms": "predicted_ms"} if report["fitted"] else {"at_least_ms": "low_ms", "no_overlap_ms": "high_ms"}
     )
@@ -395,8 +390,7 @@ def chunk_size_columns(report: Mapping[str, Any]) -> list[dict[str, Any]]:
             "chunk_size": each["chunk_size"],
             "measured_ms": each["measured_ms"],
             **{title: each[name] for title, name in modelled.items()},
-            "measured_gib": None if each["peak_memory_bytes"] is None else each["peak_memory_bytes"] / 2**30,
-            "modelled_gib": each["model_memory_bytes"] / 2**30,
+            "gib": each["memory_bytes"] / 2**30,
         }
         for each in report["candidates"]
     ]
@@ -409,7 +403,7 @@ def chunk_size_in_words(report: Mapping[str, Any], accelerator: Accelerator) -> 
     lines = [
         f"best for FLOPs: {report['flop_optimal']:.1f}, of the feasible ones {report['flop_optimal_feasible']}",
         f"for the modelled time on {accelerator.part}: {report['runtime_optimal']:.1f}, of the feasible ones "
-        f"{formulation['chunk_size']} ({formulation['model_memory_bytes'] / 2**30:.3g} GiB modelled), by the chunkwise "
+        f"{formulation['chunk_size']} ({formulation['memory_bytes'] / 2**30:.3g} GiB), by the chunkwise "
         "formulation",
     ]
     if fitted is not None:

@@ -217,16 +217,7 @@ class Answer:
         measured = self.measured["peak_memory_bytes"] if self.measured else None
         if measured is not None:
             return float(measured)
-        return _memory_ratio(self.case, self.rows) * self.modelled_memory_bytes
-
-    @property
-    def modelled_memory_bytes(self) -> float:
-        """Return the bytes alive at the peak of a pass: its inputs and outputs once, and every chunk's state.
-
-        A backward pass holds the gradients of the states as well and, where a chunk is walked tile by tile, the states
-        at the anchors. What the states take falls with the chunk length (TFLA paper, figure 6).
-        """
-        return _modelled_memory(self.case)
+        return _memory_ratio(self.case, self.rows) * _modelled_memory(self.case)
 
     @property
     def does_not_fit(self) -> str | None:
@@ -251,6 +242,11 @@ def _parts(version: str) -> list[int]:
 
 
 def _modelled_memory(case: Query) -> float:
+    """Return the bytes alive at the peak of a pass: its inputs and outputs once, and every chunk's state.
+
+    A backward pass holds the gradients of the states as well and, where a chunk is walked tile by tile, the states at
+    the anchors. What the states take falls with the chunk length (TFLA paper, figure 6).
+    """
     last = count_case(*case._replace(mode="bw" if case.mode == "fwbw" else case.mode))
     assert last is not None, "a case of another mode would not have been predicted"
     states = last.byte_parts.get("recurrent store", 0.0)

@@ -4,22 +4,28 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from operator import attrgetter
 from typing import Any
 
 from ... import kernels
+from ...analysis.accelerators.known import get_accelerator
 from ...analysis.counts import FORMULATIONS, count_case
-from ...analysis.model.answers import Question, at_context, prediction
+from ...analysis.model.answers import Question, ask, prediction
 from ...analysis.model.prediction import Answer, measured_on
 from ...analysis.model.runtime_model import roofline_fraction
 from ...kernels import baselines
 from ...kernels.baselines import get_implementation, get_operation
+from ...kernels.baselines.published import problem_sizes
 from ...kernels.baselines.spec import Baseline
-from ...kernels.common.spec import Implementation
+from ...kernels.common.spec import Implementation, width_of
 from ...results.arguments import one_of
-from ...results.schema import Case
-from ...results.select import short_size
+from ...results.schema import Case, Record
+from ...results.select import grouped, short_size
 
 Known = Implementation | Baseline
+
+MARKS = {"measured": "", "fitted": "~", "bound": ">"}
+"""Where a time comes from -> what stands before it."""
 
 
 def runnable(question: Question) -> list[str]:
@@ -133,40 +139,72 @@ def implementation(question: Question, impl: str | None, *, chunked: bool = Fals
     return impl
 
 
+def expected(records: Iterable[Record]) -> list[tuple[Record, str]]:
+    """Return what our fastest kernel takes on the accelerator that --gpu named, where another device was measured.
+
+    Returns:
+        a record for each problem, whose implementation says which kernel and where, and what stands before its time:
+        nothing of a measured one, "~" of a predicted one, ">" of a lower bound.
+    """
+    found = []
+    elsewhere = (
+        r for r in records if r.accelerator not in (None, r.device_accelerator) and r.model_time_ms is not None
+    )
+    for (op, mode, dtype, key), here in grouped(elsewhere, attrgetter("op", "mode", "dtype", "accelerator")).items():
+        question = ask(op, {}, mode=mode, dtype=dtype, accelerator=get_accelerator(key))
+        for r in {r.problem_sizes: r for r in here}.values():
+            try:
+                answer = default_answer(dataclasses.replace(question, sizes=dict(r.problem_sizes)))
+            except ValueError:
+                # Nothing computes it there.
+                continue
+            shown = dataclasses.replace(
+                r, impl=f"({answer.case.impl} on {key})", time_ms=answer.time_ms or answer.interval_ms[0],
+                chunk_size=answer.chunk_size, state_dtype=None, suspect=None, noise=None,
+            )  # fmt: skip
+            found.append((shown, MARKS[answer.basis]))
+    return found
+
+
+def default_answer(question: Question) -> Answer:
+    """Return what `lrbench predict` answers where neither implementation nor chunk length is named."""
+    return question.answer(implementation(question, None))
+
+
 def beside(question: Question, head_dim_qk: int | None) -> Iterator[Question]:
     """Yield the question for other mathematics: operations of the same family, and of its baselines.
 
-    Batch, tokens and embedding dim are the same; heads and head dims are those of the baseline's authors, if it has a
-    plan of its own.
+    Batch, tokens and embedding dim are the same, heads and head dims those of its authors: what is asked where these
+    are all that is given.
 
     Args:
         head_dim_qk: query-key head dim of the family's operations; None is each one's own.
     """
     kernel = get_operation(question.op).kernel
-    family, compared = kernels.FAMILIES.get(kernel, ()), baselines.baselines_for(kernel)
-    planned = {each.op: each for each in reversed(compared) if each.plan or each.op not in family}
-    for op in dict.fromkeys((*family, *planned)):
-        if op == question.op or op not in FORMULATIONS:
-            continue
-        sizes = dict(baselines.plan_sizes(planned[op], question.sizes)[0] if op in planned else question.sizes)
-        sizes.pop("chunk_size", None)
-        if op not in planned and "head_dim_v" in sizes:
-            sizes["head_dim_qk"] = head_dim_qk or get_operation(op).default_head_dim_qk(sizes["head_dim_v"])
-        yield dataclasses.replace(question, op=op, sizes=at_context(op, sizes, question.context))
+    family = kernels.FAMILIES.get(kernel, ())
+    length = question.length or question.sizes["seq_len"]
+    for op in dict.fromkeys((*family, *(each.op for each in baselines.baselines_for(kernel)))):
+        if op != question.op and op in FORMULATIONS:
+            qk = head_dim_qk if op in family else None
+            sizes = problem_sizes(
+                op, mode=question.mode, batch=question.sizes["batch"], seq_len=length,
+                embedding=width_of(question.sizes), head_dim_qk=qk,
+            )  # fmt: skip
+            yield dataclasses.replace(question, op=op, sizes=sizes)
 
 
-def ranking(question: Question, *, every: bool, head_dim_qk: int | None = None) -> list[dict[str, Any]]:
+def ranking(question: Question, others: Iterable[Question] = (), *, every: bool = False) -> list[dict[str, Any]]:
     """Return a row per kernel for a problem, first the fastest (:meth:`.prediction.Answer.order`).
 
     Args:
-        every: every kernel of other mathematics; else the fastest of each operation.
-        head_dim_qk: as :func:`beside`.
+        others: questions of other mathematics to rank as well.
+        every: every kernel of these; else the fastest of each.
 
     Raises:
         ValueError: nothing computes the operation itself there.
     """
     found = [(each, question) for each in ranked(question)]
-    for other in beside(question, head_dim_qk):
+    for other in others:
         try:
             found += [(each, other) for each in ranked(other)[: None if every else 1]]
         except ValueError:
@@ -266,11 +304,11 @@ def ranking_columns(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         if row["does_not_fit"]:
             continue
         measured, bound, heads = row["basis"] == "measured", row["basis"] == "bound", _heads(row)
-        time = f">{_short(row['low_ms'])}" if bound else f"{'' if measured else '~'}{_short(row['time_ms'])}"
+        time = MARKS[row["basis"]] + _short(row["low_ms"] if bound else row["time_ms"])
         shown.append(
             {
                 "kernel": _name(row) + ("" if row["installed"] else " *"),
-                "math": "same" if row["same_math"] else "other",
+                "same": "yes" if row["same_math"] else "no",
                 "heads": None if heads == asked else heads,
                 "chunk": row["chunk_size"] and short_size(row["chunk_size"]),
                 "ms": time,
@@ -280,6 +318,7 @@ def ranking_columns(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
             }
         )
     empty = [name for name in ("heads", "chunk") if all(each[name] is None for each in shown)]
+    empty += ["same"] if all(row["same_math"] for row in rows) else []
     return [{name: value for name, value in each.items() if name not in empty} for each in shown]
 
 
@@ -301,10 +340,20 @@ def _heads(row: Mapping[str, Any]) -> str | None:
     return "/".join(dims) if len(dims) > 1 else f"{row['num_heads']}x{row['head_dim_v']}"
 
 
-def ranking_notes(rows: Sequence[Mapping[str, Any]], elsewhere: Sequence[str]) -> list[str]:
+def _why_unanswered(question: Question, impl: str) -> str | None:
+    try:
+        question.answer(impl)
+    except ValueError as error:
+        return str(error).removeprefix(f"{question.op} ")
+    return None
+
+
+def ranking_notes(question: Question, rows: Sequence[Mapping[str, Any]], elsewhere: Sequence[str]) -> list[str]:
     """Return what a ranking leaves out and what its marks mean, a line each.
 
     Args:
+        question: what was asked.
+        rows: of :func:`ranking`.
         elsewhere: kernels that do not run on such an accelerator.
     """
     where, large = rows[0]["accelerator"], [row for row in rows if row["does_not_fit"]]
@@ -314,6 +363,14 @@ def ranking_notes(rows: Sequence[Mapping[str, Any]], elsewhere: Sequence[str]) -
         capacity = str(large[0]["does_not_fit"]).partition(" (")[0]
         names = (f"{_name(row)} {row['memory_bytes'] / 1e9:.3g}" for row in large)
         lines.append(f"{capacity}: {', '.join(names)}")
+    basis = {row["impl"]: row["basis"] for row in rows if row["same_math"]}
+    here = {"op": question.op, "device_accelerator": question.accelerator.key}
+    known = {row["impl"] for row in question.rows if here.items() <= row.items() and "stands_in" not in row}
+    able = runnable(question)
+    if others := [impl for impl in able if impl in known and basis.get(impl) != "measured"]:
+        lines.append(f"measured on {where} at other sizes only: {', '.join(others)}")
+    if refused := [why for impl in able if impl not in basis and (why := _why_unanswered(question, impl))]:
+        lines.append("left out: " + "; ".join(refused))
     if elsewhere:
         number = f"{len(elsewhere)} kernel{'s' if len(elsewhere) > 1 else ''}"
         lines.append(f"not known to run on {where}: {number} ({', '.join(elsewhere)})")

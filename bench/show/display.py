@@ -10,7 +10,7 @@ import sys
 import textwrap
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from operator import itemgetter
 from typing import Any
 
@@ -25,9 +25,6 @@ from ..worker.noise import commonest
 from ..worker.sustained import NOT_SUSTAINED
 
 MAX_REASONS = 30
-
-MODEL_OF = "(model of "
-"""What the implementation of a row of modelled times begins with."""
 
 GAP = 2
 """Blanks between the columns of a table."""
@@ -163,38 +160,35 @@ def best_tables(records: Sequence[Record]) -> list[tuple[str, list[Row]]]:
     Columns are sequence lengths, of decoding steps contexts; rows name the batch where a column has several.
     A cell holds the median time in ms and the chunk length it was reached with, marked ``?`` where it is suspect and
     ``~`` where the machine was busy. Where ``--gpu`` named another device than the measured one, an operation's last
-    row is the runtime model's time there, at the chunk length best for it.
+    row is what `lrbench predict` answers for it (:func:`.choice.expected`).
     """
+    from .choice import expected
+
     timed = [record for record in records if record.time_ms is not None]
-    modelled = [
-        replace(
-            r, impl=f"{MODEL_OF}{r.accelerator})", time_ms=r.model_time_ms, state_dtype=None, suspect=None, noise=None
-        )
-        for r in timed
-        if r.model_time_ms is not None and r.accelerator != r.device_accelerator
-    ]
     tables: list[tuple[str, list[Row]]] = []
-    for (mode, dtype), here in grouped([*timed, *modelled], lambda r: (r.mode, r.dtype)).items():
+    marked = [*((record, "") for record in timed), *expected(timed)]
+    for (mode, dtype), pairs in grouped(marked, lambda pair: (pair[0].mode, pair[0].dtype)).items():
+        here = [record for record, _ in pairs]
         rows: dict[tuple[Any, ...], dict[str, Any]] = {}
         several = len({(r.seq_len, r.batch) for r in here}) > len({r.seq_len for r in here})
-        best: dict[tuple[Any, ...], Record] = {}
-        for r in sorted(here, key=lambda r: r.time_ms or 0.0):
+        best: dict[tuple[Any, ...], tuple[Record, str]] = {}
+        for r, mark in sorted(pairs, key=lambda pair: pair[0].time_ms or 0.0):
             # Without a context the column of a step is 0.
             column = (r.context if mode == "step" else r.seq_len) or 0
-            best.setdefault((r.op, r.impl, several and r.batch, _size(r), r.state_dtype, column), r)
+            best.setdefault((r.op, r.impl, several and r.batch, _size(r), r.state_dtype, column), (r, mark))
         columns = dict.fromkeys(map(_column_title, sorted({key[-1] for key in best})))
         for key in sorted(best, key=_place):
-            record = best[key]
+            record, mark = best[key]
             states = f" ({record.state_dtype} states)" if record.state_dtype not in (None, "fp32") else ""
             named = {"operation": record.op, "implementation": record.impl + states}
             row = rows.setdefault(key[:-1], {**named, "size": _size(record, batch=several), **columns})
             chunk = f" @{record.chunk_size}" if record.chunk_size else ""
             marks = " ?" * bool(record.suspect) + " ~" * bool(record.noise)
-            row[_column_title(key[-1])] = f"{record.time_ms:.4g}{chunk}{marks}"
-        tokens = {(r.batch or 1) * (r.seq_len or 1) for r in best.values()}
+            row[_column_title(key[-1])] = f"{mark}{record.time_ms:.4g}{chunk}{marks}"
+        tokens = {(r.batch or 1) * (r.seq_len or 1) for r, _ in best.values()}
         at = f" at {tokens.pop():,} tokens" if len(tokens) == 1 else ""
-        chunked = " @ best chunk" if any(record.chunk_size for record in best.values()) else ""
-        axis = "sequence length" if any(record.d_model is None for record in best.values()) else "tokens"
+        chunked = " @ best chunk" if any(record.chunk_size for record, _ in best.values()) else ""
+        axis = "sequence length" if any(record.d_model is None for record in here) else "tokens"
         if mode == "step":
             axis, at = "context", at.replace("tokens", "sequences")
         title = f"{MODE_NAMES[mode]}, {dtype}{'' if axis == 'tokens' else at}: ms{chunked}, by {axis}"
@@ -221,9 +215,9 @@ def sustained_rows(records: Sequence[Record]) -> list[Row]:
 
 
 def _place(key: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return where the row of (op, impl, batch, size, state dtype, column) comes: mLSTM first, models last."""
+    """Return where the row of (op, impl, batch, size, state dtype, column) comes: mLSTM first, other devices last."""
     op, impl, *sizes, _, column = key
-    return op not in {"mlstm_sig", "mlstm_exp"}, op, sizes, impl.startswith(MODEL_OF), impl, column
+    return op not in {"mlstm_sig", "mlstm_exp"}, op, sizes, impl.startswith("("), impl, column
 
 
 def _column_title(column: int) -> str:

@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, Any
 from ...analysis.check import compare, findings, matrix
 from ...analysis.check.compare import Comparison
 from ...analysis.check.regression import CheckResult, summary
-from ...analysis.model.answers import at_context
-from ...kernels.baselines import get_operation
 from ...results.schema import CASE_COLUMNS, ProfileRow
 from ...results.select import Row, describe_sizes, grouped
 from .. import note
@@ -165,11 +163,9 @@ def count_in_words(result: Count, columns: Mapping[str, Any]) -> str:
     """Return a count in a line: of which problem, and what it comes to.
 
     Args:
-        columns: sizes and dtypes, of which those that the operation has are said.
+        columns: sizes and dtypes.
     """
-    own = {*get_operation(result.op).sizes, "context", "chunk_size", "dtype", "state_dtype"}
-    of_mode = at_context(result.op, columns, columns["seq_len"] if result.mode == "step" else None)
-    problem = describe_sizes({**dict.fromkeys(CASE_COLUMNS), **{n: of for n, of in of_mode.items() if n in own}})
+    problem = describe_sizes({**dict.fromkeys(CASE_COLUMNS), **columns})
     factor = "" if result.causal_factor is None else f", causal factor {result.causal_factor}"
     return (
         f"{result.op} {result.formulation} {result.mode} {problem}: {result.flops:.4g} FLOPs, {result.bytes:.4g} "

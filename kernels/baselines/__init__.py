@@ -2,7 +2,7 @@
 
 A new baseline is one :class:`~.spec.Baseline` in its package's module, with a build function beside it, which spec.py
 describes; a new package is one module added to :data:`BASELINES`. operations.py and references.py have the operations
-that baselines alone compute, plans.py the sizes at which those of another mathematics run.
+that baselines alone compute.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ...results.arguments import one_of
 from ...results.schema import Case
 from .. import FAMILIES
 from .. import get_operation as get_kernel_operation
-from ..common.spec import Implementation, Operation, resolve
+from ..common.spec import Implementation, Operation, width_of
 from . import (
     accelerated_scans,
     flash_attention,
@@ -140,10 +140,10 @@ def plan_sizes(
         Size mappings, ``chunk_size`` included where the baseline has a chunk axis. Different sizes of the family can
         give the same mapping (attention's do not depend on the head dim): the caller drops duplicates.
     """
-    if baseline.plan is None or baseline.op == op:
-        planned = {name: size for name, size in sizes.items() if name != "chunk_size"}
-    else:
-        planned = resolve(baseline.plan)(sizes)
+    planned = {name: size for name, size in sizes.items() if name != "chunk_size"}
+    if baseline.own_sizes and baseline.op != op:
+        own = get_operation(baseline.op).sizes_at(width_of(sizes))
+        planned = {"batch": sizes["batch"], "seq_len": sizes["seq_len"], **own}
     if not baseline.chunk_sizes:
         return [planned]
     chosen = [size for size in baseline.chunk_sizes if size in chunk_sizes] or [baseline.chunk_sizes[0]]

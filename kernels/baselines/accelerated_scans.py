@@ -22,7 +22,6 @@ BASELINES = (
         formulation="scan",
         kernels=("rglru",),
         build="kernels.baselines.accelerated_scans:build",
-        plan="kernels.baselines.plans:channel_sizes",
         dtypes=("bf16", "fp16", "fp32"),
         settings="accelerated_scan.scalar.scan, its Triton kernels, on contiguous [B, C, T] tensors: the scan alone",
         licence="MIT",

@@ -93,7 +93,7 @@ BASELINES = (
         name="fla.chunk_lightning_attn",
         op="lightning",
         kernels=("tfla", "lightning"),
-        plan="kernels.baselines.plans:head_sizes",
+        own_sizes=True,
         settings=(
             "the body of chunk_lightning_attn: chunk_simple_gla with one log decay per head, g_gamma = -slope, and "
             "scale 1; chunk 64"
@@ -104,7 +104,7 @@ BASELINES = (
             name="fla.fused_recurrent",
             op=op,
             kernels=kernels,
-            plan="kernels.baselines.plans:head_sizes" if op == "lightning" else None,
+            own_sizes=op == "lightning",
             modes=("step",),
             dtypes=("bf16", "fp16", "fp32"),
             chunk_sizes=(),
@@ -129,7 +129,6 @@ BASELINES = (
             states_as_inputs=False,
             kernels=("rglru",),
             build="kernels.baselines.flash_linear_attention:build_scan",
-            plan="kernels.baselines.plans:channel_sizes",
             dtypes=("bf16", "fp16", "fp32"),
             chunk_sizes=(),
             known_bad=(CHUNK_RACE,) if name == "chunk_hgrn" else (),
@@ -148,7 +147,6 @@ BASELINES = (
         states_as_inputs=False,
         kernels=("wkv",),
         build="kernels.baselines.flash_linear_attention:build_rwkv4",
-        plan="kernels.baselines.plans:channel_sizes",
         dtypes=("fp32", "bf16", "fp16"),
         chunk_sizes=(),
         settings=(

@@ -26,7 +26,6 @@ BASELINES = (
         kernels=("wkv",),
         build="kernels.baselines.jax_scan:build",
         torch_memory=False,
-        plan="kernels.baselines.plans:channel_sizes",
         dtypes=("fp32", "bf16", "fp16"),
         devices=("cpu", "cuda"),
         settings=(

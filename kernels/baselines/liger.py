@@ -19,7 +19,6 @@ _liger = partial(
     tested="0.8.5",
     op="gated_mlp",
     kernels=("gated-mlp",),
-    plan="kernels.baselines.plans:mlp_sizes",
     dtypes=("bf16", "fp16", "fp32"),
     licence="BSD-2-Clause",
 )

@@ -35,7 +35,7 @@ BASELINES = (
         op="selective_scan",
         formulation="scan",
         build="kernels.baselines.mamba:build_selective_scan",
-        plan="kernels.baselines.plans:mamba_sizes",
+        own_sizes=True,
         why_not="kernels.baselines.mamba:why_not_selective_scan",
         dtypes=("bf16", "fp16", "fp32"),
         settings=(
@@ -49,7 +49,7 @@ BASELINES = (
         formulation="chunkwise",
         build="kernels.baselines.mamba:build_chunk_scan",
         module="mamba_ssm.ops.triton.ssd_combined",
-        plan="kernels.baselines.plans:mamba2_sizes",
+        own_sizes=True,
         dtypes=("bf16", "fp16"),
         chunk_sizes=(256, 128, 64),
         settings=(
@@ -63,7 +63,7 @@ BASELINES = (
             op=op,
             build="kernels.baselines.mamba:build_step",
             module="mamba_ssm.ops.triton.selective_state_update",
-            plan=f"kernels.baselines.plans:{sizes}_sizes",
+            own_sizes=True,
             why_not="kernels.baselines.mamba:why_not_selective_scan",
             modes=("step",),
             dtypes=("bf16", "fp16", "fp32"),
@@ -72,9 +72,9 @@ BASELINES = (
                 f"which it asks for, are zero{shared}"
             ),
         )
-        for op, sizes, shared in (
-            ("selective_scan", "mamba", ""),
-            ("mamba2_ssd", "mamba2", "; A, dt, D and bias expanded over the heads' columns, as in the Mamba2 layer"),
+        for op, shared in (
+            ("selective_scan", ""),
+            ("mamba2_ssd", "; A, dt, D and bias expanded over the heads' columns, as in the Mamba2 layer"),
         )
     ),
 )

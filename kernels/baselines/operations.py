@@ -7,7 +7,6 @@ timed like any other. An operation that gets kernels of its own moves to ``kerne
 from __future__ import annotations
 
 from ..common.spec import LANGUAGE_MODELS, Operation
-from .plans import MAMBA_STATE
 
 ATTENTION = Operation(
     name="attention",
@@ -20,6 +19,8 @@ ATTENTION = Operation(
     recurrent="kernels.baselines.references:attention_recurrent",
     parallel="kernels.baselines.references:attention",
     cache="kernels.baselines.references:make_attention_cache",
+    # What FlashAttention is tuned for.
+    head_dim=128,
     models=LANGUAGE_MODELS,
 )
 
@@ -32,6 +33,9 @@ GLA = Operation(
     differentiable=("q", "k", "v", "g"),
     inputs="kernels.baselines.references:make_gla_inputs",
     recurrent="kernels.baselines.references:gla_recurrent",
+    # As its paper's model of 1.3B parameters has them.
+    head_dim=512,
+    qk_ratio=0.5,
 )
 
 SELECTIVE_SCAN = Operation(
@@ -44,7 +48,8 @@ SELECTIVE_SCAN = Operation(
     inputs="kernels.baselines.references:make_selective_scan_inputs",
     recurrent="kernels.baselines.references:selective_scan_recurrent",
     sizes=("batch", "seq_len", "head_dim_qk", "channels"),
-    state_dim=MAMBA_STATE,
+    # Mamba's state by default, of each channel.
+    state_dim=16,
 )
 
 OPERATIONS: dict[str, Operation] = {op.name: op for op in (ATTENTION, GLA, SELECTIVE_SCAN)}

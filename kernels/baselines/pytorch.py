@@ -32,7 +32,7 @@ _attention = partial(
     op="attention",
     formulation="flash",
     kernels=("tfla", "lightning", "rglru"),
-    plan="kernels.baselines.plans:head_sizes",
+    own_sizes=True,
     modes=("fw", "fwbw", "bw", "step"),
     autotunes=False,
 )
@@ -40,12 +40,8 @@ _LAYOUT = (
     "is_causal, heads of 128; [B, H, T, D] views of [B, T, H, D] memory, the layout a model's projections leave behind"
     "; a step copies its key and value into a cache of that layout, then attends to all of it"
 )
-_channels = partial(
-    _torch, kernels=("rglru",), plan="kernels.baselines.plans:channel_sizes", dtypes=("bf16", "fp16", "fp32")
-)
-_mlp = partial(
-    _torch, kernels=("gated-mlp",), plan="kernels.baselines.plans:mlp_sizes", dtypes=("bf16", "fp16", "fp32")
-)
+_channels = partial(_torch, kernels=("rglru",), dtypes=("bf16", "fp16", "fp32"))
+_mlp = partial(_torch, kernels=("gated-mlp",), dtypes=("bf16", "fp16", "fp32"))
 
 BASELINES = (
     _attention(

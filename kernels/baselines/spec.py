@@ -55,8 +55,8 @@ class Baseline(Counted):
         module: what ``build`` imports, where that is more than ``provider``; looked for without importing it.
         extension: a compiled module without which it does not import, though pip may install the package without it.
         install: the command that installs it, where that is not ``pip install distribution==tested``.
-        plan: "module:function" relative to lrbench; maps a kernel family's sizes to this baseline's at equal tokens and
-            embedding dim. None: the same sizes.
+        own_sizes: whether it runs at its authors' sizes (:meth:`..common.spec.Operation.sizes_at`) beside a family of
+            another operation, at equal tokens and embedding dim; else at the family's.
         chunk_sizes: chunk lengths it accepts, the authors' recommended first; empty means no chunk axis (``own_chunk``
             is then the package's own).
         why_not: "module:function", as for ``kernels.common.spec.Implementation``: None or the reason it cannot run.
@@ -79,7 +79,7 @@ class Baseline(Counted):
     module: str | None = None
     extension: str | None = None
     install: str | None = None
-    plan: str | None = None
+    own_sizes: bool = False
     dtypes: tuple[str, ...] = ("bf16",)
     devices: tuple[str, ...] = ("cuda",)
     chunk_sizes: tuple[int, ...] = ()

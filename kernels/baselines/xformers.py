@@ -23,7 +23,6 @@ BASELINES = (
         formulation="fused_save",
         nvidia=True,
         kernels=("gated-mlp",),
-        plan="kernels.baselines.plans:mlp_sizes",
         build="kernels.baselines.xformers:build",
         install="pip install xformers==0.0.33.post2, which needs torch 2.9.1",
         modes=("fw",),

@@ -29,6 +29,9 @@ The paper on Lightning Attention-2 gives the parameters alone: these are usual s
 billion, with the 64,000 words of Baichuan's tokenizer, which TransNormerLLM uses, for both.
 """
 
+FF_RATIO = 3.5
+"""Hidden over input columns of an MLP where none are given: as in Llama 3 8B and 70B."""
+
 SMALL_MODEL = (2, 1024)
 """Layers and vocabulary of a model of any other width: enough to try it."""
 
@@ -175,6 +178,8 @@ class Operation:
         arguments: tensor arguments in order.
         differentiable: the arguments that get a gradient.
         sizes: the size columns that describe a problem.
+        width: heads x value head dim, channels or input columns of a problem that names none.
+        head_dim: its authors' value head dim.
         qk_ratio: default head_dim_qk / head_dim_v.
         state_dim: default head_dim_qk where that is a state's size, whatever head_dim_v is.
         inputs: "module:function"; ``make_inputs(draw) -> dict[str, Tensor]`` in argument order, with realistic gates,
@@ -204,6 +209,8 @@ class Operation:
     parallel: str | None = None
     label: str = ""
     sizes: tuple[str, ...] = ("batch", "seq_len", "num_heads", "head_dim_qk", "head_dim_v")
+    width: int = 4096
+    head_dim: int = 256
     qk_ratio: float = 1.0
     state_dim: int | None = None
     call: str = ""
@@ -259,9 +266,48 @@ class Operation:
 
         return resolve(self.inputs)(Draw(sizes, dtype=dtype, device=device, seed=seed))
 
-    def default_head_dim_qk(self, head_dim_v: int) -> int:
-        """Return the query-key head dim that goes with a value head dim where none is asked for."""
-        return self.state_dim or max(1, int(head_dim_v * self.qk_ratio))
+    def sizes_at(self, embedding: int | None = None, **given: int | None) -> dict[str, int]:
+        """Return the sizes beside batch and length: those given, and what follows from them, else the authors'.
+
+        Args:
+            embedding: heads x value head dim, channels or input columns; None is what ``given`` comes to, else
+                ``width``. Heads then have a share of it each, or there are as many as fit in. If neither is given, the
+                head dim is the authors', halved until it divides the embedding dim.
+            given: sizes by column, None for those that are not given.
+
+        Raises:
+            ValueError: sizes that contradict one another, or that the operation does not have.
+        """
+        known = {name: size for name, size in given.items() if size is not None}
+        for name in known:
+            if name not in self.sizes:
+                option = "head_dim" if name == "head_dim_v" else name
+                raise ValueError(f"{option} must be left out for {self.name}, whose sizes are {', '.join(self.sizes)}")
+        if "head_dim_v" in self.sizes:
+            return self._heads_at(embedding, known)
+        column = next(name for name in ("channels", "d_model") if name in self.sizes)
+        width = known.get(column) or embedding or self.width
+        if embedding not in (None, width):
+            raise ValueError(f"embedding must be left out beside {column} {width}, got {embedding}")
+        usual = {column: width, "head_dim_qk": self.state_dim or 1, "d_ff": int(FF_RATIO * width)}
+        return {name: known.get(name) or size for name, size in usual.items() if name in self.sizes}
+
+    def _heads_at(self, embedding: int | None, known: Mapping[str, int]) -> dict[str, int]:
+        width, num_heads, head_dim = embedding or self.width, known.get("num_heads"), known.get("head_dim_v")
+        if head_dim is None and num_heads is None:
+            head_dim = self.head_dim
+            while width % head_dim:
+                head_dim //= 2
+        if num_heads is None or head_dim is None:
+            share = num_heads or head_dim or 1
+            if width % share and (embedding or num_heads):
+                what = "num_heads" if num_heads else "head_dim"
+                raise ValueError(f"{what} must divide the embedding dim {width} (--embedding), got {share}")
+            num_heads, head_dim = num_heads or max(1, width // share), head_dim or width // share
+        if embedding not in (None, num_heads * head_dim):
+            raise ValueError(f"embedding must be heads x value head dim, {num_heads} x {head_dim}, got {embedding}")
+        head_dim_qk = known.get("head_dim_qk") or self.state_dim or max(1, int(head_dim * self.qk_ratio))
+        return {"num_heads": num_heads, "head_dim_qk": head_dim_qk, "head_dim_v": head_dim}
 
     def modes_of(self, target: Counted) -> tuple[str, ...]:
         """Return the modes in which an implementation is timed: train where it has gradients and a model."""
@@ -269,8 +315,7 @@ class Operation:
 
     def model(self, sizes: Mapping[str, int]) -> tuple[int, int]:
         """Return layers and vocabulary of the model of a width: the published one's, else :data:`SMALL_MODEL`."""
-        width = sizes.get("channels") or sizes.get("num_heads", 0) * sizes.get("head_dim_v", 0)
-        return self.models.get(width, SMALL_MODEL)
+        return self.models.get(width_of(sizes), SMALL_MODEL)
 
     def leaves(self, inputs: Mapping[str, Tensor], *, gradients: bool = True) -> dict[str, Tensor]:
         """Return those of the inputs that get gradients.
@@ -281,6 +326,11 @@ class Operation:
         for name, tensor in inputs.items():
             tensor.requires_grad_(gradients and name in self.differentiable)
         return {name: tensor for name, tensor in inputs.items() if name in self.differentiable}
+
+
+def width_of(sizes: Mapping[str, int]) -> int:
+    """Return the width of a problem: heads x value head dim, channels or input columns."""
+    return sizes.get("channels") or sizes.get("d_model") or sizes.get("num_heads", 0) * sizes.get("head_dim_v", 0)
 
 
 def matches_version(version: str | None, specifier: str) -> bool:

@@ -33,6 +33,8 @@ OPERATION = scalar_decay_operation(
     summary="linear attention with a fixed decay per head and no scale",
     arguments=("q", "k", "v", "slope"),
     differentiable=("q", "k", "v"),
+    # Of TransNormerLLM, and the most that lightning-attn's tiles hold.
+    head_dim=128,
     models=LANGUAGE_MODELS,
     implementations=(
         *(

@@ -26,7 +26,7 @@ from .config import MIN_CHUNK
 
 CONFIG = "kernels.rglru.config:select_config"
 
-_operation = partial(Operation, kernel="rglru", sizes=("batch", "seq_len", "channels"))
+_operation = partial(Operation, kernel="rglru", sizes=("batch", "seq_len", "channels"), width=1024)
 
 
 def _recurrence(op: str, one_pass: str, **declared: Any) -> Operation:

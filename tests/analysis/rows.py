@@ -108,9 +108,8 @@ def question(
     op: str = "mlstm_sig", gpu: str = "h200", seq_len: int = 8192, head_dim: int = 256, **more: Any
 ) -> Question:
     """Return a question of 65,536 tokens in bf16, answered from no rows unless they are given."""
-    heads = {"num_heads": 4096 // head_dim, "head_dim_v": head_dim}
-    qk = {"head_dim_qk": get_operation(op).default_head_dim_qk(head_dim)}
-    sizes = {"batch": 65536 // seq_len, "seq_len": seq_len, **heads, **qk}
+    heads = get_operation(op).sizes_at(num_heads=4096 // head_dim, head_dim_v=head_dim)
+    sizes = {"batch": 65536 // seq_len, "seq_len": seq_len, **heads}
     asked = {"mode": "fw", "rows": (), **more}
     return Question(op=op, dtype="bf16", state_dtype="fp32", sizes=sizes, accelerator=get_accelerator(gpu), **asked)
 

@@ -10,8 +10,10 @@ from collections.abc import Callable
 import pytest
 from rich.console import Console
 
+from lrbench.analysis.accelerators.known import get_accelerator
+from lrbench.analysis.model.answers import ask
 from lrbench.bench.drive.progress import SweepProgress
-from lrbench.bench.show import display
+from lrbench.bench.show import choice, display
 from lrbench.tests.bench import faults
 from lrbench.tests.command_line import without_styles
 from lrbench.tests.results.test_store import FAILED, RECORD
@@ -111,22 +113,31 @@ def test_a_table_that_is_too_wide_says_once_what_its_rows_share(shown: Shown) ->
     assert shown(rows, 22)[:3] == ["device h200_sxm", "impl:", "    package.function_1"]
 
 
-def test_a_sweep_elsewhere_shows_the_modelled_time_of_the_gpu_that_was_named() -> None:
-    times = {(64, 512): (5.0, 0.5), (128, 512): (7.0, 0.25), (64, 1024): (9.0, 0.75)}
-    here = dataclasses.replace(RECORD, accelerator="h100_sxm", device_accelerator="cpu")
+def test_a_sweep_elsewhere_shows_what_predict_answers_for_the_gpu_that_was_named() -> None:
+    heads = {"batch": 8, "num_heads": 16, "head_dim_qk": 128, "head_dim_v": 256}
+    here = dataclasses.replace(RECORD, accelerator="h200_sxm", device_accelerator="cpu", **heads)
     rows = [
-        dataclasses.replace(here, chunk_size=chunk, seq_len=seq_len, time_ms=time_ms, model_time_ms=model_ms)
-        for (chunk, seq_len), (time_ms, model_ms) in times.items()
+        dataclasses.replace(here, chunk_size=chunk, seq_len=seq_len, time_ms=time_ms, model_time_ms=0.0001)
+        for chunk, seq_len, time_ms in ((64, 512, 5.0), (128, 512, 7.0), (64, 1024, 9.0))
     ]
+    # Without a modelled time it is not counted; nothing computes attention in fp32 on a GPU.
     other = [dataclasses.replace(row, op="simple_gla", model_time_ms=None) for row in rows]
-    ((_, table),) = display.best_tables([*rows, *other])
-    shown = [(row["operation"], row["implementation"], row["512"], row["1k"]) for row in table]
+    other += [dataclasses.replace(row, op="attention", dtype="fp32") for row in rows]
+    tables = [table for _, table in display.best_tables([*rows, *other])]
+    shown = [(row["operation"], row["implementation"], row["512"], row["1k"]) for table in tables for row in table]
+    named = {name: getattr(RECORD, name) for name in ("mode", "dtype")}
+    answers = []
+    for seq_len in (512, 1024):
+        question = ask(RECORD.op, heads | {"seq_len": seq_len}, accelerator=get_accelerator("h200"), **named)
+        answers.append(choice.default_answer(question))
+    assert {(answer.case.impl, answer.basis) for answer in answers} == {("whole_state", "fitted")}
     assert shown == [
         (RECORD.op, RECORD.impl, "5 @64", "9 @64"),
-        (RECORD.op, "(model of h100_sxm)", "0.25 @128", "0.75 @64"),
+        (RECORD.op, "(whole_state on h200_sxm)", *(f"~{each.time_ms:.4g} @{each.chunk_size}" for each in answers)),
         ("simple_gla", RECORD.impl, "5 @64", "9 @64"),
+        ("attention", RECORD.impl, "5 @64", "9 @64"),
     ]
-    there = [dataclasses.replace(row, device_accelerator="h100_sxm") for row in rows]
+    there = [dataclasses.replace(row, device_accelerator="h200_sxm") for row in rows]
     assert [len(table) for _, table in display.best_tables(there)] == [1]
 
 

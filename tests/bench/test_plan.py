@@ -83,12 +83,13 @@ LENGTHS = {1024 * 2**n for n in range(7)}
 @pytest.mark.parametrize(
     ("device_kind", "axes", "impl", "size", "expected"),
     [
-        # mLSTM's queries have half the head dim of its values, other operations' the same.
+        # mLSTM's and Retention's queries have half the head dim of their values, simple GLA's the same.
         ("cpu", {"head_dims": (64,)}, "torch", "head_dim_qk", {32}),
         ("cpu", {"head_dims": (64,)}, "torch", "num_heads", {4}),
         ("cpu", {"head_dims": (64,), "head_dims_qk": (16, 64)}, "torch", "head_dim_qk", {16, 64}),
         ("cpu", {"head_dims": (64,), "num_heads": 3}, "torch", "num_heads", {3}),
-        ("cpu", {"head_dims": (64,), "ops": ("retention",)}, "torch", "head_dim_qk", {64}),
+        ("cpu", {"head_dims": (64,), "ops": ("retention",)}, "torch", "head_dim_qk", {32}),
+        ("cpu", {"head_dims": (64,), "ops": ("simple_gla",)}, "torch", "head_dim_qk", {64}),
         ("cpu", {"seq_lens": (128, 256), "batches": (3, 5)}, "torch", "batch", {3, 5}),
         ("cpu", {"seq_lens": (128, 256), "tokens": 512}, "torch", "batch", {4, 2}),
         # A sequence longer than the tokens still runs, once.
@@ -97,7 +98,7 @@ LENGTHS = {1024 * 2**n for n in range(7)}
         ("cuda", {"ops": ("selective_scan",), "head_dims": (64,)}, "mamba_ssm.selective_scan", "channels", {4096}),
         ("cuda", {"ops": ("attention",), "preset": "default"}, "torch.sdpa_flash", "head_dim_v", {128}),
         ("cuda", {"ops": ("attention",), "head_dims": (64, 256)}, "torch.sdpa_flash", "head_dim_v", {64, 256}),
-        ("cuda", {"ops": ("gla",), "head_dims": (64,)}, "fla.chunk_gla", "head_dim_qk", {64}),
+        ("cuda", {"ops": ("gla",), "head_dims": (64,)}, "fla.chunk_gla", "head_dim_qk", {32}),
         # Beside the family it keeps the family's sizes.
         ("cuda", {"head_dims": (64,)}, "fla.chunk_gla", "head_dim_qk", {32}),
         ("cuda", {"head_dims": (256,)}, "fla.chunk_simple_gla", "head_dim_qk", {128}),

@@ -60,7 +60,7 @@ def test_declaration_is_complete(baseline: Baseline) -> None:
     assert set(baseline.devices) <= {"cpu", "cuda"}
     assert baseline.settings and baseline.licence and baseline.tested
     operation = get_operation(baseline.op)
-    for target in (baseline.build, baseline.plan, baseline.why_not, operation.inputs, operation.recurrent):
+    for target in (baseline.build, baseline.why_not, operation.inputs, operation.recurrent):
         assert target is None or callable(resolve(target))
     for known in baseline.known_bad:
         assert known.reason and known.source and (known.versions or known.architectures)
