@@ -203,12 +203,16 @@ def _git(*arguments: str) -> str:
     return result.stdout.strip()
 
 
-def current_environment() -> Environment:
-    """Return this process's environment; imports torch, and on a GPU opens a CUDA context."""
+def current_environment(device_kind: str | None = None) -> Environment:
+    """Return this process's environment; imports torch, and on a GPU opens a CUDA context.
+
+    Args:
+        device_kind: "cpu" for that of the CPU where there is a GPU too.
+    """
     import torch
 
     commit, dirty = git_state()
-    driver, cuda = None, torch.cuda.is_available()
+    driver, cuda = None, device_kind != "cpu" and torch.cuda.is_available()
     if cuda:
         import pynvml
 

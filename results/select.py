@@ -16,7 +16,7 @@ from statistics import median_high
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from .arguments import nearest, parse_size, unknown
-from .schema import CASE_COLUMNS, RECORD_COLUMNS, SIZE_COLUMNS, Record, TritonRow
+from .schema import CASE_COLUMNS, OWN, RECORD_COLUMNS, SIZE_COLUMNS, Record, TritonRow
 from .store import Where, read_results, result_files
 
 if TYPE_CHECKING:
@@ -328,8 +328,11 @@ def _values(values: Iterable[Any]) -> str:
     return ", ".join(sorted({"none" if value is None else str(value) for value in values}))
 
 
-def load_results(paths: str | Path | Iterable[str | Path], *, samples: bool = False) -> pd.DataFrame:
+def load_results(paths: str | Path | Iterable[str | Path], *, samples: bool = False, own: bool = False) -> pd.DataFrame:
     """Load result files, and every parquet file under result folders, into one frame.
+
+    Args:
+        own: also rows of a user's functions, which have no sizes that figures and reports could show.
 
     Returns:
         a frame in the record's column order, with two columns more: ``tokens`` (batch x seq_len) and ``embedding_dim``
@@ -339,7 +342,8 @@ def load_results(paths: str | Path | Iterable[str | Path], *, samples: bool = Fa
         ValueError: as :func:`.store.read_results`.
     """
     columns = [name for name in RECORD_COLUMNS if samples or name != "time_samples_ms"]
-    return with_totals(read_results(paths, columns).to_pandas(split_blocks=True, self_destruct=True))
+    frame = read_results(paths, columns).to_pandas(split_blocks=True, self_destruct=True)
+    return with_totals(frame if own or not (frame["kernel"] == OWN).any() else frame[frame["kernel"] != OWN].copy())
 
 
 def records(frame: pd.DataFrame, columns: Iterable[str] | None = None) -> list[dict[str, Any]]:
