@@ -558,14 +558,12 @@ def time(
     Exit 1 if the row's status is not ok. In Python: from lrbench import measure.
     """
     from .bench.drive.own_case import Asked, time_function
-    from .bench.drive.session import check_folder
     from .bench.show.display import show
 
-    check_folder(output)
     asked = Asked(function=function, arguments=tuple(arg or ()), mode=mode, reference=reference, seed=seed)
-    more: dict[str, Any] = {"budget_s": budget, "rounds": rounds, "timeout_s": timeout}
-    row = time_function(asked, name=name, device=device, gpu=gpu, **more)
-    note(f"row: {row.save(output)}")
+    more: dict[str, Any] = {"budget_s": budget, "rounds": rounds, "timeout_s": timeout, "output": output}
+    row, path = time_function(asked, name=name, device=device, gpu=gpu, **more)
+    note(f"row: {path}")
     if format == "table":
         print(row)
     else:

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ...analysis.accelerators.known import get_accelerator
 from ...analysis.counts import Count
 from ...analysis.counts.operators import DTYPES
 from ...results.arguments import one_of, parse_sizes
@@ -30,13 +31,13 @@ from .derived import Run, common_columns, derived_columns
 from .executors import hold_gpus
 from .own_function import BUDGET_S, Observed, OwnFunction, find, load, observe, sample, tensors
 from .run import file_name
+from .session import check_folder
 from .workers import ReplaceableWorker
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 MODES = ("fw", "fwbw")
-TIMEOUT_S = 120.0
 FORM = "[NAME=]DTYPE[SIZES], such as x=bf16[8,8192,1024], a number or a text"
 """What an argument is on the command line."""
 
@@ -137,21 +138,28 @@ def time_function(
     name: str | None,
     device: str | None,
     gpu: str | None,
-    budget_s: float = BUDGET_S,
-    rounds: int | None = None,
-    timeout_s: float = TIMEOUT_S,
-) -> OwnRow:
-    """Return the row of a case that a worker measures: a crash, too long a time or too little memory is its status.
+    output: Path,
+    budget_s: float,
+    rounds: int | None,
+    timeout_s: float,
+) -> tuple[OwnRow, Path]:
+    """Measure a case in a worker, where a crash, too long a time or too little memory becomes the row's status.
 
     Args:
         device: cpu or cuda; None: a GPU where there is one.
+        output: folder for the row.
         name, gpu, budget_s, rounds: as of :func:`measure`.
+
+    Returns:
+        the row, and its file.
 
     Raises:
         ValueError: no such function or device, or arguments that it does not take.
     """
     one_of("mode", asked.mode, MODES)
     one_of("device", device or "cpu", ("cpu", "cuda"))
+    _ = gpu and get_accelerator(gpu)
+    check_folder(output)
     environ = {"CUDA_VISIBLE_DEVICES": ""} if device == "cpu" else {}
     with hold_gpus(0 if device == "cpu" else 1), ReplaceableWorker(environ) as session:
         given: dict[str, Any] = {"asked": dataclasses.asdict(asked), "folder": os.getcwd()}
@@ -165,7 +173,8 @@ def time_function(
         reply = session.outcome(f"{_HERE}:measure_here", timeout_s, **given, budget_s=budget_s, rounds=rounds)
     seen = reply["columns"].pop("seen", None)
     row_of = name or asked.function, found["op"], asked.mode, found["dtype"]
-    return _row(run, *row_of, reply, None if seen is None else Observed(**seen))
+    row = _row(run, *row_of, reply, None if seen is None else Observed(**seen))
+    return row, row.save(output)
 
 
 _HERE = "bench.drive.own_case"
@@ -219,10 +228,11 @@ def draw(text: str, generator: Any) -> tuple[str | None, Any]:
     """
     import torch
 
-    parts = re.fullmatch(r"(?:([^\W\d]\w*)=)?(.+)", text.strip(), re.DOTALL)
-    if parts is None:
+    name, _, value = text.partition("=")
+    if not name.isidentifier() or "=" not in text:
+        name, value = None, text
+    if not value:
         raise ValueError(f"--arg must be {FORM}, got {text!r}")
-    name, value = parts.groups()
     shape = re.fullmatch(r"(\w+)\[(.*)\]", value)
     if shape is None:
         words = {"true": True, "false": False, "none": None}
@@ -238,7 +248,7 @@ def draw(text: str, generator: Any) -> tuple[str | None, Any]:
     if dtype.is_floating_point:
         return name, torch.randn(sizes, generator=generator, device=device, dtype=dtype)
     most = 1 if dtype == torch.bool else torch.iinfo(dtype).max
-    counted = torch.arange(sizes[-1] if sizes else 1, device=device) % (most + 1)
+    counted = torch.arange(sizes[-1] if sizes else 1, device=device) % min(most + 1, 2**62)
     return name, counted.to(dtype).expand(sizes).contiguous() if sizes else counted.to(dtype)[0]
 
 
@@ -366,8 +376,8 @@ def _in_bytes(number: float) -> str:
 
 
 def _name_of(function: Callable[..., Any]) -> str:
-    of = function if hasattr(function, "__qualname__") else type(function)
-    return f"{of.__module__}:{of.__qualname__}"
+    of = function if hasattr(function, "__name__") else type(function)
+    return f"{of.__module__}:{of.__name__}"
 
 
 def _op_of(own: OwnFunction) -> str:

@@ -20,12 +20,13 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from ...analysis.accelerators.accelerator import Accelerator
 from ...analysis.accelerators.known import match_device
 from ...analysis.counts.operators import DTYPES, WITHOUT_PRODUCTS
-from ..environment import ROOT, worker_settings
+from ..environment import worker_settings
 from ..worker.clock import CI_TARGET, Call, CpuClock, CudaClock, Sampling, Timing, measure
 from ..worker.protocol import CaseFailure
 from . import ncu
@@ -161,8 +162,12 @@ def observe(function: OwnFunction) -> Observed:
 
     read += tensors((function.arguments, function.keywords))
     before |= {_place(x): x for x in read}
+    counter = FlopCounterMode(display=False)
+    # Its tracker of modules refuses gradients of their parameters by torch.autograd.grad; what all do is counted alike.
+    no_modules = SimpleNamespace(parents={"Global"}, __enter__=lambda: None, __exit__=lambda *_: None)
+    counter.mod_tracker = no_modules  # type: ignore[assignment]
     # Without it torch runs a compiled function uncompiled for good, once it was called in a mode.
-    with torch.compiler.set_stance("force_eager"), FlopCounterMode(display=False) as counter, Traffic():
+    with torch.compiler.set_stance("force_eager"), counter, Traffic():
         results = function()
     gradients = [x.grad for x in before.values() if x.is_leaf]
     written += [x for x in tensors((results, gradients)) if _place(x) not in before]
@@ -251,7 +256,7 @@ def roofline_of(target: str, roofs_of: Callable[[str], Accelerator], *, counters
 def _place_of(error: BaseException) -> str:
     """Return the line of the user's code from which an exception came; where all is others' code, the last line."""
     frames = traceback.extract_tb(error.__traceback__)
-    theirs = (str(ROOT / "bench"), sys.prefix, os.path.dirname(os.__file__), "<")
+    theirs = (str(Path(__file__).parents[1]), sys.prefix, os.path.dirname(os.__file__), "<")
     at = next((frame for frame in reversed(frames) if not frame.filename.startswith(theirs)), frames[-1])
     return f"{Path(at.filename).name}, line {at.lineno}"
 
