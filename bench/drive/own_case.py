@@ -275,7 +275,7 @@ def _measured(
     seen = observe(call)
     # Of a compiled function a mode on a CPU sees nothing; on a GPU the allocator says it.
     with torch.compiler.set_stance("force_eager") if seen.device == "cpu" else contextlib.nullcontext():
-        inputs = seen.inputs or (torch.empty(0, device=seen.device),)
+        inputs = [x for x in seen.inputs if x.device.type == seen.device] or [torch.empty(0, device=seen.device)]
         columns |= dataclasses.asdict(measure_memory(lambda _: call(), inputs=inputs))
     timing = sample(call, seen.device, budget_s, rounds)
     columns |= timing.columns() | {name: getattr(timing, name) for name in ("host_ms", "noise", "yardstick_ms")}
