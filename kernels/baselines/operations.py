@@ -20,6 +20,7 @@ ATTENTION = Operation(
     recurrent="kernels.baselines.references:attention_recurrent",
     parallel="kernels.baselines.references:attention",
     cache="kernels.baselines.references:make_attention_cache",
+    formulations=("flash", "recurrent"),
     models=LANGUAGE_MODELS,
 )
 
@@ -32,6 +33,7 @@ GLA = Operation(
     differentiable=("q", "k", "v", "g"),
     inputs="kernels.baselines.references:make_gla_inputs",
     recurrent="kernels.baselines.references:gla_recurrent",
+    formulations=("chunkwise", "fused", "recurrent"),
 )
 
 SELECTIVE_SCAN = Operation(
@@ -45,6 +47,8 @@ SELECTIVE_SCAN = Operation(
     recurrent="kernels.baselines.references:selective_scan_recurrent",
     sizes=("batch", "seq_len", "head_dim_qk", "channels"),
     state_dim=MAMBA_STATE,
+    formulations=("scan", "recurrent"),
+    counts="analysis.counts.baselines:selective_scan",
 )
 
 OPERATIONS: dict[str, Operation] = {op.name: op for op in (ATTENTION, GLA, SELECTIVE_SCAN)}

@@ -33,6 +33,7 @@ OPERATION = scalar_decay_operation(
     summary="linear attention with a fixed decay per head and no scale",
     arguments=("q", "k", "v", "slope"),
     differentiable=("q", "k", "v"),
+    formulations=("lightning1", "lightning2"),
     models=LANGUAGE_MODELS,
     implementations=(
         *(

@@ -32,6 +32,8 @@ OPERATION = Operation(
     sizes=("batch", "seq_len", "channels"),
     call="kernels.wkv.operations:wkv4",
     channelwise=True,
+    formulations=("recurrent", "scan"),
+    counts="analysis.counts.wkv:passed",
     # The smallest RWKV-4, with GPT-NeoX's vocabulary.
     models={768: (12, 50277)},
     implementations=(
