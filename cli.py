@@ -545,7 +545,7 @@ def time(
     ] = None,
     name: Annotated[str | None, option("The row's impl [MODULE:FUNCTION].")] = None,
     device: Annotated[str | None, option("cpu or cuda [cuda where there is a GPU].")] = None,
-    gpu: Gpu = None,
+    gpu: Annotated[str | None, option("Accelerator whose model time the row has; see `lrbench gpus`.")] = None,
     seed: Annotated[int, option("Of the normal values of floating-point arguments; integers count from 0.")] = 0,
     rounds: Annotated[int | None, option("Samples [until their interval is narrow].", min=3)] = None,
     budget: Annotated[float, option("Seconds of timing.", min=0.0)] = 2.0,
@@ -557,12 +557,23 @@ def time(
 
     Exit 1 if the row's status is not ok. In Python: from lrbench import measure.
     """
-    from .bench.drive.own_case import Asked, time_function
+    from .bench.drive.own_case import time_function
     from .bench.show.display import show
 
-    asked = Asked(function=function, arguments=tuple(arg or ()), mode=mode, reference=reference, seed=seed)
-    more: dict[str, Any] = {"budget_s": budget, "rounds": rounds, "timeout_s": timeout, "output": output}
-    row, path = time_function(asked, name=name, device=device, gpu=gpu, **more)
+    row, path = time_function(
+        function,
+        arg or (),
+        mode=mode,
+        reference=reference,
+        seed=seed,
+        name=name,
+        device=device,
+        gpu=gpu,
+        output=output,
+        budget_s=budget,
+        rounds=rounds,
+        timeout_s=timeout,
+    )
     note(f"row: {path}")
     if format == "table":
         print(row)

@@ -85,6 +85,9 @@ def test_example_is_swept(copy: Path, tmp_path: Path) -> None:
     assert {row["head_dim_qk"] for row in rows if row["op"] == "ema"} == {None}
     assert ok >= {(i, m, t) for i in ("recurrent", "torch.matmul") for m in ("fw", "fwbw") for t in (64, 200)}
     assert len(list(tmp_path.glob("*.parquet"))) == 1
+    assert {row["flops"] for row in rows if row["impl"] == "recurrent" and row["mode"] == "fw"} == {
+        2 * 2 * 2 * 24 * seq_len for seq_len in (64, 200)
+    }
 
 
 def test_example_is_counted_ranked_and_predicted(copy: Path) -> None:

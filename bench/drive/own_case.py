@@ -10,11 +10,10 @@ from __future__ import annotations
 import ast
 import contextlib
 import dataclasses
-import functools
 import os
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -45,37 +44,24 @@ FLOATS = {short: name.removeprefix("torch.") for name, short in DTYPES.items()}
 INTEGERS = ("int64", "int32", "int16", "int8", "uint8", "bool")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
-    """What ``lrbench time`` is given, as JSON holds it: names of functions, arguments as they are typed."""
-
-    function: str
-    arguments: tuple[str, ...] = ()
-    mode: str = "fw"
-    reference: str | None = None
-    seed: int = 0
-
-
 @dataclass(frozen=True, kw_only=True)
 class OwnRow(Record):
     """A row of a user's case. It prints as a line."""
 
     def __str__(self) -> str:
         """Return the case and what was measured of it."""
-        parts = [f"{self.status}: {self.reason}"] if self.status != "ok" else []
-        if self.time_ms is not None:
-            parts.append(f"{self.time_ms:.4g} ms ({self.time_ci_low_ms:.4g} to {self.time_ci_high_ms:.4g})")
-        if self.peak_memory_bytes is not None:
-            parts.append(f"{_in_bytes(self.peak_memory_bytes)} of memory")
-        if self.flops is not None:
-            parts.append(f"{self.flops / 1e9:.4g} GFLOP")
-        if self.bytes is not None:
-            parts.append(f"{_in_bytes(self.bytes)} moved")
-        if self.roofline_fraction is not None:
-            parts.append(f"{self.roofline_fraction:.1%} of the roof")
-        if self.rel_error is not None:
-            parts.append(f"error {self.rel_error:.2g}")
-        parts += [f"{name}: {said}" for name in ("noise", "throttled", "suspect") if (said := getattr(self, name))]
+        low, high = self.time_ci_low_ms, self.time_ci_high_ms
+        forms: dict[str, Callable[[Any], str]] = {
+            "reason": lambda x: f"{self.status}: {x}",
+            "time_ms": lambda x: f"{x:.4g} ms ({low:.4g} to {high:.4g})",
+            "peak_memory_bytes": lambda x: f"{_in_bytes(x)} of memory",
+            "flops": lambda x: f"{x / 1e9:.4g} GFLOP",
+            "bytes": lambda x: f"{_in_bytes(x)} moved",
+            "roofline_fraction": lambda x: f"{x:.1%} of the roof",
+            "rel_error": lambda x: f"error {x:.2g}",
+            **{name: f"{name}: {{}}".format for name in ("noise", "throttled", "suspect")},
+        }
+        parts = [form(value) for name, form in forms.items() if (value := getattr(self, name)) is not None]
         return f"{self.impl} {self.op} {self.mode} on {self.device_name}: {', '.join(parts)}"
 
     def save(self, folder: str | Path = "results/local") -> Path:
@@ -91,7 +77,6 @@ def measure(
     reference: Callable[..., Any] | None = None,
     mode: str = "fw",
     name: str | None = None,
-    gpu: str | None = None,
     budget_s: float = BUDGET_S,
     rounds: int | None = None,
     **keywords: Any,
@@ -105,7 +90,6 @@ def measure(
             in float64 where it takes that, else in the arguments' dtypes.
         mode: fw, or fwbw: also the gradients of floating-point arguments and of a module's parameters.
         name: the row's ``impl`` [the function's module and name].
-        gpu: the accelerator whose model time the row has, see ``lrbench gpus``.
         budget_s: seconds of timing after which sampling stops.
         rounds: samples, in place of as many as a narrow interval needs.
 
@@ -117,24 +101,25 @@ def measure(
         Whatever the function raises.
     """
     one_of("mode", mode, MODES)
-    of = OwnFunction(target=name or _name_of(function), function=function).bound(arguments, keywords)
-    peer = None if reference is None else dataclasses.replace(of, target=_name_of(reference), function=reference)
-    seen, reply = None, not_measured("incorrect", "")
+    own = OwnFunction(target=name or _name_of(function), function=function).bound(arguments, keywords)
+    peer = None if reference is None else dataclasses.replace(own, target=_name_of(reference), function=reference)
     try:
-        columns, seen = _measured(of, peer, mode, budget_s, rounds)
-        reply = {"status": "ok", "reason": None, "columns": columns}
+        reply: Reply = {"status": "ok", "reason": None, "columns": _measured(own, peer, mode, budget_s, rounds)}
     except CaseFailure as failure:
         if failure.__cause__ is not None:
             raise failure.__cause__ from None
         reply = not_measured(failure.status, failure.reason)
-    placed = next((x.device.type for x in tensors((of.arguments, of.keywords))), None)
-    run = Run.start(current_environment(placed), gpu)
-    return _row(run, of.target, _op_of(of), mode, _dtype_of(of), reply, seen)
+    device = next((x.device.type for x in tensors((own.arguments, own.keywords))), None)
+    return _row(Run.start(current_environment(device)), own.target, _op_of(own), mode, _dtype_of(own), reply)
 
 
 def time_function(
-    asked: Asked,
+    function: str,
+    arguments: Sequence[str],
     *,
+    mode: str,
+    reference: str | None,
+    seed: int,
     name: str | None,
     device: str | None,
     gpu: str | None,
@@ -146,9 +131,12 @@ def time_function(
     """Measure a case in a worker, where a crash, too long a time or too little memory becomes the row's status.
 
     Args:
+        function, reference: ``module:function``; the others of :func:`measure`, too.
+        arguments: see :func:`draw`; none are those that :func:`.own_function.load` finds.
+        seed: of their values.
         device: cpu or cuda; None: a GPU where there is one.
+        gpu: the accelerator whose model time the row has.
         output: folder for the row.
-        name, gpu, budget_s, rounds: as of :func:`measure`.
 
     Returns:
         the row, and its file.
@@ -156,66 +144,58 @@ def time_function(
     Raises:
         ValueError: no such function or device, or arguments that it does not take.
     """
-    one_of("mode", asked.mode, MODES)
+    one_of("mode", mode, MODES)
     one_of("device", device or "cpu", ("cpu", "cuda"))
     _ = gpu and get_accelerator(gpu)
     check_folder(output)
+    given: dict[str, Any] = {"target": function, "arguments": [*arguments], "reference": reference, "seed": seed}
+    given |= {"mode": mode, "folder": os.getcwd()}
     environ = {"CUDA_VISIBLE_DEVICES": ""} if device == "cpu" else {}
     with hold_gpus(0 if device == "cpu" else 1), ReplaceableWorker(environ) as session:
-        given: dict[str, Any] = {"asked": dataclasses.asdict(asked), "folder": os.getcwd()}
-        looked = session.outcome(f"{_HERE}:look", timeout_s, **given)
+        looked = session.outcome("bench.drive.own_case:look", timeout_s, **given)
         if looked["status"] != "ok":
             raise ValueError(looked["reason"])
-        found = looked["columns"]
-        run = Run.start(Environment(**found["environment"]), gpu)
+        op, dtype, environment = looked["columns"].values()
+        run = Run.start(Environment(**environment), gpu)
         if device not in (None, run.environment.device_kind):
             raise ValueError(f"device must be cpu or left out here, where torch finds no GPU, got {device}")
-        reply = session.outcome(f"{_HERE}:measure_here", timeout_s, **given, budget_s=budget_s, rounds=rounds)
-    seen = reply["columns"].pop("seen", None)
-    row_of = name or asked.function, found["op"], asked.mode, found["dtype"]
-    row = _row(run, *row_of, reply, None if seen is None else Observed(**seen))
+        how = {"budget_s": budget_s, "rounds": rounds}
+        reply = session.outcome("bench.drive.own_case:measure_here", timeout_s, **given, **how)
+    row = _row(run, name or function, op, mode, dtype, reply)
     return row, row.save(output)
 
 
-_HERE = "bench.drive.own_case"
-
-
-def look(worker: object, asked: Mapping[str, Any], folder: str) -> dict[str, Any]:
+def look(worker: object, mode: str, **given: Any) -> dict[str, Any]:
     """Return what a worker knows of a case before it calls the function, as JSON holds it."""
-    os.chdir(folder)
     try:
-        own, _ = _prepared(Asked(**{**asked, "arguments": tuple(asked["arguments"])}))
-        _ready(own, asked["mode"], [])
+        own, _ = _prepared(**given)
+        _ready(own, mode, [])
     except ValueError as error:
         raise CaseFailure("error", str(error)) from error
-    return {
-        "op": _op_of(own), "dtype": _dtype_of(own), "environment": dataclasses.asdict(current_environment()),
-    }  # fmt: skip
+    environment = dataclasses.asdict(current_environment())
+    return {"op": _op_of(own), "dtype": _dtype_of(own), "environment": environment}
 
 
-def measure_here(
-    worker: object, asked: Mapping[str, Any], folder: str, budget_s: float, rounds: int | None
-) -> dict[str, Any]:
-    """Return the columns of a case that a worker measures, and what it saw of the call, as JSON holds them."""
-    own, peer = _prepared(Asked(**{**asked, "arguments": tuple(asked["arguments"])}))
-    columns, seen = _measured(own, peer, asked["mode"], budget_s, rounds)
-    return {**columns, "seen": dataclasses.asdict(seen)}
+def measure_here(worker: object, mode: str, budget_s: float, rounds: int | None, **given: Any) -> dict[str, Any]:
+    """Return :func:`_measured` of a case in a worker."""
+    return _measured(*_prepared(**given), mode, budget_s, rounds)
 
 
-@functools.cache
-def _prepared(asked: Asked) -> tuple[OwnFunction, OwnFunction | None]:
+def _prepared(
+    target: str, arguments: Sequence[str], reference: str | None, seed: int, folder: str
+) -> tuple[OwnFunction, OwnFunction | None]:
     """Return the function with its arguments, and the reference; ValueError as :func:`.own_function.load`."""
     import torch
 
-    if asked.arguments:
-        generator = torch.Generator("cuda" if torch.cuda.is_available() else "cpu").manual_seed(asked.seed)
-        drawn = [draw(text, generator) for text in asked.arguments]
+    os.chdir(folder)
+    if arguments:
+        generator = torch.Generator("cuda" if torch.cuda.is_available() else "cpu").manual_seed(seed)
+        drawn = [draw(text, generator) for text in arguments]
         keywords = {name: value for name, value in drawn if name}
-        own = find(asked.function).bound([value for name, value in drawn if not name], keywords)
+        own = find(target).bound([value for name, value in drawn if not name], keywords)
     else:
-        own = load(asked.function)
-    peer = None if asked.reference is None else find(asked.reference)
-    return own, peer and peer.bound(own.arguments, own.keywords)
+        own = load(target)
+    return own, None if reference is None else find(reference).bound(own.arguments, own.keywords)
 
 
 def draw(text: str, generator: Any) -> tuple[str | None, Any]:
@@ -228,9 +208,9 @@ def draw(text: str, generator: Any) -> tuple[str | None, Any]:
     """
     import torch
 
-    name, _, value = text.partition("=")
-    if not name.isidentifier() or "=" not in text:
-        name, value = None, text
+    before, equals, value = text.partition("=")
+    name = before if equals and before.isidentifier() else None
+    value = text if name is None else value
     if not value:
         raise ValueError(f"--arg must be {FORM}, got {text!r}")
     shape = re.fullmatch(r"(\w+)\[(.*)\]", value)
@@ -254,8 +234,8 @@ def draw(text: str, generator: Any) -> tuple[str | None, Any]:
 
 def _measured(
     own: OwnFunction, peer: OwnFunction | None, mode: str, budget_s: float, rounds: int | None
-) -> tuple[dict[str, Any], Observed]:
-    """Return a row's columns on time, memory, error and device, and what a call does; CaseFailure if it fails."""
+) -> dict[str, Any]:
+    """Return columns on time, memory, error and device, and ``seen``, what a call does; CaseFailure if it fails."""
     import torch
 
     from ..worker.memory import measure_memory
@@ -279,7 +259,8 @@ def _measured(
         columns |= dataclasses.asdict(measure_memory(lambda _: call(), inputs=inputs))
     timing = sample(call, seen.device, budget_s, rounds)
     columns |= timing.columns() | {name: getattr(timing, name) for name in ("host_ms", "noise", "yardstick_ms")}
-    return columns | current_environment(seen.device).columns(), dataclasses.replace(seen, inputs=())
+    found = dataclasses.asdict(dataclasses.replace(seen, inputs=()))
+    return columns | current_environment(seen.device).columns() | {"seen": found}
 
 
 def _ready(own: OwnFunction, mode: str, gradients: list[Tensor]) -> OwnFunction:
@@ -353,10 +334,12 @@ def _named(result: Any, mode: str) -> dict[str, Tensor]:
     return {name: x if x.is_floating_point() else x.double() for name, x in named.items()}
 
 
-def _row(run: Run, name: str, op: str, mode: str, dtype: str | None, reply: Reply, seen: Observed | None) -> OwnRow:
+def _row(run: Run, name: str, op: str, mode: str, dtype: str | None, reply: Reply) -> OwnRow:
     """Return the row of a case."""
+    found = dict(reply["columns"])
+    seen = Observed(**found.pop("seen")) if found else None
     case = Case(kernel=OWN, op=op, impl=name, provider=OWN, mode=mode, dtype=dtype or (seen.dtype if seen else "fp32"))
-    columns = common_columns(run, case, run.environment, reply) | reply["columns"]
+    columns = common_columns(run, case, run.environment, reply) | found
     if seen is None:
         return OwnRow(**derived_columns(run, columns, None))
     # Bytes of arguments that a call need not read in whole, as a table's, are no limit.
