@@ -17,7 +17,11 @@ from lrbench.analysis.derive import derive_file
 from lrbench.bench.drive.calibrate import FORMS, measure_roofs
 from lrbench.bench.drive.own_case import draw, look
 from lrbench.bench.environment import current_environment
+from lrbench.bench.plan import PlannedCase
+from lrbench.bench.worker.protocol import RunLimits
+from lrbench.bench.worker.worker import Worker
 from lrbench.kernels.simple_gla import OPERATION, simple_gla
+from lrbench.results.schema import Case
 from lrbench.results.select import load_results, load_rows
 from lrbench.tests.command_line import Lrbench, Run, refused, run_python
 
@@ -74,19 +78,24 @@ def test_the_command_and_the_function_measure_the_same_case(run: Run, tmp_path: 
     assert str(here).startswith("ours own(bf16[64,32], bf16[32,16], 0.5) fwbw on ") and "GFLOP" in str(here)
 
 
-def test_a_kernel_has_the_numbers_of_its_row_in_a_sweep(run: Run) -> None:
+def test_a_kernel_has_the_numbers_of_its_row_in_a_sweep() -> None:
     sizes = {"batch": 1, "seq_len": 512, "num_heads": 2, "head_dim_qk": 32, "head_dim_v": 64, "chunk_size": 64}
-    axes = " ".join(f"--{name.replace('_v', '').replace('_', '-')} {size}" for name, size in sizes.items())
-    (swept,) = run.json(*f"sweep simple_gla --impl torch --mode fw --no-calibrate --output kept {axes}".split())
+    target = OPERATION.implementation("torch")
+    names = {"kernel": "tfla", "op": "simple_gla", "impl": "torch", "provider": "lrbench", "mode": "fw"}
+    case = Case(**names, dtype="fp32", state_dtype="fp32", **sizes)
     inputs = OPERATION.make_inputs(sizes, dtype=torch.float32)
-    own = measure(simple_gla, *inputs.values(), impl="torch", chunk_size=64)
+    swept, own = [], []
+    for _ in range(2):  # in turn: a machine's other load only lengthens a time
+        limits = RunLimits(timeout_s=60, budget_s=0.3)
+        (reply,) = Worker("cpu").run([PlannedCase(case=case, target=target)], limits)
+        swept.append(reply["columns"])
+        own.append(measure(simple_gla, *inputs.values(), impl="torch", chunk_size=64, budget_s=0.3))
     count = count_case("simple_gla", "torch", "fw", "fp32", "fp32", sizes)
-    assert own.flops == swept["tensor_flops"]
-    assert own.bytes == count.compulsory_bytes
-    assert own.peak_memory_bytes == swept["peak_memory_bytes"]
-    assert own.roofline_fraction > 0
-    # A machine's other load only lengthens a time.
-    assert min(own.time_samples_ms) == pytest.approx(min(swept["time_samples_ms"]), rel=0.6)
+    assert (own[0].flops, own[0].bytes) == (count.tensor_flops, count.compulsory_bytes)
+    assert own[0].peak_memory_bytes == swept[0]["peak_memory_bytes"]
+    assert own[0].roofline_fraction > 0
+    shortest = [min(min(each["time_samples_ms"]) for each in rows) for rows in (map(vars, own), swept)]
+    assert shortest[0] == pytest.approx(shortest[1], rel=0.3)
 
 
 def test_rows_are_compared_and_checked(run: Run, lrbench: Lrbench) -> None:
