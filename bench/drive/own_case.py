@@ -253,7 +253,7 @@ def _measured(
     del first, result
     call = _ready(own, mode, [])
     seen = observe(call)
-    # Of a compiled function a mode on a CPU sees nothing; on a GPU the allocator says it.
+    # Under a mode, as on a CPU, torch would run a compiled function uncompiled for good (see observe).
     with torch.compiler.set_stance("force_eager") if seen.device == "cpu" else contextlib.nullcontext():
         inputs = [x for x in seen.inputs if x.device.type == seen.device] or [torch.empty(0, device=seen.device)]
         columns |= dataclasses.asdict(measure_memory(lambda _: call(), inputs=inputs))

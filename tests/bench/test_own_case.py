@@ -221,6 +221,8 @@ def test_modules_compiled_functions_and_changed_arguments(tmp_path: Path) -> Non
     assert (wrong.status, wrong.time_ms, right.status) == ("incorrect", None, "ok")
     several = measure(lambda x: (x, -x), torch.ones(8), reference=lambda x: (x, x), rounds=3)
     assert several.reason.startswith("output 2 has relative error")
+    half = measure(lambda x: x.detach() * x, torch.ones(8), reference=lambda x: x * x, mode="fwbw", rounds=3)
+    assert half.reason.startswith("gradient of input 1 has relative error 5.00e-01")
 
 
 def test_importing_the_package_imports_nothing_else() -> None:
