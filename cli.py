@@ -521,6 +521,56 @@ def sweep(
     raise typer.Exit(session.exit_code(outcome, strict=strict))
 
 
+@command(MEASURE, "time my_module:function --arg 'x=bf16[8,8192,1024]'")
+def time(
+    function: Annotated[str, typer.Argument(metavar="MODULE:FUNCTION", help="A function of yours.")],
+    arg: Annotated[
+        list[str] | None,
+        option("[NAME=]DTYPE[SIZES], a number or a text; repeatable [get_inputs() of the module, if it takes any]."),
+    ] = None,
+    mode: Annotated[str, option("fw, or fwbw: also the gradients of floating-point arguments.")] = "fw",
+    reference: Annotated[
+        str | None, option("MODULE:FUNCTION that takes the same arguments and gives what the results are held to.")
+    ] = None,
+    name: Annotated[str | None, option("The row's impl [MODULE:FUNCTION].")] = None,
+    device: Annotated[str | None, option("cpu or cuda [cuda where there is a GPU].")] = None,
+    gpu: Annotated[str | None, option("Accelerator whose model time the row has; see `lrbench gpus`.")] = None,
+    seed: Annotated[int, option("Of the normal values of floating-point arguments; integers count from 0.")] = 0,
+    rounds: Annotated[int | None, option("Samples [until their interval is narrow].", min=3)] = None,
+    budget: Annotated[float, option("Seconds of timing.", min=0.0)] = 2.0,
+    timeout: Timeout = 120.0,
+    output: Folder = LOCAL,
+    format: Format = "table",
+) -> None:
+    """Measure a function of yours: time, memory, error, FLOPs and bytes, as a row that compare and check take.
+
+    Exit 1 if the row's status is not ok. In Python: from lrbench import measure.
+    """
+    from .bench.drive.own_case import time_function
+    from .bench.show.display import show
+
+    row, path = time_function(
+        function,
+        arg or (),
+        mode=mode,
+        reference=reference,
+        seed=seed,
+        name=name,
+        device=device,
+        gpu=gpu,
+        output=output,
+        budget_s=budget,
+        rounds=rounds,
+        timeout_s=timeout,
+    )
+    note(f"row: {path}")
+    if format == "table":
+        print(row)
+    else:
+        show([dataclasses.asdict(row)], format)
+    raise typer.Exit(int(row.status != "ok"))
+
+
 @command(MEASURE, "verify --kernel rglru")
 def verify(
     kernel: Kernel = None,

@@ -113,7 +113,7 @@ def derive_file(path: Path) -> int:
         ValueError: the file is no result, or another lrbench is at work in its folder.
     """
     with hold(path.parent / LOCK_FILE, f"the folder {path.parent}"):
-        stored = load_results(path)
+        stored = load_results(path, own=True)
         today = derive_anew(stored)[[*DERIVED_COLUMNS]]
         # Null equals null here.
         if changed := len(today.compare(stored[[*DERIVED_COLUMNS]])):

@@ -203,11 +203,15 @@ def _git(*arguments: str) -> str:
     return result.stdout.strip()
 
 
-def current_environment() -> Environment:
-    """Return this process's environment; imports torch, and on a GPU opens a CUDA context."""
+def current_environment(device_kind: str | None = None) -> Environment:
+    """Return this process's environment; imports torch, and on a GPU opens a CUDA context.
+
+    Args:
+        device_kind: "cpu" for that of the CPU where there is a GPU too.
+    """
     import torch
 
-    if not torch.cuda.is_available():
+    if device_kind == "cpu" or not torch.cuda.is_available():
         threads = torch.get_num_threads()
         return _of_processor(torch.__version__, torch.version.cuda, f", {threads} thread{'s' * (threads != 1)}")
     import pynvml

@@ -18,6 +18,9 @@ STATUSES = ("ok", "oom", "timeout", "crash", "error", "incorrect", "unsupported"
 IMPORT_FAILED = "import failed"
 """Beginning of the reason where a package is installed and does not import."""
 
+OWN = "own"
+"""Kernel and provider of rows of a user's functions (``lrbench time``)."""
+
 HIDDEN_HOST_MS = 10.0
 """The longest time of the host that a timing on a GPU hides, by work that the GPU does meanwhile. It covers any real
 launch; a call that waits for the GPU takes its whole duration to return."""

@@ -17,7 +17,7 @@ from statistics import median_high
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from .arguments import nearest, parse_size, unknown
-from .schema import CASE_COLUMNS, RECORD_COLUMNS, SIZE_COLUMNS, Record, TritonRow
+from .schema import CASE_COLUMNS, OWN, RECORD_COLUMNS, SIZE_COLUMNS, Record, TritonRow
 from .store import Where, read_results, result_files
 
 if TYPE_CHECKING:
@@ -263,11 +263,12 @@ def short_size(value: float) -> str:
 
 def describe_sizes(row: Row) -> str:
     """Return the sizes of a case, and its dtypes, in a few words."""
+    dims = "/".join(str(row[name]) for name in ("head_dim_qk", "head_dim_v") if row[name] is not None)
     parts = [
         f"B={row['batch']}" if row["batch"] is not None else "",
         f"T={short_size(row['seq_len'])}" if row["seq_len"] is not None else "",
         f"context {short_size(row['context'])}" if row["context"] is not None else "",
-        f"H={row['num_heads']} dim {row['head_dim_qk']}/{row['head_dim_v']}" if row["head_dim_v"] else "",
+        f"H={row['num_heads']} dim {dims}" if row["head_dim_v"] else "",
         *(f"{name} {short_size(row[name])}" for name in NAMED_SIZES if row[name] is not None),
         f"chunk {short_size(row['chunk_size'])}" if row["chunk_size"] is not None else "",
         row["dtype"],
@@ -335,8 +336,11 @@ def _values(values: Iterable[Any]) -> str:
     return ", ".join(sorted({"none" if value is None else str(value) for value in values}))
 
 
-def load_results(paths: str | Path | Iterable[str | Path], *, samples: bool = False) -> pd.DataFrame:
+def load_results(paths: str | Path | Iterable[str | Path], *, samples: bool = False, own: bool = False) -> pd.DataFrame:
     """Load result files, and every parquet file under result folders, into one frame.
+
+    Args:
+        own: also rows of a user's functions, which have no sizes that figures and reports could show.
 
     Returns:
         a frame in the record's column order, with two columns more: ``tokens`` (batch x seq_len) and ``embedding_dim``
@@ -346,7 +350,8 @@ def load_results(paths: str | Path | Iterable[str | Path], *, samples: bool = Fa
         ValueError: as :func:`.store.read_results`.
     """
     columns = [name for name in RECORD_COLUMNS if samples or name != "time_samples_ms"]
-    return with_totals(read_results(paths, columns).to_pandas(split_blocks=True, self_destruct=True))
+    frame = read_results(paths, columns).to_pandas(split_blocks=True, self_destruct=True)
+    return with_totals(frame if own or not (frame["kernel"] == OWN).any() else frame[frame["kernel"] != OWN].copy())
 
 
 def records(frame: pd.DataFrame, columns: Iterable[str] | None = None) -> list[dict[str, Any]]:

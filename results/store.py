@@ -41,7 +41,13 @@ JOURNAL_SUFFIX = ".jsonl"
 COMPLETE, PLANNED = "lrbench.complete", "lrbench.planned"
 """Keys of a file's metadata: yes or no, and how many rows its run planned."""
 
-PREFIXES = SWEEP_PREFIX, PAIRS_PREFIX, BARS_PREFIX, LIVE_PREFIX = "sweep-", "pairs-", "bars-", "live-"
+PREFIXES = SWEEP_PREFIX, PAIRS_PREFIX, BARS_PREFIX, LIVE_PREFIX, TIME_PREFIX = (
+    "sweep-",
+    "pairs-",
+    "bars-",
+    "live-",
+    "time-",
+)
 """What the names of runs begin with."""
 
 TRITON_SUFFIX = ".triton"

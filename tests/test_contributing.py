@@ -85,6 +85,24 @@ def test_example_is_swept(copy: Path, tmp_path: Path) -> None:
     assert {row["head_dim_qk"] for row in rows if row["op"] == "ema"} == {None}
     assert ok >= {(i, m, t) for i in ("recurrent", "torch.matmul") for m in ("fw", "fwbw") for t in (64, 200)}
     assert len(list(tmp_path.glob("*.parquet"))) == 1
+    assert {row["flops"] for row in rows if row["impl"] == "recurrent" and row["mode"] == "fw"} == {
+        2 * 2 * 2 * 24 * seq_len for seq_len in (64, 200)
+    }
+
+
+def test_example_is_counted_ranked_and_predicted(copy: Path) -> None:
+    def answer(*command: str) -> str:
+        finished = run(copy, *CALL[1:], *command, "--gpu", "h100", "--embedding", "1024", "--seq-len", "8k")
+        assert finished.returncode == 0, finished.stderr
+        return finished.stdout
+
+    count = run(copy, *CALL[1:], "count", "ema", "--seq-len", "1k").stdout
+    cells = 1024 * 256
+    assert f"{2 * cells:.4g} FLOPs, {4 * cells:.4g} bytes, intensity 0.5" in count
+    # bf16 in and out at 3.35 TB/s
+    least_ms = 8 * 8192 * 1024 * 4 / 3.35e12 * 1e3
+    assert f"scan takes at least {least_ms:.4g} ms on h100_sxm" in answer("best", "ema")
+    assert f"ema scan fw on h100_sxm: at least {least_ms:.4g} ms" in answer("predict", "ema")
 
 
 def test_example_has_the_types_that_it_says(copy: Path, tmp_path: Path) -> None:

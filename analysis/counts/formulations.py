@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from ...kernels import FAMILIES
 from ...kernels.baselines import get_implementation, get_operation
+from ...kernels.baselines.operations import OPERATIONS
 from ...kernels.baselines.spec import Baseline
 from ...kernels.common.spec import Counted, Implementation
 from ...results.arguments import one_of
-from . import mlstm, rglru, scalar_decay
+from . import mlstm, rglru
 from .executed import GATED_MLP
 
 MODES = ("fw", "bw", "fwbw", "step")
@@ -19,21 +21,8 @@ TILE = 64
 ATTENTION_TILE = 128
 """Rows and columns of the tiles in which quadratic kernels (FlashAttention, Lightning-1) compute the causal square."""
 
-_SCALAR_DECAY = ("chunkwise", "walk", "whole_state", "sweep", "fused", "parallel", "recurrent")
-
-FORMULATIONS: Mapping[str, tuple[str, ...]] = {
-    **dict.fromkeys(scalar_decay.GATE_MODELS, _SCALAR_DECAY),
-    "lightning": (*_SCALAR_DECAY, "lightning1", "lightning2"),
-    "attention": ("flash", "recurrent"),
-    "gla": ("chunkwise", "fused", "recurrent"),
-    "selective_scan": ("scan", "recurrent"),
-    "rglru": ("fused", "chunked", "unfused", "layer", "lines", "recurrent"),
-    "rglru_layer": ("layer", "unfused"),
-    "linear_scan": ("scan", "chunked", "recurrent"),
-    "wkv4": ("recurrent", "scan"),
-    "gated_mlp": ("fused", "fused_save", "cublas_activation", "gemms_activation", "eager"),
-    "projections": ("gemms",),
-}
+_DECLARED = (*(get_operation(op) for ops in FAMILIES.values() for op in ops), *OPERATIONS.values())
+FORMULATIONS: Mapping[str, tuple[str, ...]] = {op.name: op.formulations for op in _DECLARED if op.formulations}
 """Operation -> formulations, the first being the default; docs/counts.md says what each of them computes."""
 
 TILED = ("walk", "whole_state", "sweep", "lightning1", "lightning2")

@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
+from ...kernels.baselines import get_operation
+from ...kernels.common.spec import resolve
 from ...results.arguments import one_of
 from ...results.schema import SIZE_COLUMNS
 from . import baselines, gated_mlp, lightning, mlstm, rglru, scalar_decay, wkv
@@ -28,7 +30,7 @@ from .formulations import (
     sizes_of,
     tile_rounded_causal_factor,
 )
-from .model import DTYPE_BYTES, Count, Factors, Problem, Tally, Widths, one_pass
+from .model import DTYPE_BYTES, Count, Factors, Problem, Tally, Widths, Work, one_pass
 
 PASSES: Mapping[str, tuple[str, ...]] = {
     "fw": ("forward",), "step": ("step",), "bw": ("backward",), "fwbw": ("forward", "backward"),
@@ -243,22 +245,24 @@ def _causal_factor(
     return causal_factor or tile_rounded_causal_factor(tile if formulation in scalar_decay.WALKS else square, tile)
 
 
-_WITHOUT_HEADS: Mapping[str, tuple[Callable[[Problem, str], Tally], Callable[..., Any] | None]] = {
-    **dict.fromkeys(("rglru", "rglru_layer", "linear_scan"), (rglru.passed, rglru.compulsory)),
-    "wkv4": (wkv.passed, wkv.compulsory),
-    **dict.fromkeys(("gated_mlp", "projections"), (gated_mlp.passed, gated_mlp.compulsory)),
-    "selective_scan": (baselines.selective_scan, None),
+_COMPULSORY: Mapping[str, Callable[..., Any]] = {
+    **dict.fromkeys(("rglru", "rglru_layer", "linear_scan"), rglru.compulsory),
+    "wkv4": wkv.compulsory,
+    **dict.fromkeys(("gated_mlp", "projections"), gated_mlp.compulsory),
 }
-"""Operation -> one pass of a whole problem, and its compulsory bytes; None where all of its bytes are."""
+"""Operation that declares its counts -> the compulsory bytes of a pass; of the others all of their bytes are."""
 
 
 def _passed(problem: Problem, direction: str) -> tuple[Tally, Any]:
     """Return one pass (forward, backward, step) of a whole problem and its compulsory bytes: of a step all of them."""
     op, step, backward = problem.op, direction == "step", direction == "backward"
-    if op in _WITHOUT_HEADS:
-        formula, compulsory = _WITHOUT_HEADS[op]
-        tally = formula(dataclasses.replace(problem, seq_len=1) if step else problem, direction)
-        return tally, tally.bytes if step or compulsory is None else compulsory(problem, backward=backward)
+    if declared := get_operation(op).counts:
+        tally = resolve(declared)(dataclasses.replace(problem, seq_len=1) if step else problem, direction)
+        if not isinstance(tally, Tally):
+            work, elements = tally
+            parts = {name: Work(matrix=matrix, vector=vector) for name, (matrix, vector) in work.items()}
+            tally = Tally(work=parts, traffic=problem.moved(elements))
+        return tally, tally.bytes if step or op not in _COMPULSORY else _COMPULSORY[op](problem, backward=backward)
     least = (scalar_decay if op in scalar_decay.GATE_MODELS else baselines).compulsory(problem, backward=backward)
     if op == "attention":
         tally = baselines.ATTENTION[direction](problem) * problem.rows

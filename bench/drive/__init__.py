@@ -11,7 +11,7 @@
 | `derived` | a worker's outcome -> a row |
 | `calibrate` | the rates that the device reaches |
 | `bars` | the project's speed bars, claims that are measured |
-| `own_function` | a function of a user's on the roofline |
+| `own_function`, `own_case` | a function of a user's: what it does, on the roofline; as a row |
 | `profiling`, `ncu` | hardware counters by Nsight Compute |
 | `mlp_errors` | numerical errors of the gated MLP, for `reproduce --run` |
 | `complete` | `reproduce --run`, `results --run`: measures what claims of documents or a complete set of results lack |

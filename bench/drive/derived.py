@@ -19,7 +19,7 @@ from ...kernels import FAMILIES
 from ...kernels.baselines import get_operation
 from ...kernels.baselines.spec import Baseline
 from ...kernels.common.spec import Implementation
-from ...results.schema import Environment, Record
+from ...results.schema import Case, Environment, Record
 from ..environment import version_of
 from ..plan import PlannedCase
 
@@ -52,19 +52,27 @@ def _specification(accelerator: str | None) -> Accelerator | None:
     return None if accelerator is None else accelerators.get_accelerator(accelerator)
 
 
-def common_columns(run: Run, planned: PlannedCase, reply: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the columns that the rows of a sweep and of a profile share: case, run, versions and outcome."""
-    case, target = planned.case, planned.target
+def common_columns(
+    run: Run, case: Case, environment: Environment, reply: Mapping[str, Any], version: str | None = None
+) -> dict[str, Any]:
+    """Return the columns that all rows of cases share: case, run, where it ran, its package's version, outcome."""
     return {
         **dataclasses.asdict(case),
-        **planned.within(run.environment).columns(),
+        **environment.columns(),
         "run_id": run.run_id,
         "case_id": case.case_id,
         "measured_at": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "provider_version": version_of(target.distribution) if isinstance(target, Baseline) else __version__,
+        "provider_version": version,
         "status": reply["status"],
         "reason": reply["reason"],
     }
+
+
+def planned_columns(run: Run, planned: PlannedCase, reply: Mapping[str, Any]) -> dict[str, Any]:
+    """Return :func:`common_columns` of a planned case."""
+    target = planned.target
+    version = version_of(target.distribution) if isinstance(target, Baseline) else __version__
+    return common_columns(run, planned.case, planned.within(run.environment), reply, version)
 
 
 def _why_slower(run: Run, planned: PlannedCase, columns: Mapping[str, Any]) -> str | None:
@@ -81,16 +89,21 @@ def build_record(run: Run, planned: PlannedCase, reply: Mapping[str, Any], pair_
     """Return the row of a case, given its worker's reply; ``pair_id``: of those that it was timed in turn with."""
     case, target = planned.case, planned.target
     columns = {
-        **common_columns(run, planned, reply),
+        **planned_columns(run, planned, reply),
         "same_math": not isinstance(target, Baseline) or case.op in FAMILIES.get(case.kernel, ()),
-        "accelerator": run.accelerator.key if run.accelerator else None,
         "pair_id": pair_id,
         **reply["columns"],
     }
     columns["reason"] = columns["reason"] or _why_slower(run, planned, columns)
     count = counts.count_case(case.op, case.impl, case.mode, case.dtype, case.state_dtype, case.sizes)
+    return Record(**derived_columns(run, columns, count))
+
+
+def derived_columns(run: Run, columns: Mapping[str, Any], count: counts.Count | None) -> dict[str, Any]:
+    """Return the columns of a row with what follows from a case's work and time."""
     device = _specification(columns["device_accelerator"])
-    columns |= derive(run.accelerator, device, count, case.dtype, columns.get("time_ms"))
+    found = {**columns, "accelerator": run.accelerator.key if run.accelerator else None}
+    found |= derive(run.accelerator, device, count, columns["dtype"], columns.get("time_ms"))
     # Infinities and NaN become null.
-    infinite = {name: None for name, value in columns.items() if isinstance(value, float) and not math.isfinite(value)}
-    return Record(**columns | infinite)
+    infinite = {name: None for name, value in found.items() if isinstance(value, float) and not math.isfinite(value)}
+    return found | infinite

@@ -1,4 +1,4 @@
-"""A user's function: found by name, called once to see what it does, and timed (``lrbench roofline --of``).
+"""A user's function: found by name, called once to see what it does, timed (:mod:`.own_case`), on the roofline.
 
 FLOPs are what torch's FlopCounterMode counts. Bytes are those of tensors, each once: read are the arguments, and what
 was there before the call and an operator takes; written are what is returned, gradients left in ``.grad``, and what was
@@ -17,23 +17,25 @@ import sys
 import tempfile
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from ...analysis.accelerators.accelerator import Accelerator
 from ...analysis.accelerators.known import match_device
 from ...analysis.counts.operators import DTYPES, WITHOUT_PRODUCTS
-from ...analysis.figures.layout import Drawing
-from ...analysis.figures.roofline import roofline_point
 from ..environment import worker_settings
-from ..worker.clock import CI_TARGET, Call, CpuClock, CudaClock, Sampling, measure
+from ..worker.clock import CI_TARGET, Call, CpuClock, CudaClock, Sampling, Timing, measure
+from ..worker.protocol import CaseFailure
 from . import ncu
 from .profiling import LOG, REPLIES, run_prepared
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from ...analysis.figures.layout import Drawing
 
 BUDGET_S = 2.0
 INPUTS = "get_inputs"
@@ -41,38 +43,57 @@ INPUTS = "get_inputs"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnFunction:
-    """A user's function with its arguments; calling it raises ValueError where the function raises."""
+    """A user's function with its arguments; calling it raises CaseFailure where the function raises."""
 
     target: str
     function: Callable[..., Any]
     arguments: tuple[Any, ...] = ()
+    keywords: Mapping[str, Any] = field(default_factory=dict)
 
     def __call__(self) -> Any:
         try:
-            return self.function(*self.arguments)
+            return self.function(*self.arguments, **self.keywords)
         except (Exception, SystemExit) as error:
-            at = traceback.extract_tb(error.__traceback__)[-1]
-            where = f"{Path(at.filename).name}, line {at.lineno}"
-            raise ValueError(f"{self.target} raised {type(error).__name__}: {error} ({where})") from error
+            from ..worker.worker import classify
+
+            status, reason = classify(error)
+            raise CaseFailure(status, f"{self.target} raised in {_place_of(error)}: {reason}") from error
+
+    def bound(self, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> OwnFunction:
+        """Return the function with these arguments, keywords by position where it takes them so.
+
+        Raises:
+            ValueError: it does not take them.
+        """
+        try:
+            signature = inspect.signature(self.function)
+        except (TypeError, ValueError):  # of some functions written in C
+            return dataclasses.replace(self, arguments=tuple(arguments), keywords=keywords)
+        try:
+            taken = signature.bind(*arguments, **keywords)
+        except TypeError as error:
+            raise ValueError(f"{self.target} takes {signature}: {error}") from error
+        return dataclasses.replace(self, arguments=taken.args, keywords=taken.kwargs)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observed:
-    """What a call does; ``products``: whether matrix products are counted; dtype and device of its largest tensor."""
+    """What a call does; ``products``: whether matrix products are counted; dtype and device of its largest tensor;
+    ``inputs``: the tensors that were there before it."""
 
     flops: float
     bytes: float
     products: bool
     dtype: str
     device: str
+    inputs: tuple[Tensor, ...] = ()
 
 
-def load(target: str) -> OwnFunction:
-    """Return the function ``my_module:function``, also from the current folder, with its arguments, if it takes any:
-    those that ``get_inputs()`` of the module returns in a list.
+def find(target: str) -> OwnFunction:
+    """Return the function ``my_module:function``, also from the current folder, without arguments.
 
     Raises:
-        ValueError: there is no such module or function, importing it raises, or its inputs are missing.
+        ValueError: there is no such module or function, or importing it raises.
     """
     name, _, function_name = target.partition(":")
     if not (name and function_name.isidentifier()):
@@ -86,36 +107,46 @@ def load(target: str) -> OwnFunction:
     function = getattr(module, function_name, None)
     if not callable(function):
         raise ValueError(f"module {name} must have a function {function_name}, got {type(function).__name__}")
+    return OwnFunction(target=target, function=function)
+
+
+def load(target: str) -> OwnFunction:
+    """Return :func:`find` of a function with its arguments, if it takes any: those that ``get_inputs()`` of its module
+    returns in a list; ValueError also where they are missing."""
+    own, name = find(target), target.partition(":")[0]
     places = [
-        p for p in inspect.signature(function).parameters.values() if p.kind not in (p.KEYWORD_ONLY, p.VAR_KEYWORD)
+        p for p in inspect.signature(own.function).parameters.values() if p.kind not in (p.KEYWORD_ONLY, p.VAR_KEYWORD)
     ]
-    if not places:
-        return OwnFunction(target=target, function=function)
-    make = getattr(module, INPUTS, None)
+    make = getattr(sys.modules[name], INPUTS, None) if places else None
     if not callable(make) and not any(p.default is p.empty and p.kind != p.VAR_POSITIONAL for p in places):
-        return OwnFunction(target=target, function=function)
+        return own
     arguments = OwnFunction(target=f"{name}:{INPUTS}", function=make)() if callable(make) else None
     if not isinstance(arguments, (list, tuple)):
         raise ValueError(
-            f"{target} takes arguments, so module {name} must have {INPUTS}(), which returns a list of them"
+            f"{target} takes arguments: module {name} must have {INPUTS}(), which returns a list of them; "
+            "`lrbench time` also takes them as --arg"
         )
-    return OwnFunction(target=target, function=function, arguments=tuple(arguments))
+    return dataclasses.replace(own, arguments=tuple(arguments))
+
+
+def tensors(tree: Any) -> list[Tensor]:
+    """Return the tensors in a nest of tuples, lists and mappings."""
+    import torch
+    from torch.utils._pytree import tree_leaves
+
+    return [x for x in tree_leaves(tree) if isinstance(x, torch.Tensor)]
 
 
 def observe(function: OwnFunction) -> Observed:
     """Call a function once and return what it does; ValueError if it raises or has no tensors."""
     import torch
     from torch.utils._python_dispatch import TorchDispatchMode
-    from torch.utils._pytree import tree_leaves
     from torch.utils.flop_counter import FlopCounterMode
 
     before: dict[int, Tensor] = {}
     read: list[Tensor] = []
     written: list[Tensor] = []
     made: set[int] = set()
-
-    def tensors(tree: Any) -> list[Tensor]:
-        return [x for x in tree_leaves(tree) if isinstance(x, torch.Tensor)]
 
     class Traffic(TorchDispatchMode):
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -129,10 +160,14 @@ def observe(function: OwnFunction) -> Observed:
                 made.update(_place(x) for x in tensors(result) if _place(x) not in before)
             return result
 
-    read += tensors(function.arguments)
+    read += tensors((function.arguments, function.keywords))
     before |= {_place(x): x for x in read}
+    counter = FlopCounterMode(display=False)
+    # Its tracker of modules refuses gradients of their parameters by torch.autograd.grad; what all do is counted alike.
+    no_modules = SimpleNamespace(parents={"Global"}, __enter__=lambda: None, __exit__=lambda *_: None)
+    counter.mod_tracker = no_modules  # type: ignore[assignment]
     # Without it torch runs a compiled function uncompiled for good, once it was called in a mode.
-    with torch.compiler.set_stance("force_eager"), FlopCounterMode(display=False) as counter, Traffic():
+    with torch.compiler.set_stance("force_eager"), counter, Traffic():
         results = function()
     gradients = [x.grad for x in before.values() if x.is_leaf]
     written += [x for x in tensors((results, gradients)) if _place(x) not in before]
@@ -148,7 +183,18 @@ def observe(function: OwnFunction) -> Observed:
         products=any(not str(op).startswith(vector) for op in counted),
         dtype=DTYPES.get(str(largest.dtype), "fp32"),
         device=largest.device.type,
+        inputs=tuple(before.values()),
     )
+
+
+def sample(function: OwnFunction, device: str, budget_s: float = BUDGET_S, rounds: int | None = None) -> Timing:
+    """Time a function as the suite times kernels; CaseFailure if it raises."""
+    sampling = Sampling(budget_s=budget_s, ci_target=CI_TARGET[device], rounds=rounds)
+    clock = CudaClock() if device == "cuda" else CpuClock()
+    (timing,) = measure(clock, [Call(call=lambda _: function())], sampling)
+    if timing.failure is not None:
+        raise timing.failure
+    return timing
 
 
 def count_on_device(target: str, seen: Observed, timeout_s: float = 900.0) -> Observed:
@@ -181,6 +227,8 @@ def roofline_of(target: str, roofs_of: Callable[[str], Accelerator], *, counters
     """
     import torch
 
+    from ...analysis.figures.roofline import roofline_point
+
     function = load(target)
     seen = observe(function)
     on_gpu = seen.device == "cuda"
@@ -193,11 +241,7 @@ def roofline_of(target: str, roofs_of: Callable[[str], Accelerator], *, counters
     if peak is None:
         raise ValueError(f"{key} must have a rate of {seen.dtype} products, got none: run `lrbench calibrate`")
     bound_ms, by = max((seen.flops / peak * 1e3, "compute"), (seen.bytes / roofs.bandwidth_bytes_s * 1e3, "memory"))
-    sampling = Sampling(budget_s=BUDGET_S, ci_target=CI_TARGET[seen.device])
-    (timing,) = measure(CudaClock() if on_gpu else CpuClock(), [Call(call=lambda _: function())], sampling)
-    if timing.failure is not None:
-        raise timing.failure
-    time_ms, intensity = timing.columns()["time_ms"], seen.flops / seen.bytes
+    time_ms, intensity = sample(function, seen.device).columns()["time_ms"], seen.flops / seen.bytes
     line = (
         f"{target}: {seen.flops / 1e9:.4g} GFLOP, {seen.bytes / 1e9:.4g} GB, {intensity:.3g} FLOP/B, {time_ms:.4g} ms, "
         f"{bound_ms / time_ms:.1%} of the bound ({by}, {bound_ms:.3g} ms)"
@@ -207,6 +251,14 @@ def roofline_of(target: str, roofs_of: Callable[[str], Accelerator], *, counters
     if not seen.flops:
         return None, f"{line}; no FLOPs are counted: the bound is memory's alone, and there is no figure"
     return roofline_point(target, roofs, seen.dtype, intensity, seen.flops / time_ms / 1e9), line
+
+
+def _place_of(error: BaseException) -> str:
+    """Return the line of the user's code from which an exception came; where all is others' code, the last line."""
+    frames = traceback.extract_tb(error.__traceback__)
+    theirs = (str(Path(__file__).parents[1]), sys.prefix, os.path.dirname(os.__file__), "<")
+    at = next((frame for frame in reversed(frames) if not frame.filename.startswith(theirs)), frames[-1])
+    return f"{Path(at.filename).name}, line {at.lineno}"
 
 
 def _place(x: Tensor) -> int:

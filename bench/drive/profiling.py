@@ -27,7 +27,7 @@ from ..environment import worker_settings
 from ..plan import PlannedCase
 from ..worker.protocol import SERVE, RunLimits, encode_request, not_measured
 from . import ncu
-from .derived import Run, common_columns
+from .derived import Run, planned_columns
 from .ncu import KernelCounts
 from .run import file_name
 
@@ -132,7 +132,7 @@ def build_row(
 ) -> ProfileRow:
     """Return the row of a case: what was counted, and where ``kernels`` are given what was measured and the ratios."""
     case = item.case
-    columns = {**common_columns(run, item, reply), "ncu_version": version}
+    columns = {**planned_columns(run, item, reply), "ncu_version": version}
     count = counts.count_case(case.op, case.impl, case.mode, case.dtype, case.state_dtype, case.sizes)
     if count is not None:
         columns |= {name: getattr(count, name) for name in COUNTED}

@@ -247,10 +247,15 @@ class ReplaceableWorker(contextlib.AbstractContextManager["ReplaceableWorker"]):
         Raises:
             RuntimeError: it raised an exception, or the process died.
         """
-        (outcome,), _ = self._ask({"function": function, "arguments": arguments}, MAX_WAIT_S, 1)
+        outcome = self.outcome(function, MAX_WAIT_S, **arguments)
         if outcome["status"] != "ok":
             raise RuntimeError(f"{function.partition(':')[2]} failed: {outcome['reason']}")
         return outcome["columns"]
+
+    def outcome(self, function: str, timeout_s: float, **arguments: Any) -> Reply:
+        """Return what :meth:`call` returns as the columns of an outcome, or how the function or the process ended."""
+        (outcome,), _ = self._ask({"function": function, "arguments": arguments}, timeout_s, 1)
+        return outcome
 
     def _ask(
         self, request: Mapping[str, Any], timeout_s: float, number: int, folder: str | None = None

@@ -336,7 +336,7 @@ def _heads(row: Mapping[str, Any]) -> str | None:
     """Return heads and head dim, or both head dims where they differ, "64/128": the embedding dim is the same."""
     if row.get("num_heads") is None:
         return None
-    dims = dict.fromkeys(str(row[name]) for name in ("head_dim_qk", "head_dim_v"))
+    dims = dict.fromkeys(str(row[name]) for name in ("head_dim_qk", "head_dim_v") if name in row)
     return "/".join(dims) if len(dims) > 1 else f"{row['num_heads']}x{row['head_dim_v']}"
 
 

@@ -239,7 +239,7 @@ class References:
         dtype = DTYPES[case.dtype]
         # For half-precision inputs fp32 holds the reference exactly enough, at half the memory.
         kept = torch.float32 if dtype in (torch.bfloat16, torch.float16) else torch.float64
-        grad_out = partial(_output_gradient, dtype=dtype) if case.gradients else None
+        grad_out = partial(output_gradient, dtype=dtype) if case.gradients else None
         definition = _portable(operation) if portable else resolve(operation.recurrent)
         assert definition is not None, "checked_cases asks for the portable form only where there is one"
         form, formed_by = _low_precision_form(operation, case)
@@ -254,7 +254,9 @@ class References:
         )
         self._expected = Expected(
             values={name: value.to(kept) for name, value in values.items()},
-            bounds={name: _bound(relative_error(low[name], value), value, dtype) for name, value in values.items()},
+            bounds={
+                name: error_bound(relative_error(low[name], value), value, dtype) for name, value in values.items()
+            },
             grad_out=grad_out(values["out"]) if grad_out is not None else None,
         )
         self._key = key
@@ -275,7 +277,7 @@ class References:
         return values
 
 
-def _output_gradient(out: Tensor, dtype: torch.dtype) -> Tensor:
+def output_gradient(out: Tensor, dtype: torch.dtype) -> Tensor:
     """Draw an output's gradient: always the same for the same shape and device, rounded to the dtype."""
     generator = torch.Generator(device=out.device).manual_seed(SEED + 1)
     return torch.randn(out.shape, generator=generator, device=out.device).to(dtype)
@@ -290,11 +292,12 @@ def expect_step(operation: Operation, case: Case, inputs: Mapping[str, Tensor], 
     with torch.no_grad():
         value = definition(*exact, initial_state=widened)
         low = definition(*inputs.values(), initial_state=state)
-    bound = _bound(relative_error(low, value), value, DTYPES[case.dtype])
+    bound = error_bound(relative_error(low, value), value, DTYPES[case.dtype])
     return Expected(values={"out": value}, bounds={"out": bound}, grad_out=None)
 
 
-def _bound(form_error: float, reference: Tensor, dtype: torch.dtype) -> float:
+def error_bound(form_error: float, reference: Tensor, dtype: torch.dtype) -> float:
+    """Return the largest relative error that passes, given that of a plain form in the same dtype."""
     eps = torch.finfo(dtype).eps
     if dtype in (torch.bfloat16, torch.float16):
         return 2 * form_error + eps
@@ -352,7 +355,7 @@ def compare(
     worst, failures = 0.0, []
     for name, value in results.items():
         reference = expected.values[name]
-        what = "output" if name == "out" else f"gradient of {name}"
+        what = name.replace("out", "output", 1) if name.partition(" ")[0] == "out" else f"gradient of {name}"
         if value.shape != reference.shape:
             failures.append(f"{what} has shape {tuple(value.shape)}, expected {tuple(reference.shape)}")
             continue

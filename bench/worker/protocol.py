@@ -31,6 +31,14 @@ def not_measured(status: str, reason: str) -> Reply:
     return {"status": status, "reason": reason, "columns": {}}
 
 
+class CaseFailure(ValueError):
+    """Ends a case with this status and reason."""
+
+    def __init__(self, status: str, reason: str) -> None:
+        super().__init__(reason)
+        self.status, self.reason = status, reason
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunLimits:
     """What every case of a run is given.

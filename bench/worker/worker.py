@@ -31,17 +31,9 @@ from ...results.schema import IMPORT_FAILED, Case
 from ..environment import version_of
 from ..plan import PlannedCase
 from . import autotuning, clock, correctness, memory, models, sustained
-from .protocol import Reply, RunLimits, decode_request, not_measured
+from .protocol import CaseFailure, Reply, RunLimits, decode_request, not_measured
 
 CHECKS = "first calls and checks"
-
-
-class CaseFailure(Exception):
-    """Ends a case with this status and reason."""
-
-    def __init__(self, status: str, reason: str) -> None:
-        super().__init__(reason)
-        self.status, self.reason = status, reason
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

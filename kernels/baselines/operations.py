@@ -21,6 +21,7 @@ ATTENTION = Operation(
     cache="kernels.baselines.references:make_attention_cache",
     # What FlashAttention is tuned for.
     head_dim=128,
+    formulations=("flash", "recurrent"),
     models=LANGUAGE_MODELS,
 )
 
@@ -36,6 +37,7 @@ GLA = Operation(
     # As its paper's model of 1.3B parameters has them.
     head_dim=512,
     qk_ratio=0.5,
+    formulations=("chunkwise", "fused", "recurrent"),
 )
 
 SELECTIVE_SCAN = Operation(
@@ -50,6 +52,8 @@ SELECTIVE_SCAN = Operation(
     sizes=("batch", "seq_len", "head_dim_qk", "channels"),
     # Mamba's state by default, of each channel.
     state_dim=16,
+    formulations=("scan", "recurrent"),
+    counts="analysis.counts.baselines:selective_scan",
 )
 
 OPERATIONS: dict[str, Operation] = {op.name: op for op in (ATTENTION, GLA, SELECTIVE_SCAN)}

@@ -194,6 +194,12 @@ class Operation:
             ``recurrent`` takes as ``initial_state`` and in which a step overwrites the last token. Empty for others.
         channelwise: whether a channel of the output depends on that channel of the arguments alone. Channels are then
             the last axis of all arguments, and the output has the first argument's shape.
+        formulations: ways to compute it that differ in FLOPs or bytes, the first being the default (docs/counts.md);
+            empty where it is not counted.
+        counts: "module:function" of what a pass computes and moves; the function takes a
+            :class:`..analysis.counts.model.Problem` and forward, backward or step, and returns two mappings: part ->
+            (FLOPs in matrix products, other FLOPs), and part -> elements of the inputs' dtype that are loaded or
+            stored; or a ``Tally``. Empty where the formulas of :mod:`..analysis.counts.problem` count it.
         models: width -> layers and vocabulary of published models whose blocks mix tokens by this operation; mode train
             trains them (:mod:`..bench.worker.models`). Empty: none. The width is heads x value head dim, or channels.
         implementations: ours.
@@ -216,6 +222,8 @@ class Operation:
     call: str = ""
     cache: str = ""
     channelwise: bool = False
+    formulations: tuple[str, ...] = ()
+    counts: str = ""
     models: Mapping[int, tuple[int, int]] = field(default_factory=dict)
     implementations: tuple[Implementation, ...] = ()
 

@@ -31,6 +31,7 @@ _operation = partial(
     differentiable=("x", "w_up", "w_gate"),
     inputs="kernels.gated_mlp.reference:make_inputs",
     sizes=("batch", "seq_len", "d_model", "d_ff"),
+    counts="analysis.counts.gated_mlp:passed",
 )
 
 GATED_MLP = _operation(
@@ -40,6 +41,7 @@ GATED_MLP = _operation(
     recurrent="kernels.gated_mlp.reference:definition",
     parallel="kernels.gated_mlp.reference:joint",
     call="kernels.gated_mlp:gated_mlp",
+    formulations=("fused", "fused_save", "cublas_activation", "gemms_activation", "eager"),
     implementations=(
         _kernel(
             name="fused",
@@ -70,6 +72,7 @@ PROJECTIONS = _operation(
     summary="the two products of a gated MLP without activation and gating: x W_up and x W_gate, [2, M, F]",
     recurrent="kernels.gated_mlp.reference:projections",
     call="kernels.gated_mlp.fused:products",
+    formulations=("gemms",),
     implementations=(
         _kernel(
             name="gemms",

@@ -35,6 +35,7 @@ OPERATION = scalar_decay_operation(
     differentiable=("q", "k", "v"),
     # Of TransNormerLLM, and the most that lightning-attn's tiles hold.
     head_dim=128,
+    formulations=("lightning1", "lightning2"),
     models=LANGUAGE_MODELS,
     implementations=(
         *(

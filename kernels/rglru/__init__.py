@@ -26,7 +26,13 @@ from .config import MIN_CHUNK
 
 CONFIG = "kernels.rglru.config:select_config"
 
-_operation = partial(Operation, kernel="rglru", sizes=("batch", "seq_len", "channels"), width=1024)
+_operation = partial(
+    Operation,
+    kernel="rglru",
+    sizes=("batch", "seq_len", "channels"),
+    width=1024,
+    counts="analysis.counts.rglru:passed",
+)
 
 
 def _recurrence(op: str, one_pass: str, **declared: Any) -> Operation:
@@ -69,6 +75,7 @@ RGLRU = _recurrence(
     label="RG-LRU",
     summary="real-gated linear recurrent unit, on gate pre-activations",
     arguments=("x", "r", "i", "c"),
+    formulations=("fused", "chunked", "unfused", "layer", "lines", "recurrent"),
     # Hawk of 12 layers and model dim 768, 3/4 of the channels, with GPT-2's vocabulary.
     models={1024: (12, 50257)},
 )
@@ -79,6 +86,7 @@ LINEAR_SCAN = _recurrence(
     label="linear scan",
     summary="diagonal linear recurrence; a is the decay itself, not its logarithm",
     arguments=("x", "a"),
+    formulations=("scan", "chunked", "recurrent"),
 )
 
 RGLRU_LAYER = _operation(
@@ -90,6 +98,7 @@ RGLRU_LAYER = _operation(
     inputs="kernels.rglru.reference:rglru_layer_inputs",
     recurrent="kernels.rglru.reference:rglru_layer_recurrent",
     call="kernels.rglru.operations:rglru_layer",
+    formulations=("layer", "unfused"),
     implementations=(
         kernel_form(
             name="fused",

@@ -33,6 +33,8 @@ IMPLEMENTATIONS = (*CHUNKED, *OPTIONS, "step")
 MAX_HEAD_DIM = 1024
 """The largest that is tested; the kernels, which take head dims in blocks of columns, have no limit of their own."""
 
+FORMULATIONS = ("chunkwise", "walk", "whole_state", "sweep", "fused", "parallel", "recurrent")
+
 LIMIT_CHUNK_SIZES = (16, 32, 64, 128)
 
 _kernel = partial(triton_form, why_not="kernels.scalar_decay.declare:why_not_engine", state_dtypes=("fp32", "bf16"))
@@ -56,6 +58,7 @@ def scalar_decay_operation(
     kernel: str = "tfla",
     implementations: tuple[Implementation, ...] = (),
     normalised: bool = False,
+    formulations: tuple[str, ...] = (),
     **declared: Any,
 ) -> Operation:
     """Declare the operation whose function ``name`` and ``make_inputs`` are in the module ``kernels/<name>``.
@@ -64,6 +67,7 @@ def scalar_decay_operation(
         name: of the operation.
         kernel: the family.
         implementations: its own, beside the engine's.
+        formulations: its own, beside the engine's.
         normalised: whether outputs are divided by denominators, which the choice of a chunk length accounts for.
         declared: other attributes of :class:`Operation`.
     """
@@ -75,6 +79,7 @@ def scalar_decay_operation(
         inputs=f"kernels.{name}:make_inputs",
         recurrent=f"{function}:recurrent",
         parallel=f"{function}:parallel",
+        formulations=(*FORMULATIONS, *formulations),
         implementations=(*implementations, *_implementations(normalised)),
         **declared,
     )

@@ -34,6 +34,8 @@ OPERATION = Operation(
     channelwise=True,
     # RWKV-4 1.5B.
     width=2048,
+    formulations=("recurrent", "scan"),
+    counts="analysis.counts.wkv:passed",
     # The smallest RWKV-4, with GPT-NeoX's vocabulary.
     models={768: (12, 50277)},
     implementations=(

@@ -63,7 +63,7 @@ def test_every_implementation_trains_the_same_model(op: str, impl: str) -> None:
     double = dataclasses.replace(item, case=dataclasses.replace(item.case, dtype="fp64"))
     exact, low = gradients(step_of(double, definition)), gradients(step_of(item, definition))
     for name, value in gradients(step_of(item)).items():
-        bound = correctness._bound(correctness.relative_error(low[name], exact[name]), exact[name], torch.float32)
+        bound = correctness.error_bound(correctness.relative_error(low[name], exact[name]), exact[name], torch.float32)
         assert correctness.relative_error(value, exact[name]) <= bound, name
 
 
