@@ -22,6 +22,7 @@ from pathlib import Path
 import pytest
 
 from lrbench.analysis.report import export
+from lrbench.analysis.report.contents import Report
 from lrbench.results.select import latest_rows, load_results
 from lrbench.tests import ROOT
 from lrbench.tests.command_line import full_speed_seconds
@@ -42,9 +43,9 @@ POLICY = re.compile(r'<meta[^>]*http-equiv="Content-Security-Policy"[^>]*>')
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, float]:
     """The report of the committed H200 results, and the seconds that it takes a core at full speed."""
-    pytest.importorskip("nbconvert")
+    pytest.importorskip("mistune")
     output = tmp_path_factory.mktemp("report") / "report.html"
-    return output, full_speed_seconds(lambda: export.build({"results": [str(COMMITTED)], "gpu": "h200"}, output))
+    return output, full_speed_seconds(lambda: export.build(Report.load([COMMITTED], "h200"), output))
 
 
 @pytest.fixture(scope="module")
