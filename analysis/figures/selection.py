@@ -128,7 +128,7 @@ def choose(
     devices: bool = False,
     most: bool = False,
 ) -> Chosen:
-    """Keep the rows that a figure shows.
+    """Keep the rows that a figure shows; what is already chosen over the column stays as it is.
 
     Args:
         over: the column along its axis: seq_len, context (of decoding steps), chunk_size, or width, which is head_dim_v
@@ -142,6 +142,8 @@ def choose(
         Several: rows have several values of what the selection leaves open.
         ValueError: nothing is left, or a value was not measured; the message lists those that were.
     """
+    if isinstance(selection, Chosen) and selection.over == over:
+        return selection
     # Every step copies the rows that it keeps: only the columns that decide, numbered by their place in the frame.
     keys = frame[[*CHOICE_COLUMNS, *WHICH_COLUMNS]].reset_index(drop=True)
     candidates = functools.cache(lambda kernel: _candidates(keys, dataclasses.replace(selection, kernel=kernel), over))

@@ -34,7 +34,11 @@ def drawing_of(subject: Subject, kind: str, *, every: bool = False) -> Drawing:
 
     ``every`` as in :class:`.Selection`; ValueError where there is nothing to show.
     """
-    selection = subject.selection_over_chunks if kind in ("chunk-size", "trade-off") else subject.selection
+    selection = subject.selection
+    if kind in ("chunk-size", "trade-off"):
+        selection = subject.selection_over_chunks
+    elif kind in ("runtime", "memory"):
+        selection = subject.chosen or selection
     selection = dataclasses.replace(selection, every=every)
     if kind != "roofline":
         return drawing(kind, subject.rows, selection)
