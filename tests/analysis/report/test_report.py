@@ -231,7 +231,7 @@ def test_the_best_chunk_length_needs_no_model(channels: Report) -> None:
     assert len(choices(channels)) == 4
     for choice in choices(channels):
         assert (choice.row.chunk_size, choice.slowest.chunk_size) == (128, 64)
-        assert choice.report is choice.modelled is choice.regret_ms is None
+        assert choice.model is choice.modelled is choice.regret_ms is None
     said = words(channels.optimal_chunks())
     assert "No model chooses for RG-LRU" in said
     assert f"fw channels 4k fp32 8,192 {' '.join([markup.ABSENT] * 4)} 128 4.00" in said
@@ -395,8 +395,7 @@ def test_the_model_chooses_among_the_chunk_lengths_that_are_taken(tmp_path: Path
         for chunk in chunks
     ]
     limited, free = choices(report(rows, tmp_path))
-    assert max(each["chunk_size"] for each in limited.report["candidates"]) == 128
-    assert limited.modelled == 128 < max(each["chunk_size"] for each in free.report["candidates"])
+    assert limited.modelled == max(limited.model.time_ms) == 128 < max(free.model.time_ms)
 
 
 def test_own_results_stand_beside_the_committed_ones(
