@@ -1047,7 +1047,7 @@ def report(
     """Write a report: one HTML file with figures, tables, a summary and the rows; it opens without a network."""
     from .analysis.accelerators.known import USUAL, key_here
     from .analysis.report import export
-    from .analysis.report.subject import load_subjects
+    from .analysis.report.contents import Report
     from .results.arguments import check_file
 
     export.check_extra()
@@ -1065,10 +1065,7 @@ def report(
         raise ValueError(f"pdf needs one of {', '.join(export.BROWSERS)}: install one, or leave --pdf out")
     gpu = gpu or (_measured_on(results) if results else None) or key_here() or USUAL
     paths = results or _reported(gpu)
-    # Refuse bad input in a line here, rather than by a traceback of the notebook.
-    load_subjects(paths, gpu)
-    parameters = {"results": [str(path) for path in paths], "gpu": gpu}
-    print(page := export.build(parameters, output, lambda at: note(f"report: {at}")))
+    print(page := export.build(Report.load(paths, gpu), output, lambda at: note(f"report: {at}")))
     if browser is None:
         if pdf is None:
             note("no PDF: neither Chromium nor Chrome is installed")

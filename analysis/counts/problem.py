@@ -93,7 +93,7 @@ def count(
         op, formulation, {"batch": 1, "num_heads": 1, **sizes}, dtypes, published=counting == "published",
         causal=causal, causal_factor=causal_factor, factors=factors,
     )  # fmt: skip
-    return _count(problem, mode, launches=has_launches(op, formulation))
+    return _with_launches(_count(problem, mode), problem) if has_launches(op, formulation) else _count(problem, mode)
 
 
 def count_case(
@@ -139,8 +139,8 @@ def _count_case(
     full = 1.0 if declared(op, impl).full_square else None
     problem = _problem(op, formulation, known, (dtype, wide, state_dtype or wide), causal_factor=full)
     forward_state = dtype if state_dtype is None and declared(op, impl).states_as_inputs else None
-    launches = launches and has_launches(op, problem.formulation, impl)
-    return _count(problem, mode, launches=launches, forward_state=forward_state)
+    counted = _count(problem, mode, forward_state)
+    return _with_launches(counted, problem) if launches and has_launches(op, problem.formulation, impl) else counted
 
 
 def _problem(
@@ -170,11 +170,11 @@ def _problem(
     )  # fmt: skip
 
 
-def _count(problem: Problem, mode: str, *, launches: bool, forward_state: str | None = None) -> Count:
-    """Count a problem.
+@functools.lru_cache(maxsize=4096)
+def _count(problem: Problem, mode: str, forward_state: str | None = None) -> Count:
+    """Count a problem, without what its launches execute.
 
     Args:
-        launches: whether what they execute is counted too.
         forward_state: dtype of the states that the forward pass stores, where it is not that of the backward pass.
     """
     tally, compulsory = Tally(), 0
@@ -201,7 +201,6 @@ def _count(problem: Problem, mode: str, *, launches: bool, forward_state: str | 
         causal_factor=problem.causal,
         parts=MappingProxyType({name: float(work.flops) for name, work in tally.work.items()}),
         byte_parts=MappingProxyType({name: float(value) for name, value in tally.traffic.items()}),
-        **(_executed(problem, PASSES[mode]) if launches else {}),
     )
 
 
@@ -253,6 +252,7 @@ _COMPULSORY: Mapping[str, Callable[..., Any]] = {
 """Operation that declares its counts -> the compulsory bytes of a pass; of the others all of their bytes are."""
 
 
+@functools.lru_cache(maxsize=4096)
 def _passed(problem: Problem, direction: str) -> tuple[Tally, Any]:
     """Return one pass (forward, backward, step) of a whole problem and its compulsory bytes: of a step all of them."""
     op, step, backward = problem.op, direction == "step", direction == "backward"
@@ -350,25 +350,27 @@ def _whole_state(problem: Problem, direction: str, least: Any) -> Tally:
     return uncut * whole + cut_heads if whole else cut_heads
 
 
-def _executed(problem: Problem, passes: tuple[str, ...]) -> dict[str, Any]:
-    """Return the executed fields of a count: of sizes that the kernels take, in a 16-bit dtype."""
+def _with_launches(count: Count, problem: Problem) -> Count:
+    """Return a count with its executed fields: of sizes that the kernels take, in a 16-bit dtype."""
+    passes = PASSES[count.mode]
     if problem.dtype not in ("bf16", "fp16"):
-        return {}
+        return count
     if problem.op == "gated_mlp":
         counted = [executed_mlp(problem, direction) for direction in passes]
     else:
         counted = [found for direction in passes if (found := executed(problem, direction))]
     if not counted:
-        return {}
+        return count
     prefixes = [f"{direction}: " for direction in passes] if len(passes) > 1 else [""]
     each = list(zip(prefixes, counted, strict=True))
     flops = {prefix + name: value for prefix, one in each for name, value in one.flops.items()}
     moved = {prefix + name: value for prefix, one in each for name, value in one.bytes.items()}
-    return {
-        "executed_tensor_flops": float(sum(flops.values())),
-        "executed_bytes": float(sum(moved.values())),
-        "reread_bytes": float(sum(one.rereads.total() for one in counted)),
-        "library_tensor_flops": float(sum(one.library.total() for one in counted)),
-        "executed_parts": MappingProxyType({name: float(value) for name, value in flops.items()}),
-        "executed_byte_parts": MappingProxyType({name: float(value) for name, value in moved.items()}),
-    }
+    return dataclasses.replace(
+        count,
+        executed_tensor_flops=float(sum(flops.values())),
+        executed_bytes=float(sum(moved.values())),
+        reread_bytes=float(sum(one.rereads.total() for one in counted)),
+        library_tensor_flops=float(sum(one.library.total() for one in counted)),
+        executed_parts=MappingProxyType({name: float(value) for name, value in flops.items()}),
+        executed_byte_parts=MappingProxyType({name: float(value) for name, value in moved.items()}),
+    )

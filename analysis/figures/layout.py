@@ -97,7 +97,8 @@ class Drawing:
         finding: the statement that the figure makes, its headline; "": the title is.
         heights: of the rows, relative to the usual height.
         usual_width: inches where no width is asked for; None: what suits the number of panels.
-        rows, x: of a figure of results: the rows that are its points, and the column along its x axis.
+        rows, every, x: of a figure of results: the rows that are its points, those of the lines that it leaves out
+            besides, and the column along its x axis.
     """
 
     grid: Sequence[Sequence[Panel]]
@@ -108,6 +109,7 @@ class Drawing:
     heights: Sequence[float] | None = None
     usual_width: float | None = None
     rows: pd.DataFrame | None = None
+    every: pd.DataFrame | None = None
     x: str = ""
 
     def at(self, width: float | None = None) -> Figure:

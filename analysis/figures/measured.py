@@ -110,6 +110,7 @@ def _drawing(
         lacking = "rows with measured memory" if needs == "peak_memory_bytes" else "counted rows"
         raise ValueError(f"results must hold {lacking} for this figure, got none")
     over = "number of tokens" if x == "seq_len" and chosen.without_order else EVERY.get(x, "")
+    every = rows
     chosen, rows, first, hidden = main_lines(chosen, rows, x)
     # Over the context only attention's cache grows, so a state is compared with attention alone.
     held = rows[in_lines(rows, [first]) | rows["op"].eq("attention")] if x == "context" else rows
@@ -125,7 +126,7 @@ def _drawing(
     counted = f"Memory not shown, since a gradient was counted twice: {names}." if names else ""
     note = " ".join(filter(None, [*_notes(chosen, rows, timed=needs != "peak_memory_bytes"), lone, counted, hidden]))
     words = describe(chosen, *setting)
-    return Drawing(grid=grid, title=title, finding=finding, setting=words, note=note, rows=rows, x=x)
+    return Drawing(grid=grid, title=title, finding=finding, setting=words, note=note, rows=rows, every=every, x=x)
 
 
 def _without_lone_chunks(chosen: Chosen) -> tuple[Chosen, str]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
+import functools
 import textwrap
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +27,9 @@ CHOICE_COLUMNS = (
     "head_dim_qk", "head_dim_v", "embedding_dim", "d_model", "d_ff", "chunk_size", "context", "layers",
 )  # fmt: skip
 """The columns by which :func:`choose` keeps rows, beside whether they were measured."""
+
+WHICH_COLUMNS = ("kernel", "provider", "same_math", "case_id", "measured_at", "status", "time_ms")
+"""The columns that say, before those, of which family rows are, which of them is newest, and which were measured."""
 
 DIMS = {"head_dim": "head_dim_v", "head_dim_qk": "head_dim_qk"}
 WIDTHS = {"d_model": "d_model", "d_ff": "d_ff", "channels": "embedding_dim"}
@@ -116,24 +119,16 @@ def _option(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-def answers(ask: Callable[[Selection], Any], selection: Selection) -> dict[str, Any]:
-    """Return what a selection lacks for ``ask``, which raises :class:`Several`: each time the value of most rows."""
-    found: dict[str, Any] = {}
-    with contextlib.suppress(ValueError):
-        while True:
-            try:
-                ask(dataclasses.replace(selection, **found))
-                break
-            except Several as several:
-                _, (name, value) = max((count, each) for each, count in several.counts.items())
-                found[name] = value
-    return found
-
-
 def choose(
-    frame: pd.DataFrame, selection: Selection, over: str = "seq_len", *, batches: bool = False, devices: bool = False
+    frame: pd.DataFrame,
+    selection: Selection,
+    over: str = "seq_len",
+    *,
+    batches: bool = False,
+    devices: bool = False,
+    most: bool = False,
 ) -> Chosen:
-    """Keep the rows that a figure shows.
+    """Keep the rows that a figure shows; what is already chosen over the column stays as it is.
 
     Args:
         over: the column along its axis: seq_len, context (of decoding steps), chunk_size, or width, which is head_dim_v
@@ -141,31 +136,47 @@ def choose(
             of them except ``over``, and every chunk size.
         batches: whether lengths may differ in their tokens, each at the largest batch; unless some are held.
         devices: whether rows of several devices are shown.
+        most: whether the value of most rows is taken of what the selection leaves open, each time.
 
     Raises:
         Several: rows have several values of what the selection leaves open.
         ValueError: nothing is left, or a value was not measured; the message lists those that were.
     """
+    if isinstance(selection, Chosen) and selection.over == over:
+        return selection
+    # Every step copies the rows that it keeps: only the columns that decide, numbered by their place in the frame.
+    keys = frame[[*CHOICE_COLUMNS, *WHICH_COLUMNS]].reset_index(drop=True)
+    candidates = functools.cache(lambda kernel: _candidates(keys, dataclasses.replace(selection, kernel=kernel), over))
+    several: Several | None = None
+    found: dict[str, Any] = {}
+    while True:
+        asked = dataclasses.replace(selection, **found)
+        try:
+            chosen = _narrow(candidates(asked.kernel), asked, over, batches, devices)
+            break
+        except Several as open_still:
+            several = several or open_still
+            _, (name, value) = max((count, each) for each, count in open_still.counts.items())
+            found[name] = value
+        except ValueError:
+            if several is None or most:
+                raise
+            break
+    if several is not None and not most:
+        raise Several(several.counts, found)
+    return dataclasses.replace(chosen, rows=derive_anew(frame.take(chosen.rows.index)))
 
-    def ask(each: Selection) -> Chosen:
-        return _choose(frame, each, over, batches, devices)
 
-    try:
-        return ask(selection)
-    except Several as found:
-        raise Several(found.counts, answers(ask, selection)) from None
-
-
-def _choose(frame: pd.DataFrame, selection: Selection, over: str, batches: bool, devices: bool) -> Chosen:
-    known = frame if selection.impls else without_removed(frame)
+def _candidates(keys: pd.DataFrame, selection: Selection, over: str) -> pd.DataFrame:
+    """Return the newest rows of the family, modes, operations and implementations of a selection."""
+    known = keys if selection.impls else without_removed(keys)
     if selection.kernel is not None:
         known = of_family(known, selection.kernel)
     elif selection.ops is None:
         named = known if selection.impls is None else known[known["impl"].isin(selection.impls)]
         check_one({("kernel", family): int((named["kernel"] == family).sum()) for family in families(named)})
     latest = latest_rows(known)
-    # Every step below copies the rows that it keeps: only the columns that decide, numbered by their place in latest.
-    rows = latest[[*CHOICE_COLUMNS]].assign(measured=is_ok(latest)).reset_index(drop=True)
+    rows = latest[[*CHOICE_COLUMNS]].assign(measured=is_ok(latest))
     rows["device"] = rows["device_accelerator"].fillna(rows["device_name"])
     if selection.modes is None and (calls := rows["mode"].isin(("fw", "fwbw", "bw"))).any():
         # Steps of decoding are of one token, and those of training of whole models.
@@ -180,6 +191,11 @@ def _choose(frame: pd.DataFrame, selection: Selection, over: str, batches: bool,
     if not rows["measured"].any():
         having = "a chunk size" if over == "chunk_size" else "times"
         raise ValueError(f"results must hold rows with {having} for this figure, got none that match the selection")
+    return rows
+
+
+def _narrow(rows: pd.DataFrame, selection: Selection, over: str, batches: bool, devices: bool) -> Chosen:
+    """Keep the candidates of one value of all that a selection holds; arguments and errors as :func:`choose`."""
     without_heads = rows["head_dim_v"][rows["measured"]].isna().mean() > 0.5
     if over == "width":
         over = ALONG[int(without_heads)]
@@ -219,7 +235,7 @@ def _choose(frame: pd.DataFrame, selection: Selection, over: str, batches: bool,
     elif selection.tokens is None:
         found["batch"] = _only(rows["batch"])
     found["every"] = selection.every or selection.impls is not None
-    return Chosen(rows=derive_anew(latest.take(rows.index)), over=over, **found)
+    return Chosen(rows=rows, over=over, **found)
 
 
 def check_one(counts: Mapping[tuple[str, Any], int]) -> None:

@@ -9,11 +9,31 @@ from typing import Any
 
 from ...kernels.scalar_decay.declare import FUSED_CHUNK
 from ...results.select import PROBLEM_COLUMNS, best_rows, grouped, records
-from ..model.answers import Question, chunk_size_report
-from ..model.chunk_size import CHUNKWISE_OPERATIONS
+from ..counts import count
+from ..counts.formulations import state_dtype_of
+from ..model.chunk_size import CHUNKWISE_OPERATIONS, check_chunkwise, chunks_taken, coefficients
 from ..model.fit import ROW_COLUMNS, Fits
+from ..model.prediction import predict_case
+from ..model.runtime_model import flop_rate, runtime_model
+from ..model.terms import Query
 from .markup import ABSENT, Cell, Html, numeric, size, table
 from .subject import Subject, name_cell, problem_in_words
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """What is best by the models, without measurements of the problem itself.
+
+    Attributes:
+        flop_optimal, runtime_optimal: the closed forms.
+        name: of the modelled time: walks or formulation as fitted, else the formulation's upper time.
+        time_ms: chunk length that the implementation takes -> modelled time.
+    """
+
+    flop_optimal: float
+    runtime_optimal: float
+    name: str
+    time_ms: dict[int, float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,18 +43,17 @@ class Choice:
     Attributes:
         row: a row of the problem, at its fastest chunk length.
         measured: chunk length -> its row, for all that were measured.
-        report: what :func:`..answers.chunk_size_report` says of the problem, without measurements; None where the
-            operation has no model of its chunk length.
+        model: None where the operation has no model of its chunk length.
     """
 
     row: Any
     measured: dict[int, Any]
-    report: dict[str, Any] | None
+    model: Model | None
 
     @property
     def modelled(self) -> int | None:
         """The chunk length that the model chooses."""
-        return None if self.report is None else int(self.report["runtime_optimal_feasible"])
+        return None if self.model is None else min(self.model.time_ms, key=self.model.time_ms.__getitem__)
 
     @property
     def slowest(self) -> Any:
@@ -73,34 +92,52 @@ def _choice(subject: Subject, problem: list[Any]) -> Choice | None:
     measured = {int(row.chunk_size): row for row in problem}
     best = min(measured.values(), key=lambda row: row.time_ms)
     if best.op not in CHUNKWISE_OPERATIONS:
-        return Choice(row=best, measured=measured, report=None)
-    names = ("batch", "seq_len", "num_heads", "head_dim_qk", "head_dim_v")
-    fits = _fits(subject, best.mode, best.dtype) if best.impl == FUSED_CHUNK else None
-    question = Question(
-        op=best.op, mode=best.mode, dtype=best.dtype, sizes={name: int(getattr(best, name)) for name in names}, rows=(),
-        state_dtype=best.state_dtype if isinstance(best.state_dtype, str) else "fp32",
-        accelerator=subject.accelerator, fits=fits,
-    )  # fmt: skip
+        return Choice(row=best, measured=measured, model=None)
     try:
-        report = chunk_size_report(question, best.impl)
+        return Choice(row=best, measured=measured, model=_model(subject, best))
     except ValueError:
         # No model of this problem: a dtype that the accelerator does not multiply, a sequence below one chunk, or an
         # implementation that is gone.
         return None
-    return Choice(row=best, measured=measured, report=report)
+
+
+def _model(subject: Subject, row: Any) -> Model:
+    """Return what is best for the problem of a row; ValueError where no model can say."""
+    op, impl, mode, dtype, accelerator = row.op, row.impl, row.mode, row.dtype, subject.accelerator
+    dims: dict[str, Any] = {name: int(getattr(row, name)) for name in ("head_dim_qk", "head_dim_v")}
+    sizes = {name: int(getattr(row, name)) for name in ("batch", "seq_len", "num_heads")} | dims
+    check_chunkwise(op, mode, sizes["seq_len"])
+    chunks = chunks_taken(op, impl, mode, dtype, sizes)
+    state = row.state_dtype if isinstance(row.state_dtype, str) else "fp32"
+    dtypes: dict[str, Any] = {"dtype": dtype, "state_dtype": state}
+    chunkwise = functools.partial(count, op, formulation="chunkwise", mode=mode, **dtypes, **sizes)
+    intensity = flop_rate(chunkwise(chunk_size=chunks[0]), accelerator, dtype) / accelerator.bandwidth_bytes_s
+    closed = coefficients(op, mode=mode, causal_factor=0.5, **dtypes, **dims)
+    said = functools.partial(
+        Model, flop_optimal=closed.flop_optimal(), runtime_optimal=closed.runtime_optimal(intensity)
+    )
+    if impl == FUSED_CHUNK and (fit := _fits(subject, mode, dtype).of(op, impl)):
+        case = Query(op, impl, mode, dtype, state_dtype_of(op, impl, state), sizes)
+        at = {chunk: case._replace(sizes={**sizes, "chunk_size": chunk}) for chunk in chunks}
+        predicted = {chunk: predict_case(each, accelerator, fit).time_ms for chunk, each in at.items()}
+        times = {chunk: time_ms for chunk, time_ms in predicted.items() if time_ms is not None}
+        if len(times) == len(chunks):
+            return said(name=fit.model, time_ms=times)
+    upper = {chunk: runtime_model(chunkwise(chunk_size=chunk), accelerator, dtype).upper_ms for chunk in chunks}
+    return said(name="formulation", time_ms=upper)
 
 
 def choice_table(subject: Subject, found: list[Choice]) -> Html:
     """Return one row for each problem: optima in closed form, modelled and measured choice, regret and memory."""
     rows = []
     for each in found:
-        report = each.report or {}
+        model = each.model
         row: dict[str, str | Cell] = {
             "implementation": name_cell(each.row), "mode": each.row.mode,
             "sizes": problem_in_words(each.row), "T": size(each.row.seq_len),
-            "L of least FLOPs": numeric(report.get("flop_optimal")),
-            "L of least modelled time": numeric(report.get("runtime_optimal")),
-            "modelled choice": size(each.modelled), "model of it": report.get("model", ABSENT),
+            "L of least FLOPs": numeric(model.flop_optimal if model else None),
+            "L of least modelled time": numeric(model.runtime_optimal if model else None),
+            "modelled choice": size(each.modelled), "model of it": model.name if model else ABSENT,
             "measured best": size(each.row.chunk_size), "time at it (ms)": numeric(each.row.time_ms),
             "peak memory at it (GiB)": numeric(each.row.peak_memory_bytes / 2**30),
             "measured slowest": size(each.slowest.chunk_size),

@@ -148,8 +148,8 @@ class Report:
         at = [each for each in found if each.row.seq_len == subject.seq_len]
         return render(
             "chunks",
-            modelled=any(each.report is not None for each in found),
-            unmodelled=sorted({operation_label(each.row.op) for each in found if not each.report}),
+            modelled=any(each.model for each in found),
+            unmodelled=sorted({operation_label(each.row.op) for each in found if not each.model}),
             elsewhere="" if subject.on_target else subject.accelerator.name,
             here=chunks.choice_table(subject, at) if at else "",
             all=chunks.choice_table(subject, found) if len(at) < len(found) else "",

@@ -1,30 +1,30 @@
-"""From the notebook to one file: parameters in, execution, HTML without a link to anything, and a PDF of that.
+"""From the notebook to one file: cells run, HTML without a link to anything, and a PDF of that.
 
-The HTML comes from a template of its own rather than from one of nbconvert's, whose pages load require.js, MathJax and
-mermaid.
+The cells run in this process, in order: they call one method a section and need no kernel of Jupyter's.
 """
 
 from __future__ import annotations
 
+import ast
+import json
 import os
 import shutil
 import subprocess
 import tempfile
-import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...results.store import replacing
+from .markup import Html, join, templates
 
 if TYPE_CHECKING:
-    from nbformat import NotebookNode
+    from .contents import Report
 
 ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOK = ROOT / "notebooks" / "report.ipynb"
-TEMPLATE = Path(__file__).with_name("template.html.j2")
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
-PACKAGES = ("nbformat", "nbclient", "nbconvert", "ipykernel")
+PACKAGES = ("jinja2", "mistune")
 TIMEOUT_S = 600
 NOWHERE = "127.0.0.1:1"
 
@@ -38,82 +38,53 @@ def check_extra() -> None:
         raise ValueError(f"a report needs {', '.join(missing)}: pip install 'lrbench[report]'")
 
 
-def execute(notebook: NotebookNode, *, begins: Callable[[int], None] = lambda _: None) -> NotebookNode:
-    """Run a notebook in place with the running Python, in the current folder; RuntimeError names a cell that failed.
-
-    ``begins`` is called with the number of each cell that begins to run.
-    """
-    from jupyter_client.kernelspec import KernelSpecManager
-    from jupyter_client.manager import KernelManager
-    from nbclient import NotebookClient
-    from nbclient.exceptions import CellExecutionError
-
-    # The kernel talks over sockets in a folder of its own, not over ports that others on the machine can reach.
-    transport = {"transport": "ipc"} if os.name == "posix" else {}
-    with tempfile.TemporaryDirectory(prefix="lrbench-") as sockets:
-        manager = KernelManager(
-            kernel_name="python3",
-            # No folders: kernels that are installed elsewhere under the name python3 are not this Python.
-            kernel_spec_manager=KernelSpecManager(kernel_dirs=[]),
-            connection_file=str(Path(sockets) / "kernel.json"),
-            **transport,
-        )
-        client = NotebookClient(
-            notebook,
-            km=manager,
-            timeout=TIMEOUT_S,
-            on_cell_start=lambda cell, cell_index: begins(cell_index),
-            # The kernel has nothing to clean up, and a polite shutdown may take seconds.
-            shutdown_kernel="immediate",
-            extra_arguments=["--InteractiveShellApp.ignore_cwd=True", "--HistoryManager.enabled=False"],
-        )
-        try:
-            # In a clone of the repository its folders must not be imported as packages of their names. The kernel is
-            # ours, so the client ends it.
-            client.execute(cleanup_kc=True, env={**os.environ, "PYTHONSAFEPATH": "1"})
-        except CellExecutionError as error:
-            kinds = ([output.output_type for output in cell.get("outputs", ())] for cell in notebook.cells)
-            failed = next((n for n, of in enumerate(kinds, start=1) if "error" in of), 0)
-            raise RuntimeError(f"cell {failed} of the notebook failed: {error.ename}: {error.evalue}") from error
-    return notebook
+def cells_of(notebook: Path) -> list[tuple[str, str]]:
+    """Return the cells of a notebook: markdown, code or parameters, as it is tagged, and the source."""
+    cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
+    kinds = ["parameters" if "parameters" in cell["metadata"].get("tags", ()) else cell["cell_type"] for cell in cells]
+    return [(kind, "".join(cell["source"])) for kind, cell in zip(kinds, cells, strict=True)]
 
 
-def to_html(notebook: NotebookNode) -> str:
-    """Return an executed notebook as one page that needs nothing beside it."""
-    from nbconvert.exporters import HTMLExporter
-
-    nothing = dict.fromkeys(("require_js_url", "mathjax_url", "mermaid_js_url", "jquery_url"), "")
-    exporter = HTMLExporter(template_file=str(TEMPLATE), exclude_anchor_links=True, **nothing)
-    with warnings.catch_warnings():
-        # The exporter looks for alt texts on outputs; those of the report stand in its own HTML.
-        warnings.simplefilter("ignore")
-        page, _ = exporter.from_notebook_node(notebook)
-    return str(page)
-
-
-def build(parameters: Mapping[str, Any], output: Path, tell: Callable[[str], None] = lambda _: None) -> Path:
-    """Execute the report's notebook and write the page; the file appears when it is whole.
+def run_cell(number: int, source: str, names: dict[str, Any]) -> Any:
+    """Run a cell and return the value of its last expression, None without one; RuntimeError names a cell that failed.
 
     Args:
-        parameters: results and gpu; a cell of assignments is inserted after the one tagged ``parameters``.
+        names: what cells before it defined; it adds its own.
+    """
+    code = ast.parse(source)
+    last = code.body[-1]
+    try:
+        if not isinstance(last, ast.Expr):
+            return exec(compile(code, f"cell {number}", "exec"), names)
+        exec(compile(ast.Module(code.body[:-1], []), f"cell {number}", "exec"), names)
+        return eval(compile(ast.Expression(last.value), f"cell {number}", "eval"), names)
+    except Exception as error:
+        raise RuntimeError(f"cell {number} of the notebook failed: {type(error).__name__}: {error}") from error
+
+
+def build(report: Report, output: Path, tell: Callable[[str], None] = lambda _: None) -> Path:
+    """Run the report's notebook and write the page; the file appears when it is whole.
+
+    Args:
+        report: what the cells show, in place of the notebook's parameters.
         tell: called with a line about each section that begins.
     """
-    import nbformat
+    import mistune
 
-    notebook = nbformat.read(NOTEBOOK, as_version=4)
-    tagged = next(n for n, cell in enumerate(notebook.cells) if "parameters" in cell.metadata.get("tags", ()))
-    source = "\n".join(f"{name} = {value!r}" for name, value in parameters.items())
-    notebook.cells.insert(tagged + 1, nbformat.v4.new_code_cell(source))
-    sections = [n for n, cell in enumerate(notebook.cells) if cell.source.startswith("## ")]
-
-    def begins(cell: int) -> None:
-        if cell - 1 in sections:
-            heading = notebook.cells[cell - 1].source.partition("\n")[0][3:]
-            tell(f"{sections.index(cell - 1) + 1} of {len(sections)}: {heading.lower()}")
-        elif notebook.cells[cell].source == "report.opening()":
+    in_html, names = mistune.create_markdown(escape=False), {"report": report}
+    cells = cells_of(NOTEBOOK)
+    count, parts = sum(source.startswith("## ") for _, source in cells), [("", Html(""))]
+    for number, (kind, source) in enumerate(cells, start=1):
+        if source.startswith("## "):
+            heading, _, source = source[3:].partition("\n")
+            parts.append((heading, Html("")))
+            tell(f"{len(parts) - 1} of {count}: {heading.lower()}")
+        elif source == "report.opening()":
             tell("findings and first figure")
-
-    page = to_html(execute(notebook, begins=begins))
+        if kind != "parameters":
+            shown = run_cell(number, source, names) if kind == "code" else Html(str(in_html(source)))
+            parts[-1] = parts[-1][0], join(parts[-1][1], shown)
+    page = templates().get_template("template.html.j2").render(parts=parts)
     with replacing(output) as file:
         file.write(page.encode())
     return output

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
@@ -29,13 +28,16 @@ X_NAMES = {"head_dim_v": "value head dim", "embedding_dim": "channels", "chunk_s
 
 
 @functools.lru_cache(maxsize=64)
-def drawing_of(subject: Subject, kind: str, *, every: bool = False) -> Drawing:
+def drawing_of(subject: Subject, kind: str) -> Drawing:
     """Return what a figure shows, in the setting of the report: remembered, since findings and figures ask for it.
 
-    ``every`` as in :class:`.Selection`; ValueError where there is nothing to show.
+    ValueError where there is nothing to show.
     """
-    selection = subject.selection_over_chunks if kind in ("chunk-size", "trade-off") else subject.selection
-    selection = dataclasses.replace(selection, every=every)
+    selection = subject.selection
+    if kind in ("chunk-size", "trade-off"):
+        selection = subject.selection_over_chunks
+    elif kind in ("runtime", "memory"):
+        selection = subject.chosen or selection
     if kind != "roofline":
         return drawing(kind, subject.rows, selection)
     if subject.on_target:
@@ -90,18 +92,17 @@ def drawn(subject: Subject, kind: str) -> Html:
     picture = figure(shown)
     if kind in ("trade-off", "roofline"):
         return picture
-    every = drawing_of(subject, kind, every=True)
-    numbers = join(*(_numbers(subject, kind, mode, every) for mode in subject.modes))
+    numbers = join(*(_numbers(subject, kind, mode, shown) for mode in subject.modes))
     return join(picture, render("details", "The numbers of every line", numbers))
 
 
 def _numbers(subject: Subject, kind: str, mode: str, shown: Drawing) -> Html:
     """Return one mode of a figure as a table: a column for each size."""
-    assert shown.rows is not None
+    assert shown.every is not None
     column, name, scale = "time_ms", "time per call (ms)", 1
     if kind == "memory":
         column, name, scale = "peak_memory_bytes", "peak memory (GiB)", 2**30
-    rows = shown.rows[shown.rows["mode"] == mode]
+    rows = shown.every[shown.every["mode"] == mode]
     sizes = sorted({int(value) for value in rows[shown.x]})
     columns = [*dict.fromkeys(("op", "impl", "chunk_size", shown.x, column))]
     body: list[TableRow] = []

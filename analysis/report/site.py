@@ -27,7 +27,7 @@ from ...results.store import replacing
 from ..derive import without_removed
 from ..figures.history import MAX_CASES, history_figure
 from ..figures.plots import drawing
-from ..figures.selection import Selection, answers, choose
+from ..figures.selection import Selection, choose
 from ..figures.style import operation_label
 from .markup import ABSENT, Cell, Html, TableRow, join, number, numeric, paragraph, picture, size, table, templates
 
@@ -157,10 +157,8 @@ def _fastest(problems: Sequence[Sequence[Row]]) -> Html:
 
 def _over_length(rows: pd.DataFrame, op: str, device: str) -> Html:
     """Return the figure of time over sequence length on a device, at the sizes of most rows; nothing if none fits."""
-    selection = Selection(ops=(op,), device=device)
     try:
-        most = answers(lambda each: choose(rows, each), selection)
-        shown = drawing("runtime", rows, dataclasses.replace(selection, **most))
+        shown = drawing("runtime", rows, choose(rows, Selection(ops=(op,), device=device), most=True))
         return picture(dataclasses.replace(shown, note="").at(FIGURE_INCHES), shown.note)
     except ValueError:
         return Html("")

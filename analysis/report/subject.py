@@ -25,7 +25,7 @@ from ...results.store import committed_results, read_results
 from ..accelerators.known import Accelerator, get_accelerator
 from ..accelerators.roofs import with_stored_roofs
 from ..derive import derive_anew, without_removed
-from ..figures.selection import Chosen, Selection, answers, choose, length_in_words, modes_of, setting_in_words
+from ..figures.selection import Chosen, Selection, choose, length_in_words, modes_of, setting_in_words
 from ..figures.style import series_label, sizes_in_words
 from .markup import Cell
 
@@ -100,7 +100,7 @@ class Subject:
         if ok_rows(self.rows).empty:
             return None
         selection = Selection(kernel=self.family or None, device=self.device)
-        return self._at_most_rows(selection, "seq_len")
+        return choose(self.rows, selection, most=True)
 
     @functools.cached_property
     def selection(self) -> Selection:
@@ -110,18 +110,12 @@ class Subject:
         of_modes = [set(lengths) for _, lengths in ok_rows(self.chosen.rows).groupby("mode")["seq_len"]]
         common = set.intersection(*of_modes)
         usual = SEQ_LEN if SEQ_LEN in common else max(map(int, common), default=None)
-        return self._at_most_rows(dataclasses.replace(self.chosen, seq_len=usual), "")
+        return choose(self.rows, dataclasses.replace(self.chosen, seq_len=usual), "", most=True)
 
     @functools.cached_property
     def selection_over_chunks(self) -> Selection:
         """The selection of figures over chunk size, at the sequence length of which they have most rows."""
-        return self._at_most_rows(dataclasses.replace(self.selection, seq_len=None), "chunk_size")
-
-    def _at_most_rows(self, selection: Selection, over: str) -> Chosen:
-        def ask(each: Selection) -> Chosen:
-            return choose(self.rows, each, over)
-
-        return ask(dataclasses.replace(selection, **answers(ask, selection)))
+        return choose(self.rows, dataclasses.replace(self.selection, seq_len=None), "chunk_size", most=True)
 
     @property
     def seq_len(self) -> int | None:

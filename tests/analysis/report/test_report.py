@@ -231,7 +231,7 @@ def test_the_best_chunk_length_needs_no_model(channels: Report) -> None:
     assert len(choices(channels)) == 4
     for choice in choices(channels):
         assert (choice.row.chunk_size, choice.slowest.chunk_size) == (128, 64)
-        assert choice.report is choice.modelled is choice.regret_ms is None
+        assert choice.model is choice.modelled is choice.regret_ms is None
     said = words(channels.optimal_chunks())
     assert "No model chooses for RG-LRU" in said
     assert f"fw channels 4k fp32 8,192 {' '.join([markup.ABSENT] * 4)} 128 4.00" in said
@@ -302,23 +302,19 @@ def test_numbers_have_the_digits_asked_for() -> None:
 
 
 def test_a_cell_that_fails_is_named() -> None:
-    import nbformat
-
-    cells = [nbformat.v4.new_markdown_cell("x"), nbformat.v4.new_code_cell("raise KeyError('gone')")]
     with pytest.raises(RuntimeError, match="cell 2 of the notebook failed: KeyError: 'gone'"):
-        export.execute(nbformat.v4.new_notebook(cells=cells))
+        export.run_cell(2, "raise KeyError('gone')", {})
 
 
-def test_tour_runs_in_ten_cells(monkeypatch: pytest.MonkeyPatch) -> None:
-    import nbformat
-
-    path = ROOT / "notebooks" / "tour.ipynb"
+def test_tour_runs_in_ten_cells(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    path, names, shown = ROOT / "notebooks" / "tour.ipynb", {}, []
     monkeypatch.chdir(path.parent)
-    toured = export.execute(nbformat.read(path, as_version=4))
-    cells = [cell for cell in toured.cells if cell.cell_type == "code"]
-    assert len(cells) == 10
-    assert all(cell.outputs for cell in cells)
-    assert '<img alt="Roofline' in cells[-1].outputs[-1].data["text/html"]
+    for number, (kind, source) in enumerate(export.cells_of(path)):
+        if kind == "code":
+            shown.append((export.run_cell(number, source, names), capsys.readouterr().out))
+    assert len(shown) == 10
+    assert all(value is not None or printed for value, printed in shown)
+    assert '<img alt="Roofline' in shown[-1][0].text
 
 
 @pytest.fixture
@@ -366,8 +362,8 @@ def test_bad_input_exits_2_with_one_line(arguments: str, message: str, lrbench: 
 def test_a_missing_extra_exits_2_with_the_command_that_brings_it(
     lrbench: Lrbench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, "nbclient", None)
-    assert lrbench("report .") == (2, "", "lrbench: a report needs nbclient: pip install 'lrbench[report]'\n")
+    monkeypatch.setitem(sys.modules, "mistune", None)
+    assert lrbench("report .") == (2, "", "lrbench: a report needs mistune: pip install 'lrbench[report]'\n")
 
 
 def test_a_pdf_without_a_browser_is_refused(lrbench: Lrbench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -399,8 +395,7 @@ def test_the_model_chooses_among_the_chunk_lengths_that_are_taken(tmp_path: Path
         for chunk in chunks
     ]
     limited, free = choices(report(rows, tmp_path))
-    assert max(each["chunk_size"] for each in limited.report["candidates"]) == 128
-    assert limited.modelled == 128 < max(each["chunk_size"] for each in free.report["candidates"])
+    assert limited.modelled == max(limited.model.time_ms) == 128 < max(free.model.time_ms)
 
 
 def test_own_results_stand_beside_the_committed_ones(
