@@ -97,7 +97,7 @@ def test_example_is_counted_ranked_and_predicted(copy: Path) -> None:
         return finished.stdout
 
     count = run(copy, *CALL[1:], "count", "ema", "--seq-len", "1k").stdout
-    cells = 1024 * 256
+    cells = 8 * 1024 * 16 * 256
     assert f"{2 * cells:.4g} FLOPs, {4 * cells:.4g} bytes, intensity 0.5" in count
     # bf16 in and out at 3.35 TB/s
     least_ms = 8 * 8192 * 1024 * 4 / 3.35e12 * 1e3
