@@ -114,11 +114,7 @@ def test_rows_are_compared_and_checked(run: Run, lrbench: Lrbench) -> None:
     assert "1 regression" in lrbench("check", slow, "--baseline", before)[1]
     (line,) = run.json("compare", before, other, "--ignore", "impl")["cases"]
     assert line["ratio"] == pytest.approx(2.0)
-    assert [each["run"] for each in run.json("history", "impl:torch:mm", "--results", "kept")] == [
-        "a" * 8,
-        "b" * 8,
-        "c" * 8,
-    ]
+    assert "".join(each["run"][0] for each in run.json("history", "impl:torch:mm", "--results", "kept")) == "abc"
     assert {each["kernel"] for each in run.json("runs", "kept")} == {"own"}
 
 
@@ -149,8 +145,6 @@ def test_failures_are_rows(command: str, status: str, reason: str, lrbench: Lrbe
 @pytest.mark.parametrize(
     ("asked", "message"),
     [
-        ({"target": "mine_to_time:other"}, "module mine_to_time must have a function other"),
-        ({"arguments": ()}, "`lrbench time` also takes them as --arg"),
         ({"reference": "nowhere_at_all:f"}, "module nowhere_at_all cannot be imported"),
         ({"arguments": ("fp32[8]",)}, "mine_to_time:product takes (x, w, bias=0): missing a required argument: 'w'"),
         ({"arguments": ("bf17[8]", "1")}, "dtype of --arg must be one of bf16, "),
@@ -182,11 +176,7 @@ def test_arguments_are_drawn() -> None:
     assert (name, x.shape, x.dtype) == ("x", (2048, 3), torch.float16)
     assert abs(float(x.float().std()) - 1) < 0.1 and torch.equal(x, drawn("fp16[2048,3]")[1])
     assert drawn("int64[2,3]")[1].tolist() == [[0, 1, 2], [0, 1, 2]]
-    assert drawn("uint8[300]")[1].tolist()[-44:] == list(range(44)) and drawn("bool[3]")[1].tolist() == [
-        False,
-        True,
-        False,
-    ]
+    assert drawn("uint8[300]")[1].tolist()[-44:] == list(range(44)) and drawn("bool[3]")[1].int().tolist() == [0, 1, 0]
     texts = ("x=true", "3", "-2.5", "scale=None", "impl=torch", "(1, 2)")
     assert [drawn(text) for text in texts] == [
         ("x", True), (None, 3), (None, -2.5), ("scale", None), ("impl", "torch"), (None, (1, 2)),
