@@ -123,7 +123,7 @@ def count_case(
     return _count_case((op, impl, mode, dtype, state_dtype), tuple(sizes.items()), launches)
 
 
-@functools.lru_cache(maxsize=4096)
+@functools.lru_cache(maxsize=2**14)
 def _count_case(
     names: tuple[str, str, str, str, str | None], sizes: tuple[tuple[str, int], ...], launches: bool
 ) -> Count | None:
