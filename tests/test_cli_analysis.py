@@ -50,7 +50,6 @@ def test_count_prints_every_part_of_the_papers_table(counting: str, run: Run) ->
 @pytest.mark.parametrize(
     ("arguments", "operation", "part"),
     [
-        ("rglru", "rglru", "recurrence"),
         ("rglru --formulation unfused --counting published --channels 1024", "rglru", "gate GEMMs"),
         ("wkv4 --mode step", "wkv4", "state"),
         ("gated-mlp --formulation cublas_activation --mode bw", "gated_mlp", "weight gradients"),

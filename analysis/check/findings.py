@@ -10,8 +10,9 @@ from typing import Any
 from xml.etree import ElementTree
 
 from ...results.select import describe_sizes, grouped
-from .compare import NOISY
+from .compare import NOISY, ends
 from .regression import CaseResult, CheckResult, describe_case, summary
+from .statistics import Interval
 
 QUIET = ("ok", "new", "not measured")
 """Verdicts that a table for people leaves out."""
@@ -32,7 +33,7 @@ def table_rows(cases: Sequence[CaseResult]) -> list[dict[str, Any]]:
     rows = []
     for case in cases:
         time = case.time
-        times = (time.old, time.new, time.ratio, _end(time.low), _end(time.high)) if time else [None] * 5
+        times = (time.old, time.new, time.ratio, *ends(Interval(time.low, time.high)).values()) if time else [None] * 5
         rows.append(
             {
                 "verdict": case.verdict,
@@ -61,8 +62,7 @@ def brief_rows(cases: Sequence[CaseResult]) -> list[dict[str, Any]]:
 def as_dict(found: CheckResult) -> dict[str, Any]:
     """Return the findings as one JSON object."""
     return {
-        **{name: getattr(found, name) for name in ("passed", "accelerator", "counts")},
-        **{name: getattr(found, name) for name in ("compared", "planned", "min_compared")},
+        **{n: getattr(found, n) for n in ("passed", "accelerator", "counts", "compared", "planned", "min_compared")},
         "failing_verdicts": list(found.failing),
         "environment": list(found.environment),
         "cases": [
@@ -73,17 +73,12 @@ def as_dict(found: CheckResult) -> dict[str, Any]:
                 "reason": case.reason,
                 "measured_again": case.measured_again,
                 "metrics": [
-                    {**dataclasses.asdict(each), "low": _end(each.low), "high": _end(each.high)}
-                    for each in case.metrics
+                    {**dataclasses.asdict(each), **ends(Interval(each.low, each.high))} for each in case.metrics
                 ],
             }
             for case in found.cases
         ],
     }
-
-
-def _end(value: float) -> float | None:
-    return value if math.isfinite(value) else None
 
 
 def junit_xml(found: CheckResult) -> str:

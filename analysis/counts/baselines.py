@@ -6,7 +6,7 @@ intensity can stand beside the linear RNNs'.
 
 from __future__ import annotations
 
-from .model import Problem, Scalar, Tally, Work, chunk_traffic, chunk_traffic_backward, compulsory_of_heads, decoding
+from .model import Problem, Tally, Work, chunk_traffic, chunk_traffic_backward, decoding
 
 STATISTIC_BYTES = 4
 """FlashAttention keeps one fp32 log-sum-exp per query."""
@@ -73,12 +73,6 @@ def attention_step(problem: Problem) -> Tally:
         "cache store": (d_qk + d_v) * widths.qkv,
     }
     return Tally(work=work, traffic=traffic)
-
-
-def compulsory(problem: Problem, *, backward: bool) -> Scalar:
-    """Bytes of q, k, v, GLA's g, and o once; backward: those, do and their gradients once (o for attention's delta)."""
-    gates = problem.head_dim_qk if problem.op == "gla" else 0
-    return compulsory_of_heads(problem, problem.head_dim_qk, gates, backward=backward)
 
 
 def gla_chunk_forward(problem: Problem) -> Tally:

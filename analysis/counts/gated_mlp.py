@@ -82,17 +82,6 @@ def backward(problem: Problem) -> Tally:
     )
 
 
-def compulsory(problem: Problem, *, backward: bool) -> Scalar:
-    """Bytes of x, both weights and y once; backward: x, weights, dy and the gradients of x and the weights once.
-
-    Of projections alone, both of them or both their gradients in place of y or dy.
-    """
-    inputs, weights, outputs = _sizes(problem)
-    outputs *= 2 if problem.formulation == "gemms" else 1
-    elements = 2 * inputs + 4 * weights + outputs if backward else inputs + 2 * weights + outputs
-    return elements * problem.widths.qkv
-
-
 def _sizes(problem: Problem) -> tuple[Scalar, Scalar, Scalar]:
     """Elements of x, of one weight and of y."""
     tokens = problem.batch * problem.seq_len

@@ -246,17 +246,6 @@ def chunk_traffic_backward(
     return traffic, {"recurrent load": inputs + gates, "recurrent store": state}
 
 
-def compulsory_of_heads(problem: Problem, qk: Scalar, gates: Scalar, *, backward: bool) -> Scalar:
-    """Return the bytes of a head's inputs and output once: q, k, v, gates, h; backward also dh, dq, dk, dv, dgates.
-
-    Attention's backward pass reads its output too. ``gates`` are elements per token.
-    """
-    d_v, widths = problem.head_dim_v, problem.widths
-    outputs = 2 if not backward else 4 if problem.op == "attention" else 3
-    sides = 2 if backward else 1
-    return problem.seq_len * ((2 * sides * qk + outputs * d_v) * widths.qkv + sides * gates * widths.gate)
-
-
 def one_pass(tally: Tally, least: Scalar) -> Tally:
     """Return the tally with the traffic of a kernel that keeps states on the chip: inputs and outputs once."""
     return dataclasses.replace(tally, traffic={"inputs and outputs": least}, recomputed_traffic={})

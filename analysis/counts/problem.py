@@ -12,7 +12,7 @@ from ...kernels.baselines import get_operation
 from ...kernels.common.spec import resolve
 from ...results.arguments import one_of
 from ...results.schema import SIZE_COLUMNS
-from . import baselines, gated_mlp, lightning, mlstm, rglru, scalar_decay, wkv
+from . import baselines, lightning, mlstm, rglru, scalar_decay
 from .executed import engine_pass, executed, executed_mlp, sweep_tile
 from .formulations import (
     ATTENTION_TILE,
@@ -123,7 +123,7 @@ def count_case(
     return _count_case((op, impl, mode, dtype, state_dtype), tuple(sizes.items()), launches)
 
 
-@functools.lru_cache(maxsize=4096)
+@functools.lru_cache(maxsize=2**14)
 def _count_case(
     names: tuple[str, str, str, str, str | None], sizes: tuple[tuple[str, int], ...], launches: bool
 ) -> Count | None:
@@ -244,26 +244,49 @@ def _causal_factor(
     return causal_factor or tile_rounded_causal_factor(tile if formulation in scalar_decay.WALKS else square, tile)
 
 
-_COMPULSORY: Mapping[str, Callable[..., Any]] = {
-    **dict.fromkeys(("rglru", "rglru_layer", "linear_scan"), rglru.compulsory),
-    "wkv4": wkv.compulsory,
-    **dict.fromkeys(("gated_mlp", "projections"), gated_mlp.compulsory),
-}
-"""Operation that declares its counts -> the compulsory bytes of a pass; of the others all of their bytes are."""
+_CHANNELS: Mapping[str, tuple[int, int]] = {"rglru": (3, 1), "linear_scan": (2, 0), "wkv4": (2, 2)}
+"""Operation over channels -> how many of its arguments are [B, T, C], and how many [C]."""
+
+
+def compulsory(problem: Problem, *, backward: bool) -> Any:
+    """Return the bytes of inputs and output, each once, of a whole problem, or of a head where there are heads.
+
+    Backward: of inputs, their gradients and the output's gradient; attention's pass reads its output too. None of an
+    operation that declares its own counts: it moves no more.
+    """
+    op, length, d_v, widths = problem.op, problem.seq_len, problem.head_dim_v, problem.widths
+    gates, cells, channels, qk = 0, problem.cells, problem.channels, problem.head_dim_qk
+    if model := scalar_decay.GATE_MODELS.get(op):
+        gates, qk = model.gates, problem.d_qk_read
+    elif op == "gla":
+        gates = qk
+    if model or op in ("attention", "gla"):
+        inputs, output = length * (2 * qk + d_v), length * d_v * (2 if backward and op == "attention" else 1)
+    elif op in ("gated_mlp", "projections"):
+        tokens, d_model, d_ff = problem.batch * length, problem.d_model, problem.d_ff
+        inputs, output = tokens * d_model + 2 * d_model * d_ff, tokens * d_ff * (2 if op == "projections" else 1)
+    elif problem.published or problem.formulation in rglru.WITH_GEMMS:
+        inputs, output = cells + channels + 2 * channels * channels, cells
+    elif op in _CHANNELS:
+        tensors, parameters = _CHANNELS[op]
+        inputs, output = tensors * cells + parameters * channels, cells
+    else:
+        return None
+    return (inputs * (1 + backward) + output) * widths.qkv + length * gates * widths.gate * (1 + backward)
 
 
 @functools.lru_cache(maxsize=4096)
 def _passed(problem: Problem, direction: str) -> tuple[Tally, Any]:
     """Return one pass (forward, backward, step) of a whole problem and its compulsory bytes: of a step all of them."""
-    op, step, backward = problem.op, direction == "step", direction == "backward"
+    op, step = problem.op, direction == "step"
+    least = compulsory(problem, backward=direction == "backward")
     if declared := get_operation(op).counts:
         tally = resolve(declared)(dataclasses.replace(problem, seq_len=1) if step else problem, direction)
         if not isinstance(tally, Tally):
             work, elements = tally
             parts = {name: Work(matrix=matrix, vector=vector) for name, (matrix, vector) in work.items()}
             tally = Tally(work=parts, traffic=problem.moved(elements))
-        return tally, tally.bytes if step or op not in _COMPULSORY else _COMPULSORY[op](problem, backward=backward)
-    least = (scalar_decay if op in scalar_decay.GATE_MODELS else baselines).compulsory(problem, backward=backward)
+        return tally, tally.bytes if step or least is None else least
     if op == "attention":
         tally = baselines.ATTENTION[direction](problem) * problem.rows
     elif problem.formulation == "whole_state":

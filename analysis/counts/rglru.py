@@ -155,23 +155,6 @@ def chunked(one: Tally, problem: Problem, chunks: Scalar, *, gated: bool, backwa
     return one + Tally(traffic=traffic, recomputed_work=again)
 
 
-def compulsory(problem: Problem, *, backward: bool) -> Scalar:
-    """Bytes of inputs and outputs, each once.
-
-    fused, chunked, lines: x, r, i, c, h (backward: x, r, i, c, dh; dx, dr, di, dc). layer, unfused: x, c, h and both
-    weights (backward: x, c, dh, weights; dx, dc and the weights' gradients). The linear scan: a, b, h (backward: a, h,
-    dh; da, db).
-    """
-    if problem.op == "linear_scan":
-        return (5 if backward else 3) * problem.cells * problem.widths.qkv
-    if problem.formulation in WITH_GEMMS or problem.published:
-        tensors, weights = 3 if backward else 2, 2 * problem.channels * problem.channels
-    else:
-        tensors, weights = 7 if backward else 4, 0
-    parameters = (weights + problem.channels) * (2 if backward else 1)
-    return (tensors * problem.cells + parameters) * problem.widths.qkv
-
-
 def scan_forward(problem: Problem) -> Tally:
     """The linear scan h_t = a_t h_{t-1} + b_t in one pass; a and b loaded, h stored."""
     elements = {"load": 2 * problem.cells, "store": problem.cells}

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from .model import Factors, Problem, Scalar, Tally, Work, chunk_traffic, chunk_traffic_backward, compulsory_of_heads
+from .model import Factors, Problem, Scalar, Tally, Work, chunk_traffic, chunk_traffic_backward
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -216,8 +216,3 @@ def step(problem: Problem) -> Tally:
         "store": d_v * widths.qkv + cells * widths.state,
     }
     return Tally(work=work, traffic=traffic)
-
-
-def compulsory(problem: Problem, *, backward: bool) -> Scalar:
-    """Bytes of one head's inputs and output once, see :func:`.model.compulsory_of_heads`."""
-    return compulsory_of_heads(problem, problem.d_qk_read, GATE_MODELS[problem.op].gates, backward=backward)

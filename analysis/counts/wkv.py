@@ -109,12 +109,6 @@ def scan_backward(problem: Problem) -> Tally:
     )
 
 
-def compulsory(problem: Problem, *, backward: bool) -> Scalar:
-    """Bytes of k, v, y and the parameters w and u once; backward: k, v, dy, dk, dv, w, u, dw, du once."""
-    tensors, parameters = (5, 4) if backward else (3, 2)
-    return (tensors * problem.cells + parameters * problem.channels) * problem.widths.qkv
-
-
 def _log_add(f: Factors) -> Scalar:
     """Log of the sum of exponentials 3 + F_max + F_abs + F_exp + F_log, two weights 2 + 2 F_exp, weighted sum 3."""
     return 8 + f.max + f.abs + 3 * f.exp + f.log

@@ -24,8 +24,9 @@ from ...results.schema import HIDDEN_HOST_MS, PROBLEM_SIZES, SIZE_COLUMNS
 from ...results.select import grouped
 from ..accelerators.known import Accelerator, get_accelerator
 from ..accelerators.roofs import with_roofs
+from ..counts import count_case
 from ..counts.model import DTYPE_BYTES
-from .terms import Kind, Query, carried_ms, counted, expected, gains, kind_of, walks
+from .terms import Kind, Query, carried_ms, expected, gains, kind_of, walks
 
 if TYPE_CHECKING:
     import numpy as np
@@ -193,7 +194,7 @@ def surface(rows: Sequence[Row], mode: str, dtype: str, here: Accelerator, roofs
     for row in rows:
         case, key = case_of(row, mode, dtype), row["device_accelerator"]
         device = here if key == here.key else accelerator_of(key, roofs)
-        if counted(case, launches=device is not here) is not None:
+        if count_case(*case, launches=device is not here) is not None:
             kept.append(row)
             cases.append(case)
             there.append(device)
@@ -376,7 +377,8 @@ class Fits:
         logarithms, these in standard deviations, and those of rows left out alone, not with their problem."""
         import numpy as np
 
-        kind = kind_key(self.kinds, op, impl, self.mode, self.dtype)
+        alike = kind_of(op, impl, self.mode, self.dtype)
+        kind = (alike, f"{op} {impl}") if (alike, f"{op} {impl}") in self.kinds else (alike, "")
         rows = self.kinds.get(kind, [])
         key = (kind, (op, impl) if len(rows) > MOST_ROWS else None)
         if key not in self._made:
@@ -403,12 +405,6 @@ def kinds(
             alone = f"{op} {impl}" if all(map(_times_host, rows)) else ""
             found.setdefault((kind, alone), []).extend(rows)
     return found
-
-
-def kind_key(found: Mapping[Any, Any], op: str, impl: str, mode: str, dtype: str) -> tuple[Kind | None, str]:
-    """Return under which key of :func:`kinds` an implementation's rows are."""
-    kind, alone = kind_of(op, impl, mode, dtype), f"{op} {impl}"
-    return (kind, alone) if (kind, alone) in found else (kind, "")
 
 
 def _enough(rows: Sequence[Row], key: str) -> Sequence[Row]:

@@ -182,7 +182,8 @@ class Answer:
         """Of torch and Triton: the measured row's; where fitted those of all its rows, such as "3.6.0 and 3.8.0"."""
         rows = [self.measured] if self.measured else self.rows if self.basis == "fitted" else []
         found = {name: {row[name] for row in rows if row.get(name)} for name in VERSION_COLUMNS}
-        return {name: " and ".join(sorted(each, key=_parts)) or None for name, each in found.items()}
+        oldest_first = functools.partial(sorted, key=lambda version: [*map(int, re.findall(r"\d+", version))])
+        return {name: " and ".join(oldest_first(each)) or None for name, each in found.items()}
 
     @property
     def noisy(self) -> bool:
@@ -235,10 +236,6 @@ class Answer:
         """
         most_ms = self.measured["time_ms"] if self.measured else self.interval_ms[1]
         return self.does_not_fit is not None, self.basis == "bound", most_ms
-
-
-def _parts(version: str) -> list[int]:
-    return [int(number) for number in re.findall(r"\d+", version)]
 
 
 def _modelled_memory(case: Query) -> float:

@@ -74,15 +74,10 @@ def runtime_model(count: Count, accelerator: Accelerator, dtype: str) -> Runtime
     )
 
 
-def launch_count(count: Count) -> int:
-    """Return how many launches a call makes, at least."""
-    forward, backward = _LAUNCHES.get(count.formulation, (1, 1))
-    return sum(backward if name == "backward" else forward for name in PASSES[count.mode])
-
-
 def launches_ms(count: Count, accelerator: Accelerator) -> float:
-    """Return the time that the launches of a call take, however small the problem; a CPU has none."""
-    return 0.0 if accelerator.key == "cpu" else launch_count(count) * LAUNCH_MS
+    """Return the time of the launches that a call makes at least, however small the problem; a CPU has none."""
+    forward, backward = (0, 0) if accelerator.key == "cpu" else _LAUNCHES.get(count.formulation, (1, 1))
+    return LAUNCH_MS * sum(backward if name == "backward" else forward for name in PASSES[count.mode])
 
 
 def model_time_ms(count: Count, accelerator: Accelerator, dtype: str) -> float:

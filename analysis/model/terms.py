@@ -21,7 +21,7 @@ from ...kernels.baselines import get_implementation, get_operation
 from ...kernels.scalar_decay.choice import backward_chunk, sizes_of_case, time_us
 from ...kernels.scalar_decay.plan import kept_chunk
 from ..accelerators.known import Accelerator, get_accelerator
-from ..counts import FORMULATIONS, Count, chunk_of, count_case, formulation_of, scalar_decay
+from ..counts import FORMULATIONS, chunk_of, count_case, formulation_of, scalar_decay
 from .runtime_model import flop_rate, launches_ms, runtime_model
 
 STEP_MS = 1e-4
@@ -82,19 +82,6 @@ def walks(case: Query) -> bool:
     return scheme in scalar_decay.WALKS and "chunk_size" in case.sizes
 
 
-_COUNTS: dict[object, tuple[bool, Count | None]] = {}
-"""What :func:`counted` returned, and whether with launches: every fit asks again."""
-
-
-def counted(case: Query, *, launches: bool = False) -> Count | None:
-    """Return what a case computes and moves, with ``launches`` also as executed; None where that is not counted."""
-    key = case._replace(sizes=tuple(case.sizes.items()))  # type: ignore[arg-type]
-    known = _COUNTS.get(key)
-    if known is None or (launches and not known[0]):
-        known = _COUNTS[key] = launches, count_case(*case, launches=launches)
-    return known[1]
-
-
 def sequential_steps(case: Query) -> float:
     """Return how many steps of a problem wait for one another: its chunks, or tokens where there is no chunk length.
 
@@ -123,7 +110,7 @@ def _walked_ms(case: Any) -> tuple[float, float]:
 
 def expected(case: Query, accelerator: Accelerator) -> Parts:
     """Return what a counted case should take; ValueError if the accelerator has no rate for its dtype."""
-    count = counted(case)
+    count = count_case(*case, launches=False)
     assert count is not None, "only counted cases are asked about"
     launches = launches_ms(count, accelerator)
     if walks(case):
@@ -144,7 +131,7 @@ def carried_ms(time_ms: float, case: Query, here: Accelerator, there: Accelerato
     change with the bandwidth, the rest with the rate of its FLOPs."""
     if here == there:
         return time_ms
-    count = counted(case, launches=True)
+    count = count_case(*case)
     assert count is not None, "only counted cases are asked about"
     launches = min(launches_ms(count, here), MOST_MEMORY * time_ms)
     bytes_ms = 1e3 * max(count.bytes, sum(count.executed_byte_parts.values())) / here.bandwidth_bytes_s
@@ -155,7 +142,7 @@ def carried_ms(time_ms: float, case: Query, here: Accelerator, there: Accelerato
 
 def gains(case: Query, here: Accelerator, there: Accelerator) -> list[float]:
     """Return how many times as high the rates of one accelerator are as another's: FLOPs, vector FLOPs, bandwidth."""
-    count = counted(case)
+    count = count_case(*case, launches=False)
     assert count is not None, "only counted cases are asked about"
     rates = [(flop_rate(count, each, case.dtype), each.vector_flops, each.bandwidth_bytes_s) for each in (there, here)]
     return [high / low for high, low in zip(*rates, strict=True)]

@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING, Any
 
 from ...results.select import grouped, load_rows
 from ..accelerators.known import get_accelerator
+from ..counts import count_case
 from ..counts.formulations import MODES
 from .fit import USELESS, Z90, Row, Surface, case_of, kinds, newest_cases, problems, surface, trust
 from .prediction import stored_rows
 from .runtime_model import floor_ms
-from .terms import counted
 
 if TYPE_CHECKING:
     import numpy as np
@@ -89,7 +89,7 @@ def _of_kind(
 ) -> Iterator[LeftOut]:
     import numpy as np
 
-    rows = [row for row in rows if counted(case_of(row, mode, dtype)) is not None]
+    rows = [row for row in rows if count_case(*case_of(row, mode, dtype), launches=False) is not None]
     devices = np.array([row["device_accelerator"] for row in rows])
     own = np.array(["stands_in" not in row for row in rows])
     calibrating = own & np.array([row["case_id"] in calibration for row in rows])
@@ -120,7 +120,7 @@ def _predicted(
     deviations = np.sqrt(variances)
     errors = np.abs(known.logs - means) / deviations
     for n in map(int, np.flatnonzero(asked)):
-        row, case, count = known.rows[n], known.cases[n], counted(known.cases[n], launches=True)
+        row, case, count = known.rows[n], known.cases[n], count_case(*known.cases[n])
         others = (known.points.names == known.points.names[n]) & (groups != groups[n]) & seen
         likely = float(known.points.expected_ms[n] * np.exp(means[n]))
         half = math.exp(trust([*map(float, errors[others])]) * Z90 * deviations[n])

@@ -154,7 +154,8 @@ def expected(records: Iterable[Record]) -> list[tuple[Record, str]]:
         question = ask(op, {}, mode=mode, dtype=dtype, accelerator=get_accelerator(key))
         for r in {r.problem_sizes: r for r in here}.values():
             try:
-                answer = default_answer(dataclasses.replace(question, sizes=dict(r.problem_sizes)))
+                asked = dataclasses.replace(question, sizes=dict(r.problem_sizes))
+                answer = asked.answer(implementation(asked, None))
             except ValueError:
                 # Nothing computes it there.
                 continue
@@ -164,11 +165,6 @@ def expected(records: Iterable[Record]) -> list[tuple[Record, str]]:
             )  # fmt: skip
             found.append((shown, MARKS[answer.basis]))
     return found
-
-
-def default_answer(question: Question) -> Answer:
-    """Return what `lrbench predict` answers where neither implementation nor chunk length is named."""
-    return question.answer(implementation(question, None))
 
 
 def beside(question: Question, head_dim_qk: int | None) -> Iterator[Question]:

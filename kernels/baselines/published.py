@@ -13,10 +13,6 @@ def _heads(num_heads: int, head_dim_qk: int, head_dim_v: int) -> dict[str, int]:
     return {"num_heads": num_heads, "head_dim_qk": head_dim_qk, "head_dim_v": head_dim_v}
 
 
-def _channels(channels: int) -> dict[str, int]:
-    return {"channels": channels}
-
-
 def _llama(num_heads: int, d_model: int, d_ff: int) -> dict[str, dict[str, int]]:
     return {"attention": _heads(num_heads, 128, 128), "gated_mlp": {"d_model": d_model, "d_ff": d_ff}}
 
@@ -34,12 +30,12 @@ MODELS: Mapping[str, Mapping[str, Mapping[str, int]]] = {
     # MiniMax-Text-01 (arXiv 2501.08313): lightning attention in seven layers of eight, of which the last is softmax's.
     "minimax-01": dict.fromkeys(("lightning", "attention"), _heads(64, 128, 128)),
     # google/recurrentgemma-*, lru_width.
-    "recurrentgemma-2b": dict.fromkeys(FAMILIES["rglru"], _channels(2560)),
-    "recurrentgemma-9b": dict.fromkeys(FAMILIES["rglru"], _channels(4096)),
+    "recurrentgemma-2b": {op: {"channels": 2560} for op in FAMILIES["rglru"]},
+    "recurrentgemma-9b": {op: {"channels": 4096} for op in FAMILIES["rglru"]},
     # Peng et al., RWKV (2023), table 2.
-    "rwkv4-169m": {"wkv4": _channels(768)},
-    "rwkv4-1.5b": {"wkv4": _channels(2048)},
-    "rwkv4-7b": {"wkv4": _channels(4096)},
+    "rwkv4-169m": {"wkv4": {"channels": 768}},
+    "rwkv4-1.5b": {"wkv4": {"channels": 2048}},
+    "rwkv4-7b": {"wkv4": {"channels": 4096}},
     # The Llama 3 Herd of Models (2024), table 3: query heads.
     "llama3-8b": _llama(32, 4096, 14336),
     "llama3-70b": _llama(64, 8192, 28672),

@@ -257,14 +257,12 @@ def three_commits() -> list[dict[str, Any]]:
     return rows
 
 
-def run_of(
-    count: int, *, slower: float = 1.0, noise: float = 0.002, seed: int = 0, **columns: Any
-) -> list[dict[str, Any]]:
+def run_of(count: int, *, slower: float = 1.0, seed: int = 0, **columns: Any) -> list[dict[str, Any]]:
     """Return a run of ``count`` cases at different chunk lengths, all ``slower`` times their base."""
     return [
         measured(
             chunk_size=16 * (n + 1),
-            times=samples(slower * BASE_MS, noise=noise, seed=seed * 1000 + n),
+            times=samples(slower * BASE_MS, noise=0.002, seed=seed * 1000 + n),
             run_id=f"run{seed}",
             **columns,
         )

@@ -129,7 +129,7 @@ def test_a_sweep_elsewhere_shows_what_predict_answers_for_the_gpu_that_was_named
     answers = []
     for seq_len in (512, 1024):
         question = ask(RECORD.op, heads | {"seq_len": seq_len}, accelerator=get_accelerator("h200"), **named)
-        answers.append(choice.default_answer(question))
+        answers.append(question.answer(choice.implementation(question, None)))
     assert {(answer.case.impl, answer.basis) for answer in answers} == {("whole_state", "fitted")}
     assert shown == [
         (RECORD.op, RECORD.impl, "5 @64", "9 @64"),

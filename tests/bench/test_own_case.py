@@ -149,8 +149,6 @@ def test_failures_are_rows(command: str, status: str, reason: str, lrbench: Lrbe
 @pytest.mark.parametrize(
     ("asked", "message"),
     [
-        ({"target": "mine_to_time:other"}, "module mine_to_time must have a function other"),
-        ({"arguments": ()}, "`lrbench time` also takes them as --arg"),
         ({"reference": "nowhere_at_all:f"}, "module nowhere_at_all cannot be imported"),
         ({"arguments": ("fp32[8]",)}, "mine_to_time:product takes (x, w, bias=0): missing a required argument: 'w'"),
         ({"arguments": ("bf17[8]", "1")}, "dtype of --arg must be one of bf16, "),

@@ -110,7 +110,7 @@ def test_the_example_is_drawn(run: Run, tmp_path: Path) -> None:
         ("--of nowhere_to_be_found:f", "nowhere_to_be_found cannot be imported: ModuleNotFoundError"),
         ("--of broken_module:f", "broken_module cannot be imported: ModuleNotFoundError"),
         ("--of mine_to_count:other", "mine_to_count must have a function other, got NoneType"),
-        ("--of mine_to_count:sums", "must have get_inputs()"),
+        ("--of mine_to_count:sums", "`lrbench time` also takes them as --arg"),
         ("--of layer_with_tensor:layer", "must have get_inputs(), which returns a list of them"),
         ("--of mine_to_count:exits", "raised in mine_to_count.py, line 41: SystemExit: 3"),
         ("--of mine_to_count:empty", "must read or return tensors, got none"),

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 import triton
-from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from lrbench import kernels
 from lrbench.kernels import FAMILIES, get_operation
@@ -53,11 +53,6 @@ def pretend(patch: pytest.MonkeyPatch, capability: int = 90) -> None:
             patch.setattr(module, "check_kernel_support", lambda *_, **__: None)
 
 
-def flatten(result: Any) -> list[Tensor]:
-    """Return the tensors of nested tuples."""
-    return [result] if isinstance(result, Tensor) else [tensor for part in result for tensor in flatten(part)]
-
-
 def record(
     case: Case, capability: int = 90, *, training: bool = True, carry: bool = True, kind: str | None = None
 ) -> list[Launch]:
@@ -81,7 +76,7 @@ def record(
     carried = {} if state is None else {"initial_state": state, "return_last_state": True}
     with pytest.MonkeyPatch.context() as patch, record_launches(*MODULES) as launches, torch.set_grad_enabled(training):
         pretend(patch, capability)
-        outputs = flatten(case.function(*inputs.values(), **case.options, **carried))
+        outputs = tree_leaves(case.function(*inputs.values(), **case.options, **carried))
         if training:
             outputs = [x for x in outputs if x.requires_grad]
             torch.autograd.backward(outputs, [torch.zeros_like(x) for x in outputs])

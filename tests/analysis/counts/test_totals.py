@@ -29,6 +29,7 @@ from lrbench.analysis.counts import (
     scalar_decay,
     wkv,
 )
+from lrbench.analysis.counts.problem import compulsory
 from lrbench.results.toml_tables import read_toml
 from lrbench.tests import ROOT
 
@@ -60,8 +61,8 @@ def head(op: str, **changes: Any) -> Problem:
     return dataclasses.replace(HEAD, op=op, **changes)
 
 
-def layer(formulation: str, *, published: bool = False) -> Problem:
-    return dataclasses.replace(LAYER, formulation=formulation, published=published)
+def layer(formulation: str, *, op: str = "", published: bool = False) -> Problem:
+    return dataclasses.replace(LAYER, op=op, formulation=formulation, published=published)
 
 
 def chunked(tally: Tally, **how: bool) -> Tally:
@@ -168,30 +169,26 @@ def test_totals_of_a_gated_mlp(formulation: str) -> None:
 
 
 COMPULSORY = {
-    "mlstm_sig": (scalar_decay.compulsory(head("mlstm_sig"), backward=False), "L*((2*K + 2*V)*w + 2*g)"),
-    "mlstm_sig, backward": (scalar_decay.compulsory(head("mlstm_sig"), backward=True), "L*((4*K + 3*V)*w + 4*g)"),
-    "retention": (scalar_decay.compulsory(head("retention"), backward=False), "L*(2*K + 2*V)*w"),
-    "attention": (baselines.compulsory(head("attention"), backward=False), "L*(2*K + 2*V)*w"),
-    "attention, backward": (baselines.compulsory(head("attention"), backward=True), "L*(4*K + 4*V)*w"),
-    "gla": (baselines.compulsory(head("gla"), backward=False), "L*((2*K + 2*V)*w + K*g)"),
-    "gla, backward": (baselines.compulsory(head("gla"), backward=True), "L*((4*K + 3*V)*w + 2*K*g)"),
-    "rglru": (rglru.compulsory(layer("lines"), backward=False), "(4*N + C)*w"),
-    "rglru, backward": (rglru.compulsory(layer("fused"), backward=True), "(7*N + 2*C)*w"),
-    "rglru layer": (rglru.compulsory(layer("layer"), backward=False), "(2*N + 2*C*C + C)*w"),
-    "rglru layer, backward": (rglru.compulsory(layer("unfused"), backward=True), "(3*N + 4*C*C + 2*C)*w"),
-    "wkv": (wkv.compulsory(LAYER, backward=False), "(3*N + 2*C)*w"),
-    "wkv, backward": (wkv.compulsory(LAYER, backward=True), "(5*N + 4*C)*w"),
-    "gated mlp": (gated_mlp.compulsory(layer("eager"), backward=False), "(M*D + 2*D*C + N)*w"),
-    "gated mlp, backward": (gated_mlp.compulsory(layer("fused"), backward=True), "(2*M*D + 4*D*C + N)*w"),
-    "projections": (gated_mlp.compulsory(layer("gemms"), backward=False), "(M*D + 2*D*C + 2*N)*w"),
+    "mlstm_sig": (head("mlstm_sig"), "L*((2*K + 2*V)*w + 2*g)", "L*((4*K + 3*V)*w + 4*g)"),
+    "retention": (head("retention"), "L*(2*K + 2*V)*w", "L*(4*K + 3*V)*w"),
+    "attention": (head("attention"), "L*(2*K + 2*V)*w", "L*(4*K + 4*V)*w"),
+    "gla": (head("gla"), "L*((2*K + 2*V)*w + K*g)", "L*((4*K + 3*V)*w + 2*K*g)"),
+    "rglru": (layer("lines", op="rglru"), "(4*N + C)*w", "(7*N + 2*C)*w"),
+    "rglru layer": (layer("unfused", op="rglru"), "(2*N + 2*C*C + C)*w", "(3*N + 4*C*C + 2*C)*w"),
+    "linear scan": (layer("chunked", op="linear_scan"), "3*N*w", "5*N*w"),
+    "wkv": (layer("scan", op="wkv4"), "(3*N + 2*C)*w", "(5*N + 4*C)*w"),
+    "gated mlp": (layer("eager", op="gated_mlp"), "(M*D + 2*D*C + N)*w", "(2*M*D + 4*D*C + N)*w"),
+    "projections": (layer("gemms", op="projections"), "(M*D + 2*D*C + 2*N)*w", "(2*M*D + 4*D*C + 2*N)*w"),
 }
 """Bytes of every input, output and gradient once."""
 
 
 @pytest.mark.parametrize("name", COMPULSORY)
 def test_compulsory_bytes(name: str) -> None:
-    value, expected = COMPULSORY[name]
-    assert sympy.expand(value - sympy.sympify(expected, locals=SYMBOLS)) == 0
+    problem, *expected = COMPULSORY[name]
+    for backward, written in enumerate(expected):
+        value = compulsory(problem, backward=bool(backward))
+        assert sympy.expand(value - sympy.sympify(written, locals=SYMBOLS)) == 0
 
 
 @pytest.mark.parametrize(

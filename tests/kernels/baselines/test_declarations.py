@@ -230,7 +230,10 @@ def test_planned_sizes_keep_tokens_and_embedding_and_run(baseline: Baseline) -> 
     ],
 )
 def test_operations_have_their_own_heads(name, family, chunks, op, expected) -> None:
-    (sizes,) = plan_sizes(find(name), family, chunks, **({"op": op} if op else {}))
+    """Beside channels too, each of which stands for one of the embedding dim's."""
+    over_channels = {"batch": 8, "seq_len": 8192, "channels": family["num_heads"] * family["head_dim_v"]}
+    (sizes,) = plan_sizes(find(name), family, chunks, op=op)
+    assert op or [sizes] == plan_sizes(find(name), over_channels, chunks)
     assert expected.items() <= sizes.items() and (sizes["batch"], sizes["seq_len"]) == (8, 8192)
     assert ("num_heads" in sizes) == (name != "mamba_ssm.selective_scan")
 
