@@ -36,9 +36,10 @@ LONG_WORD = 20
 Row = Mapping[str, Any]
 
 
-def say(text: str) -> None:
+def say(text: str, end: str = "\n") -> None:
     """Print a sentence in lines as wide as the terminal; in a pipe, as ``COLUMNS`` says, else 80 characters."""
-    print(textwrap.fill(text, shutil.get_terminal_size().columns, break_long_words=False, break_on_hyphens=False))
+    width = shutil.get_terminal_size().columns
+    print(textwrap.fill(text, width, break_long_words=False, break_on_hyphens=False), end=end)
 
 
 def show(rows: Row | Sequence[Row], output_format: str, *, title: str | None = None, fold: bool = False) -> None:
@@ -102,9 +103,7 @@ def _print_table(rows: Sequence[Row], title: str | None, fold: bool = False) -> 
             shared = {name: texts[0] for name, texts in columns.items() if len(rows) > 1 and len(set(texts)) == 1}
             if 0 < len(shared) < len(columns):
                 said = ", ".join(f"{name} {text}" for name, text in shared.items())
-                _print_table(
-                    [{name: row.get(name) for name in columns if name not in shared} for row in rows], said, fold
-                )
+                _print_table([{n: row.get(n) for n in columns if n not in shared} for row in rows], said, fold)
                 return
             for line in zip(*columns.values(), strict=True):
                 pairs = [f"{name}: {text}" for name, text in zip(columns, line, strict=True) if text]

@@ -192,11 +192,9 @@ def show_reproduced(found: Sequence[Found], device: str, *, every: bool) -> None
 
     for entry, claims in grouped(found, lambda each: each.asked.id).items():
         asked = claims[0].asked
-        say(f"{entry}: {asked.document.title}, {asked.entry.where}; rows of {device}")
-        print()
+        say(f"{entry}: {asked.document.title}, {asked.entry.where}; rows of {device}", "\n\n")
         for each in claims:
             say(each.asked.claim.text)
             if each.lines:
                 show_first(line_rows(each), every=every, fold=True)
-            say(f"{each.verdict}: {each.reason}")
-            print()
+            say(f"{each.verdict}: {each.reason}", "\n\n")
