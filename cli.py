@@ -902,11 +902,12 @@ def reproduce(
         display.show(written.list_rows(found, lines=format == "json"), format)
     elif list_only or not ids:
         short = ("id", "where", "claim", "verdict")
-        display.show([{n: row[n] for n in (row if every else short)} for row in written.list_rows(found)], format)
+        rows = [{n: row[n] for n in (row if every else short)} for row in written.list_rows(found)]
+        display.show(rows, format, fold=True)
     else:
         show_reproduced(found, device, every=every)
     if format == "table" and (coverage := published.in_words(found)):
-        print(coverage)
+        display.say(coverage)
     if figure is not None:
         words = [[*map(str, pool())] if word == "RESULTS" else [word] for word in shlex.split("".join(drawn.values()))]
         arguments = [text.replace("GPU", device) for texts in words for text in texts]
@@ -927,14 +928,11 @@ def _without(needed: str) -> str:
 
 
 def _accelerator(gpu: str | None, roofs: str) -> Accelerator:
-    """Return the accelerator of ``--gpu`` with the roofs of ``--roofs``; say on stderr what a short name stands for."""
-    from .analysis.accelerators.known import USUAL, canonical_key, get_accelerator, key_here
+    """Return the accelerator of ``--gpu`` with the roofs of ``--roofs``; say on stderr which were measured."""
+    from .analysis.accelerators.known import USUAL, get_accelerator, key_here
     from .analysis.accelerators.roofs import with_roofs
 
-    gpu = gpu or key_here() or USUAL
-    accelerator = with_roofs(get_accelerator(gpu), roofs)
-    if canonical_key(gpu) != gpu.strip().lower().replace("-", "_"):
-        note(f"--gpu {gpu} means {accelerator.key}: {accelerator.part}")
+    accelerator = with_roofs(get_accelerator(gpu or key_here() or USUAL), roofs)
     if roofs != "spec":
         note(f"--roofs {roofs}: {accelerator.source}")
     return accelerator
@@ -1067,8 +1065,6 @@ def report(
     paths = results or _reported(gpu)
     print(page := export.build(Report.load(paths, gpu), output, lambda at: note(f"report: {at}")))
     if browser is None:
-        if pdf is None:
-            note("no PDF: neither Chromium nor Chrome is installed")
         return
     try:
         print(export.to_pdf(page, page.with_suffix(".pdf"), browser))
@@ -1497,7 +1493,7 @@ def doctor(every: Every = False, format: Format = "table") -> None:
         display.show([{"section": title, **row} for title, rows in sections.items() for row in rows], format)
         return
     for title, rows in (sections if every else inventory.brief_sections(sections)).items():
-        display.show(rows, "table", title=title)
+        display.show(rows, "table", title=title, fold=True)
         print()
 
 

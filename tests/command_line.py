@@ -85,11 +85,11 @@ def without_styles(text: str) -> str:
 def refused(lrbench: Lrbench, *arguments: object) -> str:
     """Run a command that must exit with 2 and print nothing; return the one line that says what is wrong.
 
-    Beside it may stand what is said of --gpu and --roofs.
+    Beside it may stand what is said of --roofs.
     """
     code, out, err = lrbench(*arguments)
     assert (code, out) == (2, ""), err
-    (line,) = [each for each in err.splitlines() if not each.startswith(("--gpu", "--roofs"))]
+    (line,) = [each for each in err.splitlines() if not each.startswith("--roofs")]
     assert line.startswith("lrbench: ")
     return line
 

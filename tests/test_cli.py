@@ -388,6 +388,17 @@ def test_answers_fit_a_terminal(command: str, width: int, monkeypatch: pytest.Mo
     assert not re.search(r"^\w+: \S+  \w+: ", out, re.MULTILINE)
 
 
+@pytest.mark.parametrize("command", ["doctor", "reproduce", "reproduce tfla-fig5", "reproduce tfla-fig17"])
+@pytest.mark.parametrize("width", [60, 160])
+def test_sentences_fold_in_a_pipe_too(
+    command: str, width: int, monkeypatch: pytest.MonkeyPatch, lrbench: Lrbench
+) -> None:
+    """Commands to copy do not."""
+    monkeypatch.setenv("COLUMNS", str(width))
+    widths = [len(line) for line in lrbench(command)[1].splitlines() if not line.startswith("pip install")]
+    assert 0.6 * width < max(widths) <= width
+
+
 def test_help_has_every_command_in_a_group_and_a_whole_sentence_for_each(run: Run) -> None:
     out = run("")
     groups = [line for line in out.splitlines() if line.endswith(":") and not line.startswith(" ")]

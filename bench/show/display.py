@@ -6,6 +6,7 @@ import contextlib
 import csv
 import json
 import os
+import shutil
 import sys
 import textwrap
 from collections import Counter
@@ -35,8 +36,14 @@ LONG_WORD = 20
 Row = Mapping[str, Any]
 
 
-def show(rows: Row | Sequence[Row], output_format: str, *, title: str | None = None) -> None:
-    """Print rows as a table, JSON or CSV; an object as JSON alone."""
+def say(text: str, end: str = "\n") -> None:
+    """Print a sentence in lines as wide as the terminal; in a pipe, as ``COLUMNS`` says, else 80 characters."""
+    width = shutil.get_terminal_size().columns
+    print(textwrap.fill(text, width, break_long_words=False, break_on_hyphens=False), end=end)
+
+
+def show(rows: Row | Sequence[Row], output_format: str, *, title: str | None = None, fold: bool = False) -> None:
+    """Print rows as a table, JSON or CSV; an object as JSON alone. ``fold``: a table's lines too, as :func:`say`."""
     if output_format == "json":
         print(json.dumps(rows if isinstance(rows, Mapping) else list(rows), indent=2, allow_nan=False))
         return
@@ -48,7 +55,7 @@ def show(rows: Row | Sequence[Row], output_format: str, *, title: str | None = N
         for row in rows:
             writer.writerow({name: json.dumps(x) if isinstance(x, list | tuple) else x for name, x in row.items()})
     else:
-        _print_table(rows, title)
+        _print_table(rows, title, fold)
 
 
 def brief_row(row: Row) -> dict[str, Any]:
@@ -73,8 +80,8 @@ def reader_may_leave() -> Iterator[None]:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _print_table(rows: Sequence[Row], title: str | None) -> None:
-    """Print a table, on a terminal wrapped to its width; elsewhere lines are as long as the table needs.
+def _print_table(rows: Sequence[Row], title: str | None, fold: bool = False) -> None:
+    """Print a table, on a terminal wrapped to its width; elsewhere, without ``fold``, lines are as long as it needs.
 
     Where the terminal is too narrow for all but long words, columns with one value are printed above the table instead,
     and where that is not enough, each row as "name: value" pairs. A single column is never wrapped: its lines may be
@@ -90,13 +97,13 @@ def _print_table(rows: Sequence[Row], title: str | None) -> None:
     words = ([Text(text) for text in (name, *texts)] for name, texts in columns.items())
     measured = [measure_renderables(console, console.options, each) for each in words]
     widths, least = [each.maximum for each in measured], [min(each.minimum, LONG_WORD) for each in measured]
-    if console.is_terminal and len(columns) > 1:
+    if (fold or console.is_terminal) and len(columns) > 1:
         available = screen - GAP * (len(columns) - 1)
         if sum(least) > available:
             shared = {name: texts[0] for name, texts in columns.items() if len(rows) > 1 and len(set(texts)) == 1}
             if 0 < len(shared) < len(columns):
                 said = ", ".join(f"{name} {text}" for name, text in shared.items())
-                _print_table([{name: row.get(name) for name in columns if name not in shared} for row in rows], said)
+                _print_table([{n: row.get(n) for n in columns if n not in shared} for row in rows], said, fold)
                 return
             for line in zip(*columns.values(), strict=True):
                 pairs = [f"{name}: {text}" for name, text in zip(columns, line, strict=True) if text]

@@ -12,7 +12,7 @@ from ...analysis.check.regression import CheckResult, summary
 from ...results.schema import CASE_COLUMNS, ProfileRow
 from ...results.select import Row, describe_sizes, grouped
 from .. import note
-from .display import reader_may_leave, show
+from .display import reader_may_leave, say, show
 
 if TYPE_CHECKING:
     from ...analysis.counts import Count
@@ -23,10 +23,10 @@ SCREEN = 10
 """Rows of a table that are shown without --all; each may take several lines."""
 
 
-def show_first(rows: Sequence[dict[str, Any]], *, every: bool, title: str | None = None) -> None:
+def show_first(rows: Sequence[dict[str, Any]], *, every: bool, title: str | None = None, fold: bool = False) -> None:
     """Print a table; without ``every`` only its first rows."""
     shown = rows if every else rows[:SCREEN]
-    show(shown, "table", title=title)
+    show(shown, "table", title=title, fold=fold)
     if len(rows) > len(shown):
         print(f"and {len(rows) - len(shown)} more: --all")
 
@@ -192,9 +192,9 @@ def show_reproduced(found: Sequence[Found], device: str, *, every: bool) -> None
 
     for entry, claims in grouped(found, lambda each: each.asked.id).items():
         asked = claims[0].asked
-        print(f"{entry}: {asked.document.title}, {asked.entry.where}; rows of {device}\n")
+        say(f"{entry}: {asked.document.title}, {asked.entry.where}; rows of {device}", "\n\n")
         for each in claims:
-            print(each.asked.claim.text)
+            say(each.asked.claim.text)
             if each.lines:
-                show_first(line_rows(each), every=every)
-            print(f"{each.verdict}: {each.reason}\n")
+                show_first(line_rows(each), every=every, fold=True)
+            say(f"{each.verdict}: {each.reason}", "\n\n")
