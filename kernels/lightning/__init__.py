@@ -65,6 +65,7 @@ def lightning(
     state_dtype: torch.dtype | None = None,
     initial_state: Tensor | None = None,
     return_last_state: bool = False,
+    cu_seqlens: Tensor | None = None,
     scale: float | None = None,
     **options: Any,
 ) -> Tensor | tuple[Tensor, Tensor]:
@@ -80,6 +81,7 @@ def lightning(
             or the authors' algorithms, lightning1 and lightning2.
         chunk_size, state_dtype, return_last_state: see engine.py.
         initial_state: kv [B, H, K, V], float32 (float64 beside float64).
+        cu_seqlens: bounds of packed documents [N + 1], with states of the N documents; see engine.py.
         scale: factor of q; None is 1, as published.
         options: see kernels/scalar_decay/engine.py; lightning1 and lightning2 take ``config``, their launches.
 
@@ -121,7 +123,7 @@ def lightning(
     return scalar_decay(
         impl, q, k, v, lambda: ((-slope).expand(v.shape[:3]), None), gate="slope", head=slope,
         scale=scale, chunk_size=chunk_size, state_dtype=state_dtype,
-        initial_state=initial_state, return_last_state=return_last_state, options=options,
+        initial_state=initial_state, return_last_state=return_last_state, cu_seqlens=cu_seqlens, options=options,
     )  # fmt: skip
 
 
