@@ -269,27 +269,27 @@ def stabiliser_scan_kernel(g_ptr, g_max_ptr, m_initial_ptr, edge_ptr, m_last_ptr
     ``documents``: cu_seqlens, T, L and H; N is then T // L + B, g is [H, N] and edges are [H, N + B].
     """
     pid_bh = tl.program_id(0).to(tl.int64)
-    at_stretch = pid_bh * N
-    at_edge = pid_bh * (N + 1)
     if documents is not None:
         cu_seqlens, T, L, H = documents
         number = pid_bh // H
-        count = N - T // L
         first, length = document_of(cu_seqlens, number, T)
         at_stretch = pid_bh % H * N + first // L + number
-        at_edge = at_stretch + pid_bh % H * count + number
+        at_edge = at_stretch + pid_bh % H * (N - T // L) + number
         N = tl.cdiv(length, L)
+        g_ptr += at_stretch - pid_bh * N
+        g_max_ptr += at_stretch - pid_bh * N
+        edge_ptr += at_edge - pid_bh * (N + 1)
     dtype = edge_ptr.dtype.element_ty
     carry = tl.full((), MIN_STABILISER, dtype=dtype)
     if m_initial_ptr is not None:
         carry = tl.maximum(tl.load(m_initial_ptr + pid_bh).to(tl.float64) * LOG2E, MIN_STABILISER).to(dtype)
-    edge = edge_ptr + at_edge
+    edge = edge_ptr + pid_bh * (N + 1)
     tl.store(edge, carry)
     for n0 in range(0, N, BLOCK_N):
         offs_n = n0 + tl.arange(0, BLOCK_N)
         mask_n = offs_n < N
-        g = tl.load(g_ptr + at_stretch + offs_n, mask=mask_n, other=0.0)
-        g_max = tl.load(g_max_ptr + at_stretch + offs_n, mask=mask_n, other=NEG)
+        g = tl.load(g_ptr + pid_bh * N + offs_n, mask=mask_n, other=0.0)
+        g_max = tl.load(g_max_ptr + pid_bh * N + offs_n, mask=mask_n, other=NEG)
         shift, best = tl.associative_scan((g, g_max), 0, _max_plus)
         m = tl.maximum(tl.maximum(carry + shift, best), MIN_STABILISER)
         tl.store(edge + 1 + offs_n, m, mask=offs_n < N - 1)
@@ -397,12 +397,10 @@ def gates_backward_kernel(
     end = tl.minimum(start + L, T)
     rows = (batch * H + head) * T
     at_stretch = (batch * H + head) * N + pid_n
-    following, limit = pid_n + 1, N
     if cu_seqlens is not None:
         _, first, length, start, end = stretch_of(cu_seqlens, pid_n, T, L, N)
         gates += first * H
         rows += first
-        following, limit = start + L, length
     plane = BH.to(tl.int64) * T
     head_value = 0.0
     if GATE == "ssd":
@@ -414,13 +412,16 @@ def gates_backward_kernel(
     for n in tl.static_range(NUM_ANCHORS):
         anchor = anchor_ptr + n * BH.to(tl.int64) * N + at_stretch
         carry += tl.load(anchor, mask=mask_h, other=0.0).to(tl.float64)
-        mask_next = mask_h & (tl.full((1, 1), following, tl.int32) < limit)
+        if cu_seqlens is None:
+            mask_next = mask_h & (tl.full((1, 1), pid_n + 1, tl.int32) < N)
+        else:
+            mask_next = mask_h & (tl.full((1, 1), start + L, tl.int32) < length)
         drift -= tl.load(anchor + 1, mask=mask_next, other=0.0).to(tl.float64)
     offs_t = start + tl.arange(0, BLOCK_T)[None, :]
     mask = mask_h & (offs_t < end)
     if ONCE:
         p, c = _row_sums(q_dq_ptr, k_dk_ptr, rows + offs_t, mask, plane, NUM_SUMS)
-    if (following < limit) | END_IS_KNOWN:
+    if ((pid_n + 1 < N) if cu_seqlens is None else (start + L < length)) | END_IS_KNOWN:
         drift += carry
         for t0 in range(start, end, BLOCK_T):
             if not ONCE:
