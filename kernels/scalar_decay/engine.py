@@ -174,7 +174,7 @@ def scalar_decay(
     if is_kernel:
         check_kernel_support(impl, q, v, chunk_size, scale, values="x" if gate == "ssd" else "v")
         if cu_seqlens is not None:
-            check_packed_kernel(impl, v, chunk_size)
+            check_one_chunk(impl, v, chunk_size)
     if impl == "step" and v.shape[1] != 1:
         raise ValueError(f"a decoding step takes one token: seq_len must be 1, got {v.shape[1]}")
     if 0 in v.shape[:2]:
@@ -217,7 +217,7 @@ def scalar_decay(
     return h, tuple(parts) if normalize else parts[0]
 
 
-def check_packed_kernel(impl: str, v: Tensor, chunk_size: int | None) -> None:
+def check_one_chunk(impl: str, v: Tensor, chunk_size: int | None) -> None:
     """Raise ValueError on what a kernel does not take with cu_seqlens: float32, and chunks shorter than a document."""
     if v.dtype == torch.float32:
         raise ValueError(

@@ -118,9 +118,9 @@ def layout(
     inputs = x, y, z, z if pair is None else pair
     # A contiguous tensor's own strides say nothing along dimensions of size 1.
     rows = tuple(t.shape[2] * t.shape[3] if t.is_contiguous() else t.stride(1) for t in inputs)
-    return rows, Starts(
-        *(None if t.is_contiguous() else (t.stride(sequence), t.stride(2)) for t in inputs), documents=documents
-    )
+    starts = (None if t.is_contiguous() else (t.stride(sequence), t.stride(2)) for t in inputs)
+    x_start, y_start, z_start, pair_start = starts
+    return rows, Starts(x_start, y_start, z_start, pair_start, documents)
 
 
 @lru_cache(REMEMBERED)

@@ -168,7 +168,7 @@ def test_bad_bounds_are_refused(case: Case) -> None:
     with pytest.raises(TypeError, match="cu_seqlens must be a tensor, got list"):
         case.function(*problem.inputs.values(), cu_seqlens=[0, 3, 7])
     batch = {name: torch.cat((x, x)) for name, x in problem.inputs.items()}
-    with pytest.raises(ValueError, match="cu_seqlens takes documents .* a batch of 1, got a batch of 2"):
+    with pytest.raises(ValueError, match=r"cu_seqlens takes documents .* a batch of 1, got a batch of 2"):
         case.function(*batch.values(), **good)
     empty = {name: x[:, :0] for name, x in problem.inputs.items()}
     h, last = case.function(
