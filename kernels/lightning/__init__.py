@@ -103,11 +103,14 @@ def lightning(
     scale = 1.0 if scale is None else scale
     if impl in KERNELS:
         from ..common.arguments import without_tokens
+        from ..scalar_decay.documents import check_documents
         from ..scalar_decay.reference import zero_state
         from .request import make_request
 
         if chunk_size is not None:
             raise ValueError(f"chunk_size must be None for {impl}, got {chunk_size}")
+        if cu_seqlens is not None:
+            check_documents(cu_seqlens, v, impl)
         request = make_request(q, k, v, slope, impl, state_dtype, initial_state, return_last_state, scale, options)
         if 0 in v.shape[:2]:
             first = zero_state(k, v, normalize=False) if initial_state is None else initial_state

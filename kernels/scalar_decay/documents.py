@@ -14,14 +14,18 @@ import torch
 from torch import Tensor
 
 from ..common.arguments import check_dimensions, check_tensor, dtype_name
+from .declare import PACKED
 from .reference import State, zero_state
 
 
-def check_documents(cu_seqlens: Tensor, v: Tensor) -> None:
-    """Raise unless cu_seqlens [N + 1] can be the bounds of N documents in a batch of 1 of ``v`` [1, T, H, V].
+def check_documents(cu_seqlens: Tensor, v: Tensor, impl: str) -> None:
+    """Raise unless the implementation takes packed documents, and cu_seqlens [N + 1] can be the bounds of N in a batch
+    of 1 of ``v`` [1, T, H, V].
 
     Its values are read only on a CPU, since reading them would wait for a GPU.
     """
+    if impl not in PACKED:
+        raise ValueError(f"impl must be one of {', '.join(PACKED)} with cu_seqlens, got {impl}")
     check_dimensions("cu_seqlens", cu_seqlens, "[N + 1]")
     if cu_seqlens.dtype not in (torch.int32, torch.int64):
         raise ValueError(f"cu_seqlens must be int32 or int64, got {dtype_name(cu_seqlens.dtype)}")

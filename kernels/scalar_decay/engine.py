@@ -89,7 +89,6 @@ from .declare import (
     FUSED_CHUNK,
     IMPLEMENTATIONS,
     OPTIONS,
-    PACKED,
     SCHEMES,
     WHOLE_STATE,
     WHOLE_STATE_FORM,
@@ -155,9 +154,7 @@ def scalar_decay(
         impl = FUSED_CHUNK if why_not_whole_state(q, v, chunk_size, scale, chosen=False) else WHOLE_STATE
     one_of("impl", impl, IMPLEMENTATIONS)
     if cu_seqlens is not None:
-        check_documents(cu_seqlens, v)
-        if impl not in PACKED:
-            raise ValueError(f"impl must be one of {', '.join(PACKED)} with cu_seqlens, got {impl}")
+        check_documents(cu_seqlens, v, impl)
     for name in options:
         if name != OPTIONS.get(impl):
             raise TypeError(f"{name} is no option of {impl}")

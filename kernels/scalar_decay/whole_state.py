@@ -451,6 +451,9 @@ def _walk(
     tiles = gl.cdiv(end - start, BT)
     # A stretch goes from one anchor to the next; the last stretch may be shorter.
     per_stretch = every // BT if ANCHORS else tiles
+    if chunk.document is not None:
+        # An empty document has no tile.
+        per_stretch = gl.maximum(per_stretch, 1)
     stretches = gl.cdiv(tiles, per_stretch)
     if walker == 1:
         # In the last program of a chunk the second walker may have no columns, and then does nothing.

@@ -14,9 +14,22 @@ import torch
 from torch import Tensor
 
 from lrbench.kernels import resolve
+from lrbench.kernels.lightning import lightning
 from lrbench.kernels.scalar_decay import engine
 from lrbench.kernels.scalar_decay.declare import FUSED_CHUNK, WHOLE_STATE
-from lrbench.tests.kernels.cases import BF16, F16, F32, F64, HEADS, heads, interpreted, on_each, on_gpu, portable
+from lrbench.tests.kernels.cases import (
+    BF16,
+    F16,
+    F32,
+    F64,
+    HEADS,
+    LIGHTNING,
+    heads,
+    interpreted,
+    on_each,
+    on_gpu,
+    portable,
+)
 from lrbench.tests.kernels.laws import Case, Problem, check_matches_reference, evaluate, parts_of, public_state
 
 LENGTHS = (17, 0, 1, 70, 0, 3)
@@ -108,9 +121,13 @@ def test_documents_are_as_alone(case: Case) -> None:
 
 @on_each(interpreted("mlstm_sig", FUSED_CHUNK, F16))
 def test_lengths_may_change(case: Case) -> None:
-    """A later call of the same kinds makes an earlier one's request, with other lengths."""
+    """A later call of the same kinds makes an earlier one's request, with other lengths; so does a compiled one."""
+    compiled = torch.compile(lambda *x, **y: case.function(*x, **y), fullgraph=True, backend="aot_eager")
     for lengths in (LENGTHS, OTHER_LENGTHS, LENGTHS):
         check_alone(packed(case, lengths), sums=1e-6)
+        problem = packed(case, lengths).draw()
+        results, expected = (evaluate(problem, fn) for fn in (compiled, case.function))
+        assert all(map(torch.equal, results.values(), expected.values())), lengths
 
 
 @on_each(interpreted("mlstm_exp", FUSED_CHUNK, F16), interpreted("mamba2_ssd", FUSED_CHUNK, F16))
@@ -167,6 +184,9 @@ def test_bad_bounds_are_refused(case: Case) -> None:
             case.operation.function("torch")(*problem.inputs.values(), **{**good, **keywords})
     with pytest.raises(TypeError, match="cu_seqlens must be a tensor, got list"):
         case.function(*problem.inputs.values(), cu_seqlens=[0, 3, 7])
+    for impl in LIGHTNING:
+        with pytest.raises(ValueError, match=f"impl must be one of .* with cu_seqlens, got {impl}"):
+            lightning(*list(problem.inputs.values())[:3], torch.ones(8), impl=impl, **good)
     batch = {name: torch.cat((x, x)) for name, x in problem.inputs.items()}
     with pytest.raises(ValueError, match=r"cu_seqlens takes documents .* a batch of 1, got a batch of 2"):
         case.function(*batch.values(), **good)
