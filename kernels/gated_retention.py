@@ -47,6 +47,7 @@ def gated_retention(
     state_dtype: torch.dtype | None = None,
     initial_state: Tensor | None = None,
     return_last_state: bool = False,
+    cu_seqlens: Tensor | None = None,
     scale: float | None = None,
     **options: Any,
 ) -> Tensor | tuple[Tensor, Tensor]:
@@ -60,6 +61,7 @@ def gated_retention(
         tau: temperature > 0; the larger, the nearer to 1 the decay.
         chunk_size, state_dtype, return_last_state, options: see kernels/scalar_decay/engine.py.
         initial_state: C [B, H, K, V], float32 (float64 beside float64).
+        cu_seqlens: bounds of packed documents [N + 1], with states of the N documents; see engine.py.
         scale: factor of q; None is K^-1/2.
 
     Returns:
@@ -79,7 +81,7 @@ def gated_retention(
     return scalar_decay(
         impl, q, k, v, lambda: (log_decay(f, tau), None), gate="tau", decay=f, inv_tau=1.0 / tau,
         scale=scale, chunk_size=chunk_size, state_dtype=state_dtype,
-        initial_state=initial_state, return_last_state=return_last_state, options=options,
+        initial_state=initial_state, return_last_state=return_last_state, cu_seqlens=cu_seqlens, options=options,
     )  # fmt: skip
 
 

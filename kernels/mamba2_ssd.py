@@ -55,6 +55,7 @@ def mamba2_ssd(
     state_dtype: torch.dtype | None = None,
     initial_state: Tensor | None = None,
     return_last_state: bool = False,
+    cu_seqlens: Tensor | None = None,
     scale: float | None = None,
     **options: Any,
 ) -> Tensor | tuple[Tensor, Tensor]:
@@ -70,6 +71,7 @@ def mamba2_ssd(
         impl: None, fused_chunk, whole_state, xl_chunk, limit_chunk, torch, parallel, recurrent or step (engine.py).
         chunk_size, state_dtype, return_last_state, options: see kernels/scalar_decay/engine.py.
         initial_state: S [B, H, N, P], float32 (float64 beside float64).
+        cu_seqlens: bounds of packed documents [N + 1], with states of the N documents; see engine.py.
         scale: factor of C; None is 1.
 
     Returns:
@@ -87,7 +89,8 @@ def mamba2_ssd(
     return scalar_decay(
         impl, C, B, x, lambda: log_gates(dt, A), gate="ssd", decay=dt, head=A,
         scale=1.0 if scale is None else scale, chunk_size=chunk_size,
-        state_dtype=state_dtype, initial_state=initial_state, return_last_state=return_last_state, options=options,
+        state_dtype=state_dtype, initial_state=initial_state, return_last_state=return_last_state,
+        cu_seqlens=cu_seqlens, options=options,
     )  # fmt: skip
 
 

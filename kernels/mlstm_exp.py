@@ -52,6 +52,7 @@ def mlstm_exp(
     state_dtype: torch.dtype | None = None,
     initial_state: tuple[Tensor, Tensor, Tensor] | None = None,
     return_last_state: bool = False,
+    cu_seqlens: Tensor | None = None,
     scale: float | None = None,
     normalizer_gradient: bool = False,
     **options: Any,
@@ -70,6 +71,7 @@ def mlstm_exp(
         chunk_size, state_dtype, return_last_state, options: see kernels/scalar_decay/engine.py.
         initial_state: (C [B, H, K, V], n [B, H, K], m [B, H]) with C and n divided by exp(m), float32 (float64 beside
             float64); m carries no gradient.
+        cu_seqlens: bounds of packed documents [N + 1], with states of the N documents; see engine.py.
         scale: factor of q; None is K^-1/2.
         normalizer_gradient: differentiate through the denominator instead of taking it as a constant; torch, parallel
             and recurrent only.
@@ -90,8 +92,8 @@ def mlstm_exp(
     return scalar_decay(
         impl, q, k, v, lambda: log_gates(i, f), gate="exp", decay=f, input_gate=i,
         scale=scale, chunk_size=chunk_size, state_dtype=state_dtype,
-        initial_state=initial_state, return_last_state=return_last_state, normalizer_gradient=normalizer_gradient,
-        options=options,
+        initial_state=initial_state, return_last_state=return_last_state, cu_seqlens=cu_seqlens,
+        normalizer_gradient=normalizer_gradient, options=options,
     )  # fmt: skip
 
 

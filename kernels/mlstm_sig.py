@@ -48,6 +48,7 @@ def mlstm_sig(
     state_dtype: torch.dtype | None = None,
     initial_state: Tensor | None = None,
     return_last_state: bool = False,
+    cu_seqlens: Tensor | None = None,
     scale: float | None = None,
     **options: Any,
 ) -> Tensor | tuple[Tensor, Tensor]:
@@ -61,6 +62,7 @@ def mlstm_sig(
         impl: None, fused_chunk, whole_state, xl_chunk, limit_chunk, torch, parallel, recurrent or step (engine.py).
         chunk_size, state_dtype, return_last_state, options: see kernels/scalar_decay/engine.py.
         initial_state: C [B, H, K, V], float32 (float64 beside float64).
+        cu_seqlens: bounds of packed documents [N + 1], with states of the N documents; see engine.py.
         scale: factor of q; None is K^-1/2.
 
     Returns:
@@ -79,7 +81,7 @@ def mlstm_sig(
     return scalar_decay(
         impl, q, k, v, lambda: log_gates(i, f), gate="sig", decay=f, input_gate=i,
         scale=scale, chunk_size=chunk_size, state_dtype=state_dtype,
-        initial_state=initial_state, return_last_state=return_last_state, options=options,
+        initial_state=initial_state, return_last_state=return_last_state, cu_seqlens=cu_seqlens, options=options,
     )  # fmt: skip
 
 

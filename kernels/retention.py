@@ -42,6 +42,7 @@ def retention(
     state_dtype: torch.dtype | None = None,
     initial_state: Tensor | None = None,
     return_last_state: bool = False,
+    cu_seqlens: Tensor | None = None,
     scale: float | None = None,
     **options: Any,
 ) -> Tensor | tuple[Tensor, Tensor]:
@@ -55,6 +56,7 @@ def retention(
         impl: None, fused_chunk, whole_state, xl_chunk, limit_chunk, torch, parallel, recurrent or step (engine.py).
         chunk_size, state_dtype, return_last_state, options: see kernels/scalar_decay/engine.py.
         initial_state: C [B, H, K, V], float32 (float64 beside float64).
+        cu_seqlens: bounds of packed documents [N + 1], with states of the N documents; see engine.py.
         scale: factor of q; None is K^-1/2.
 
     Returns:
@@ -73,7 +75,7 @@ def retention(
     return scalar_decay(
         impl, q, k, v, lambda: ((-slope).expand(v.shape[:3]), None), gate="slope", head=slope,
         scale=scale, chunk_size=chunk_size, state_dtype=state_dtype,
-        initial_state=initial_state, return_last_state=return_last_state, options=options,
+        initial_state=initial_state, return_last_state=return_last_state, cu_seqlens=cu_seqlens, options=options,
     )  # fmt: skip
 
 

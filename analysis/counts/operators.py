@@ -1,7 +1,8 @@
 """FLOPs of calls of our operators, for torch's FlopCounterMode (kernels/common/differentiable.py asks; no torch here).
 
 A call has the ``flops`` of its case, see :func:`.problem.count_case`. If it names no chunk length, it is counted at the
-one that it would take on an H200.
+one that it would take on an H200. Packed documents are counted as one sequence of their total length: their bounds are
+not read.
 """
 
 from __future__ import annotations

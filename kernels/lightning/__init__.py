@@ -65,6 +65,7 @@ def lightning(
     state_dtype: torch.dtype | None = None,
     initial_state: Tensor | None = None,
     return_last_state: bool = False,
+    cu_seqlens: Tensor | None = None,
     scale: float | None = None,
     **options: Any,
 ) -> Tensor | tuple[Tensor, Tensor]:
@@ -80,6 +81,7 @@ def lightning(
             or the authors' algorithms, lightning1 and lightning2.
         chunk_size, state_dtype, return_last_state: see engine.py.
         initial_state: kv [B, H, K, V], float32 (float64 beside float64).
+        cu_seqlens: bounds of packed documents [N + 1], with states of the N documents; see engine.py.
         scale: factor of q; None is 1, as published.
         options: see kernels/scalar_decay/engine.py; lightning1 and lightning2 take ``config``, their launches.
 
@@ -101,11 +103,14 @@ def lightning(
     scale = 1.0 if scale is None else scale
     if impl in KERNELS:
         from ..common.arguments import without_tokens
+        from ..scalar_decay.documents import check_documents
         from ..scalar_decay.reference import zero_state
         from .request import make_request
 
         if chunk_size is not None:
             raise ValueError(f"chunk_size must be None for {impl}, got {chunk_size}")
+        if cu_seqlens is not None:
+            check_documents(cu_seqlens, v, impl)
         request = make_request(q, k, v, slope, impl, state_dtype, initial_state, return_last_state, scale, options)
         if 0 in v.shape[:2]:
             first = zero_state(k, v, normalize=False) if initial_state is None else initial_state
@@ -121,7 +126,7 @@ def lightning(
     return scalar_decay(
         impl, q, k, v, lambda: ((-slope).expand(v.shape[:3]), None), gate="slope", head=slope,
         scale=scale, chunk_size=chunk_size, state_dtype=state_dtype,
-        initial_state=initial_state, return_last_state=return_last_state, options=options,
+        initial_state=initial_state, return_last_state=return_last_state, cu_seqlens=cu_seqlens, options=options,
     )  # fmt: skip
 
 

@@ -13,6 +13,7 @@ Where to begin:
     plan.py, launch.py       what a pass launches, in which order; how it is launched, and its autograd function
     choice.py, config.py     chunk lengths; tile sizes and warps
     chunkwise.py             the portable form in torch, which autograd differentiates
+    documents.py             packed documents: checks, and the documents one by one for the forms in torch
     declare.py, validate.py  what the engine offers and where it runs; checks of arguments
 
 Words that all of them use:

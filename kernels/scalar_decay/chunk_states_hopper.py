@@ -117,7 +117,7 @@ def chunk_states_hopper_kernel(
 
     STEP: gl.constexpr = -BT if FUTURE else BT
     t0 = start + (tiles - 1) * BT if FUTURE else start
-    _, _, _, weight, decay, _ = load_gates(gates, pid_bh, t0, T, log_scale, FUTURE, BT)
+    _, _, _, weight, decay, _ = load_gates(gates, pid_bh, t0, T, T, log_scale, FUTURE, BT)
     weights_s.index(0).store(gl.exp2(weight))
     barrier()
     for tile in range(tiles):
@@ -126,7 +126,7 @@ def chunk_states_hopper_kernel(
         load_tiles(tensors, buffers, ahead % STAGES, t0 + (STAGES - 1) * STEP, x_col, z_col, ahead < tiles)
         next_t = t0 + STEP
         next_t = gl.where(tile + 1 < tiles, next_t, t0)
-        _, _, _, weight, next_decay, _ = load_gates(gates, pid_bh, next_t, T, log_scale, FUTURE, BT)
+        _, _, _, weight, next_decay, _ = load_gates(gates, pid_bh, next_t, T, T, log_scale, FUTURE, BT)
         factor = gl.exp2(decay)
         weights = weights_s.index(tile & 1).load(gl.SliceLayout(0, weighted_layout))[None, :]
         mbarrier.wait(loaded.index(stage), (tile // STAGES) & 1)

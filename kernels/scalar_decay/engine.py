@@ -25,6 +25,12 @@ and these keywords:
     initial_state      C [B, H, K, V] before the first step, float32; mLSTMexp: (C, n [B, H, K], m [B, H]), C and n
                        divided by exp(m). None is the zero state.
     return_last_state  also return the state after the last step, in the same form.
+    cu_seqlens         bounds of packed documents [N + 1], int32 or int64: document n is positions cu_seqlens[n] to
+                       cu_seqlens[n + 1], rising from 0 to T, of a batch of 1. Results are those of each document alone,
+                       and states are of the N documents: in whole_state and fused_chunk in half precision, where a
+                       document is one chunk, however long, and in torch, parallel and recurrent, which take one after
+                       the other and read cu_seqlens on the host. The kernels read it on the GPU: it may change in a
+                       CUDA graph, and its values are not checked; what lies outside of [0, T] is cut off.
     scale              factor of q; None is K^-1/2, or the operation's own.
     options            round_operands of recurrent and gate_dtype of parallel, see reference.py.
 
@@ -55,6 +61,7 @@ Source: "Tiled Flash Linear Attention" (TFLA), sections 2 and 3, appendices A to
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from operator import index
 from typing import Any
 
@@ -89,6 +96,7 @@ from .declare import (
     why_not_limit_chunk,
     why_not_whole_state_sizes,
 )
+from .documents import check_documents, each_document
 from .reference import State, parallel, recurrent, zero_state
 from .validate import check_initial_state
 
@@ -113,13 +121,15 @@ def scalar_decay(
     state_dtype: torch.dtype | None,
     initial_state: State | None,
     return_last_state: bool,
+    cu_seqlens: Tensor | None = None,
     normalizer_gradient: bool = False,
     options: Mapping[str, Any],
 ) -> Tensor | tuple[Tensor, Any]:
     """Run an implementation on checked tensors, for an operation's public function.
 
     Args:
-        impl, scale, chunk_size, state_dtype, initial_state, return_last_state, options: as in the module's docstring.
+        impl, scale, chunk_size, state_dtype, initial_state, return_last_state, cu_seqlens, options: as in the module's
+            docstring.
         q, k: [B, T, G, K] with G dividing H: H / G consecutive heads share one of q and k.
         v: [B, T, H, V].
         log_gates: returns the log decay a [B, T, H] and the log input u [B, T, H] (None: 0), for the torch forms.
@@ -143,6 +153,8 @@ def scalar_decay(
     if impl is None:
         impl = FUSED_CHUNK if why_not_whole_state(q, v, chunk_size, scale, chosen=False) else WHOLE_STATE
     one_of("impl", impl, IMPLEMENTATIONS)
+    if cu_seqlens is not None:
+        check_documents(cu_seqlens, v, impl)
     for name in options:
         if name != OPTIONS.get(impl):
             raise TypeError(f"{name} is no option of {impl}")
@@ -152,16 +164,19 @@ def scalar_decay(
     state_dtype = torch.float32 if state_dtype is None else state_dtype
     state_dtypes = (torch.float32, torch.bfloat16) if impl in SCHEMES else (torch.float32,)
     check_state_dtype(state_dtype, state_dtypes)
-    check_initial_state(initial_state, k, v, normalize=normalize)
+    check_initial_state(initial_state, k, v, normalize=normalize, cu_seqlens=cu_seqlens)
     is_kernel = impl in SCHEMES or impl == "step"
     if is_kernel and normalizer_gradient:
         raise ValueError(f"normalizer_gradient must be False for {impl}, got True (use torch)")
     if is_kernel:
         check_kernel_support(impl, q, v, chunk_size, scale, values="x" if gate == "ssd" else "v")
+        if cu_seqlens is not None:
+            check_one_chunk(impl, v, chunk_size)
     if impl == "step" and v.shape[1] != 1:
         raise ValueError(f"a decoding step takes one token: seq_len must be 1, got {v.shape[1]}")
     if 0 in v.shape[:2]:
-        first = zero_state(k, v, normalize=normalize) if initial_state is None else initial_state
+        states = v if cu_seqlens is None else v.expand(cu_seqlens.shape[0] - 1, -1, -1, -1)
+        first = zero_state(k, states, normalize=normalize) if initial_state is None else initial_state
         h, last = without_tokens(v, (q, k, decay, input_gate, head), first)
         return (h, last) if return_last_state else h
     if not is_kernel:
@@ -172,13 +187,17 @@ def scalar_decay(
             "scale": scale, "initial_state": initial_state, "return_last_state": return_last_state,
             "normalize": normalize, "normalizer_gradient": normalizer_gradient, **options,
         }  # fmt: skip
+        form: Callable[..., Any] = parallel if impl == "parallel" else recurrent
         if impl == "torch":
             chunk_size = DEFAULT_CHUNK_SIZE if chunk_size is None else chunk_size
             check_chunk_size(chunk_size)
-            # torch.compile would unroll the loops over chunks, anew for every length. disable imports the compiler.
-            run = torch.compiler.disable(chunkwise) if torch.compiler.is_compiling() else chunkwise
-            return without_autocast(run, v, q, k, v, *log_gates(), chunk_size=chunk_size, **keywords)
-        return without_autocast(parallel if impl == "parallel" else recurrent, v, q, k, v, *log_gates(), **keywords)
+            form, keywords["chunk_size"] = chunkwise, chunk_size
+        if cu_seqlens is not None:
+            form = partial(each_document, form, cu_seqlens)
+        # torch.compile would unroll loops, anew for every length. disable imports the compiler.
+        if torch.compiler.is_compiling() and (impl == "torch" or cu_seqlens is not None):
+            form = torch.compiler.disable(form)
+        return without_autocast(form, v, q, k, v, *log_gates(), **keywords)
 
     if impl == "limit_chunk":
         chunk_size = chunk_size or DEFAULT_CHUNK_SIZE
@@ -189,10 +208,20 @@ def scalar_decay(
     request = EngineRequest(gate, scale, inv_tau, SCHEMES.get(impl, ""), chunk_size, state_dtype, return_last_state)
     state = (None, None, None) if initial_state is None else initial_state if normalize else (initial_state, None, None)
     run = STEP if impl == "step" else SCALAR_DECAY
-    h, *parts = run(request, q, k, v, decay, input_gate, head, *state)
+    h, *parts = run(request, q, k, v, decay, input_gate, head, *state, cu_seqlens)
     if not return_last_state:
         return h
     return h, tuple(parts) if normalize else parts[0]
+
+
+def check_one_chunk(impl: str, v: Tensor, chunk_size: int | None) -> None:
+    """Raise ValueError on what a kernel does not take with cu_seqlens: float32, and chunks shorter than a document."""
+    if v.dtype == torch.float32:
+        raise ValueError(
+            f'dtype must be float16 or bfloat16 for {impl} with cu_seqlens, got float32: take impl="torch"'
+        )
+    if chunk_size is not None:
+        raise ValueError(f"chunk_size must be None for {impl} with cu_seqlens, got {chunk_size}: a document is a chunk")
 
 
 def why_not_whole_state(

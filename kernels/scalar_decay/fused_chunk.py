@@ -17,7 +17,8 @@ import triton
 import triton.language as tl
 
 from ..common.remember import remember_launches
-from .gates import NEG, start_of
+from .gates import NEG, document_of, gates_of_document, start_of
+from .roles import Anchors
 
 
 @triton.jit
@@ -69,6 +70,8 @@ def fused_chunk_kernel(
     state that leaves the sequence (only if N = 1). Given a pair, of Z's shape, it writes sum_z out * pair [blocks of Z,
     B, H, T]. A past role then also writes S at the A = ceil(T / every) anchors, one every ``every`` positions,
     [B, H, A, BLOCK_X, DZ]; a future role reads it and writes <C, dC> there [blocks of Z, B, H, A].
+    With ``starts.documents`` a program takes a whole document. B is then their number in the grid, in BH and in states;
+    in all else it is 1, T is the sum of their lengths, and A is T // every + their number.
     """
     H: tl.constexpr = SHAPE.heads
     DX: tl.constexpr = SHAPE.dim_x
@@ -89,6 +92,18 @@ def fused_chunk_kernel(
     head = pid_bh % H
     start = pid_n * L
     end = tl.minimum(start + L, T)
+    row = pid_bh
+    length = T
+    period = T
+    if starts.documents is not None:
+        count = BH // H
+        number = batch
+        batch, end = document_of(starts.documents, number, T)
+        gates = gates_of_document(gates, head, batch, number, count, T, BLOCK_T)
+        row = head
+        length = tl.maximum(end, 1)
+        period = 1
+        BH = BH // count
     offs_t = tl.arange(0, BLOCK_T)
     x_col = block * BLOCK_X
     offs_x = x_col + tl.arange(0, BLOCK_X)
@@ -100,31 +115,39 @@ def fused_chunk_kernel(
     # next iteration's products. Which takes fewer depends on the role.
     CLAMP: tl.constexpr = FUTURE and (FIRST or LAST)
     num_anchors = tl.cdiv(T, every)
+    if starts.documents is not None and ANCHORS:
+        num_anchors = T // every + count
+        anchor = batch // every + number
+        products = anchors.products
+        if products is not None:
+            products += anchor
+        anchors = Anchors(anchors.states + anchor * (BLOCK_X * DZ), products)
+        sums_ptr += batch
     # A descriptor describes one head: beyond T and the head dim loads return zeros and nothing is stored.
-    x_offset = start_of(0, starts.x, batch, head // SHAPE.group_x, T, SHAPE.row_x, DX)
-    y_offset = start_of(0, starts.y, batch, head // SHAPE.group_x, T, SHAPE.row_y, DX)
-    z_offset = start_of(0, starts.z, batch, head // SHAPE.group_z, T, SHAPE.row_z, DZ)
-    x_desc = tl.make_tensor_descriptor(x_ptr + x_offset, [T, DX], [SHAPE.row_x, 1], [BLOCK_T, BLOCK_X])
-    y_desc = tl.make_tensor_descriptor(y_ptr + y_offset, [T, DX], [SHAPE.row_y, 1], [BLOCK_T, BLOCK_X])
-    z_desc = tl.make_tensor_descriptor(z_ptr + z_offset, [T, DZ], [SHAPE.row_z, 1], [BLOCK_T, BLOCK_Z])
+    x_offset = start_of(0, starts.x, batch, head // SHAPE.group_x, period, SHAPE.row_x, DX)
+    y_offset = start_of(0, starts.y, batch, head // SHAPE.group_x, period, SHAPE.row_y, DX)
+    z_offset = start_of(0, starts.z, batch, head // SHAPE.group_z, period, SHAPE.row_z, DZ)
+    x_desc = tl.make_tensor_descriptor(x_ptr + x_offset, [length, DX], [SHAPE.row_x, 1], [BLOCK_T, BLOCK_X])
+    y_desc = tl.make_tensor_descriptor(y_ptr + y_offset, [length, DX], [SHAPE.row_y, 1], [BLOCK_T, BLOCK_X])
+    z_desc = tl.make_tensor_descriptor(z_ptr + z_offset, [length, DZ], [SHAPE.row_z, 1], [BLOCK_T, BLOCK_Z])
     out_stride = tl.full((), SHAPE.row_out, tl.int64)
     pair_stride = tl.full((), SHAPE.row_pair, tl.int64)
     out_offs = offs_t[:, None] * SHAPE.row_out + offs_z[None, :]
     pair_offs = offs_t[:, None] * SHAPE.row_pair + offs_z[None, :]
-    pair_offset = start_of(0, starts.pair, batch, head // SHAPE.group_z, T, SHAPE.row_pair, DZ)
-    out_offset = batch * T * SHAPE.row_out + head * DZ
+    pair_offset = start_of(0, starts.pair, batch, head // SHAPE.group_z, period, SHAPE.row_pair, DZ)
+    out_offset = batch * period * SHAPE.row_out + head * DZ
     if LAST:
-        out_desc = tl.make_tensor_descriptor(out_ptr + out_offset, [T, DZ], [SHAPE.row_out, 1], [BLOCK_T, BLOCK_Z])
+        out_desc = tl.make_tensor_descriptor(out_ptr + out_offset, [length, DZ], [SHAPE.row_out, 1], [BLOCK_T, BLOCK_Z])
     PIPELINE_PARTIAL: tl.constexpr = not FIRST and partial_ptr.dtype.element_ty.primitive_bitwidth == 16
     if PIPELINE_PARTIAL or not LAST:
         partial_desc = tl.make_tensor_descriptor(
-            partial_ptr + out_offset, [T, DZ], [SHAPE.row_out, 1], [BLOCK_T, BLOCK_Z]
+            partial_ptr + out_offset, [length, DZ], [SHAPE.row_out, 1], [BLOCK_T, BLOCK_Z]
         )
     if ANCHORS and FUTURE:
         anchor_desc = tl.make_tensor_descriptor(
             anchors.states, [(BH * num_anchors * BLOCK_X).to(tl.int32), DZ], [DZ, 1], [BLOCK_X, BLOCK_Z]
         )
-    rows = pid_bh * T
+    rows = row * T
     tiles_in_sequence = tl.cdiv(T, BLOCK_T)
     if TRANSPOSED:
         state_offs = offs_z[None, :] * DX + offs_x[:, None]
@@ -149,14 +172,14 @@ def fused_chunk_kernel(
         index = t0 // BLOCK_T
         b = _load_gates(gates.b + rows + t0, offs_t, mask_t, last_row, 0.0, CLAMP)
         w = _load_gates(gates.w + rows + t0, offs_t, mask_t, last_row, NEG, CLAMP)
-        log_decay = tl.load(gates.g + pid_bh * tiles_in_sequence + index)
+        log_decay = tl.load(gates.g + row * tiles_in_sequence + index)
         query_gate = b
         key_gate = -b
         if gates.u is not None:
             key_gate += _load_gates(gates.u + rows + t0, offs_t, mask_t, last_row, 0.0, CLAMP)
         if STABILISED:
-            m_in = tl.load(gates.edge + pid_bh * (tiles_in_sequence + 1) + index)
-            m_out = tl.load(gates.edge + pid_bh * (tiles_in_sequence + 1) + index + 1)
+            m_in = tl.load(gates.edge + row * (tiles_in_sequence + 1) + index)
+            m_out = tl.load(gates.edge + row * (tiles_in_sequence + 1) + index + 1)
             m = _load_gates(gates.m + rows + t0, offs_t, mask_t, last_row, 0.0, CLAMP)
             query_gate -= m + _load_gates(gates.log_denom + rows + t0, offs_t, mask_t, last_row, 0.0, CLAMP)
             w -= m_out
@@ -186,7 +209,7 @@ def fused_chunk_kernel(
 
         if ANCHORS and not FUTURE:
             if t0 % every == 0:
-                anchor_row = ((pid_bh * num_anchors + t0 // every) * BLOCK_X).to(tl.int32)
+                anchor_row = ((row * num_anchors + t0 // every) * BLOCK_X).to(tl.int32)
                 anchor_tile = (
                     anchors.states + anchor_row.to(tl.int64) * DZ
                     + tl.arange(0, BLOCK_X)[:, None] * DZ + offs_z[None, :]
@@ -204,10 +227,10 @@ def fused_chunk_kernel(
         state = tl.dot(tl.trans(y), (z * state_factor[:, None]).to(y.dtype), state)
         if ANCHORS and FUTURE:
             if (t0 & (every - 1)) == 0:
-                anchor_row = ((pid_bh * num_anchors + t0 // every) * BLOCK_X).to(tl.int32)
+                anchor_row = ((row * num_anchors + t0 // every) * BLOCK_X).to(tl.int32)
                 before = anchor_desc.load([anchor_row, z_col]).to(tl.float32)
                 dot = tl.sum(before * state) * SHAPE.headroom
-                tl.store(anchors.products + (pid_z * BH.to(tl.int64) + pid_bh) * num_anchors + t0 // every, dot)
+                tl.store(anchors.products + (pid_z * BH.to(tl.int64) + row) * num_anchors + t0 // every, dot)
         out_mask = mask_t[:, None]
         if DZ % BLOCK_Z != 0:
             out_mask = out_mask & mask_z[None, :]

@@ -22,6 +22,7 @@ import triton
 import triton.language as tl
 
 from ..common.remember import remember_launches
+from .roles import GateVectors
 
 LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
@@ -43,12 +44,60 @@ UNKNOWN_GATE = tl.constexpr("GATE must be sig, exp, log, slope, tau or ssd")
 @triton.jit
 def start_of(origin, strides, batch, head, T, ROW, D):
     """Return where a head's first position is in a tensor that starts at ``origin``, a pointer or 0: one that is
-    contiguous [B, T, ROW / D, D], or has these strides of batch and head (roles.Starts)."""
+    contiguous [B, T, ROW / D, D], or has these strides of batch and head (roles.Starts). Of a document ``batch`` is the
+    first position, and T is 1."""
     if strides is None:
         start = origin + batch * T * ROW + head * D
     else:
         start = origin + batch * strides[0] + head * strides[1]
     return start
+
+
+@triton.jit
+def document_of(cu_seqlens, number, T):
+    """Return the first position of document ``number`` and its length.
+
+    Both are in [0, T] whatever cu_seqlens holds, and the first position is below T, even that of an empty document.
+    """
+    first = tl.minimum(tl.maximum(tl.load(cu_seqlens + number), 0), T)
+    end = tl.minimum(tl.maximum(tl.load(cu_seqlens + number + 1), first), T)
+    return tl.minimum(first, T - 1).to(tl.int64), (end - first).to(tl.int32)
+
+
+@triton.jit
+def gates_of_document(gates, head, first, number, count, T, L):
+    """Return gate vectors as those of a sequence of T positions that begins with a document.
+
+    The document is number ``number`` of ``count``, and ``first`` is its first position. Stretches of L positions start
+    anew in each document. Its first one is number first // L + number of a head's T // L + count, as many as the
+    documents can have. Edges are one more for each document.
+    """
+    stretch = head * (T // L + count - (T + L - 1) // L) + first // L + number
+    u, edge, m, log_denom = gates.u, gates.edge, gates.m, gates.log_denom
+    if u is not None:
+        u += first
+    if edge is not None:
+        edge += stretch + head * (count - 1) + number
+        m += first
+    if log_denom is not None:
+        log_denom += first
+    return GateVectors(gates.b + first, u, gates.w + first, gates.g + stretch, edge, m, log_denom)
+
+
+@triton.jit
+def stretch_of(cu_seqlens, stretch, T, L, N):
+    """Return of stretch number ``stretch``, of the N that a head's documents can have, the document's number, first
+    position and length, and the stretch's positions in the document: from, and up to. Those may be none."""
+    number = stretch * 0
+    last = number + N - T // L - 1
+    while number < last:
+        middle = (number + last + 1) // 2
+        is_later = tl.load(cu_seqlens + middle) // L + middle > stretch
+        number = tl.where(is_later, number, middle)
+        last = tl.where(is_later, middle - 1, last)
+    first, length = document_of(cu_seqlens, number, T)
+    start = tl.maximum(stretch - (first // L).to(tl.int32) - number, 0) * L
+    return number, first, length, start, tl.minimum(start + L, length)
 
 
 @triton.jit
@@ -131,6 +180,7 @@ def gates_forward_kernel(
     g_ptr,
     m_ptr,
     g_max_ptr,
+    cu_seqlens,
     inv_tau,
     T,
     L,
@@ -146,6 +196,7 @@ def gates_forward_kernel(
     Grid: (ceil(H / BLOCK_H) * N stretches * B,). ONCE: a stretch has no more than BLOCK_T positions.
     Reads the gates [B, T, H] and the constants of heads [H]; writes b, u and w [B, H, T], g [B, H, N] and, for exp,
     max_s w_s [B, H, N] and the stabiliser of the stretch alone, m_t = max_{s <= t} (b_t - b_s + u_s) [B, H, T].
+    Stretches are those of the documents if there is a cu_seqlens (:func:`stretch_of`); B is then 1.
     """
     DTYPE: tl.constexpr = b_ptr.dtype.element_ty
     blocks: tl.constexpr = (H + BLOCK_H - 1) // BLOCK_H
@@ -159,6 +210,10 @@ def gates_forward_kernel(
     gates = batch * T * H + head
     rows = (batch * H + head) * T
     at_stretch = (batch * H + head) * N + stretch
+    if cu_seqlens is not None:
+        _, first, _, start, end = stretch_of(cu_seqlens, stretch, T, L, N)
+        gates += first * H
+        rows += first
     head_value = 0.0
     if head_ptr is not None:
         head_value = tl.load(head_ptr + head, mask=mask_h, other=0.0).to(tl.float64)
@@ -204,15 +259,26 @@ def gates_forward_kernel(
 
 @remember_launches
 @triton.jit(do_not_specialize=["N"])
-def stabiliser_scan_kernel(g_ptr, g_max_ptr, m_initial_ptr, edge_ptr, m_last_ptr, N, BLOCK_N: tl.constexpr):
+def stabiliser_scan_kernel(g_ptr, g_max_ptr, m_initial_ptr, edge_ptr, m_last_ptr, documents, N, BLOCK_N: tl.constexpr):
     """Scan m_k = max(g_k + m_{k-1}, max_s w_{k,s}) over the stretches k (paper, appendix B.2; base 2).
 
     Grid: (B * H,).
     Reads g and the stretches' maxima of w [B, H, N] and the initial m [B, H] (base e); writes m before each stretch and
     after the last, [B, H, N + 1], and the last m for the caller, in base e and float32 [B, H]. The last edge is this
     rounded value, converted back to base 2. At its lower bound m is minus infinity for the caller.
+    ``documents``: cu_seqlens, T, L and H; N is then T // L + B, g is [H, N] and edges are [H, N + B].
     """
     pid_bh = tl.program_id(0).to(tl.int64)
+    if documents is not None:
+        cu_seqlens, T, L, H = documents
+        number = pid_bh // H
+        first, length = document_of(cu_seqlens, number, T)
+        at_stretch = pid_bh % H * N + first // L + number
+        at_edge = at_stretch + pid_bh % H * (N - T // L) + number
+        N = tl.cdiv(length, L)
+        g_ptr += at_stretch - pid_bh * N
+        g_max_ptr += at_stretch - pid_bh * N
+        edge_ptr += at_edge - pid_bh * (N + 1)
     dtype = edge_ptr.dtype.element_ty
     carry = tl.full((), MIN_STABILISER, dtype=dtype)
     if m_initial_ptr is not None:
@@ -236,19 +302,28 @@ def stabiliser_scan_kernel(g_ptr, g_max_ptr, m_initial_ptr, edge_ptr, m_last_ptr
 
 @remember_launches
 @triton.jit(do_not_specialize=["T", "L", "N"])
-def stabiliser_finish_kernel(b_ptr, edge_ptr, m_ptr, T, L, N, BLOCK_T: tl.constexpr):
+def stabiliser_finish_kernel(b_ptr, edge_ptr, m_ptr, cu_seqlens, T, L, N, BLOCK_T: tl.constexpr):
     """Add what comes before the stretch to its own stabiliser, in place: m_t = max(b_t + m_{k-1}, m_t, least m).
 
-    Grid: (ceil(T / BLOCK_T), B * H) flattened.
+    Grid: (ceil(T / BLOCK_T), B * H) flattened; of documents (N, H), and BLOCK_T is at least L.
     Reads b [B, H, T] and m at the stretches' edges [B, H, N + 1]; reads and writes m [B, H, T].
     """
-    blocks = tl.cdiv(T, BLOCK_T)
     pid = tl.program_id(0)
-    pid_bh = (pid // blocks).to(tl.int64)
-    offs_t = (pid % blocks) * BLOCK_T + tl.arange(0, BLOCK_T)
-    mask_t = offs_t < T
-    rows = pid_bh * T + offs_t
-    m_in = tl.load(edge_ptr + pid_bh * (N + 1) + offs_t // L, mask=mask_t, other=NEG)
+    if cu_seqlens is not None:
+        pid_bh = (pid // N).to(tl.int64)
+        number, first, _, start, end = stretch_of(cu_seqlens, pid % N, T, L, N)
+        offs_t = start + tl.arange(0, BLOCK_T)
+        mask_t = offs_t < end
+        rows = pid_bh * T + first + offs_t
+        edge = edge_ptr + pid_bh * (N + N - T // L) + pid % N + number + offs_t * 0
+    else:
+        blocks = tl.cdiv(T, BLOCK_T)
+        pid_bh = (pid // blocks).to(tl.int64)
+        offs_t = (pid % blocks) * BLOCK_T + tl.arange(0, BLOCK_T)
+        mask_t = offs_t < T
+        rows = pid_bh * T + offs_t
+        edge = edge_ptr + pid_bh * (N + 1) + offs_t // L
+    m_in = tl.load(edge, mask=mask_t, other=NEG)
     b = tl.load(b_ptr + rows, mask=mask_t, other=0.0)
     m = tl.load(m_ptr + rows, mask=mask_t, other=NEG)
     m = tl.maximum(tl.maximum((b + m_in).to(tl.float32), m), MIN_STABILISER)
@@ -278,6 +353,7 @@ def gates_backward_kernel(
     d_decay_ptr,
     d_input_ptr,
     d_head_ptr,
+    cu_seqlens,
     inv_tau,
     T,
     L,
@@ -308,6 +384,7 @@ def gates_backward_kernel(
     Grid: (ceil(H / BLOCK_H) * N stretches * B,). ONCE: a stretch has no more than BLOCK_T positions.
     Reads the row sums [NUM_SUMS, B, H, T], the anchors [NUM_ANCHORS, B, H, N] and the gates [B, T, H]; writes the
     gradients of the gates [B, T, H] and, for slope and ssd, a stretch's part of the heads' constants' [B, N, H].
+    Stretches are those of the documents if there is a cu_seqlens, as in gates_forward_kernel.
     """
     blocks: tl.constexpr = (H + BLOCK_H - 1) // BLOCK_H
     pid = tl.program_id(0)
@@ -320,6 +397,10 @@ def gates_backward_kernel(
     end = tl.minimum(start + L, T)
     rows = (batch * H + head) * T
     at_stretch = (batch * H + head) * N + pid_n
+    if cu_seqlens is not None:
+        _, first, length, start, end = stretch_of(cu_seqlens, pid_n, T, L, N)
+        gates += first * H
+        rows += first
     plane = BH.to(tl.int64) * T
     head_value = 0.0
     if GATE == "ssd":
@@ -331,12 +412,16 @@ def gates_backward_kernel(
     for n in tl.static_range(NUM_ANCHORS):
         anchor = anchor_ptr + n * BH.to(tl.int64) * N + at_stretch
         carry += tl.load(anchor, mask=mask_h, other=0.0).to(tl.float64)
-        drift -= tl.load(anchor + 1, mask=mask_h & (tl.full((1, 1), pid_n + 1, tl.int32) < N), other=0.0).to(tl.float64)
+        if cu_seqlens is None:
+            mask_next = mask_h & (tl.full((1, 1), pid_n + 1, tl.int32) < N)
+        else:
+            mask_next = mask_h & (tl.full((1, 1), start + L, tl.int32) < length)
+        drift -= tl.load(anchor + 1, mask=mask_next, other=0.0).to(tl.float64)
     offs_t = start + tl.arange(0, BLOCK_T)[None, :]
     mask = mask_h & (offs_t < end)
     if ONCE:
         p, c = _row_sums(q_dq_ptr, k_dk_ptr, rows + offs_t, mask, plane, NUM_SUMS)
-    if (pid_n + 1 < N) | END_IS_KNOWN:
+    if ((pid_n + 1 < N) if cu_seqlens is None else (start + L < length)) | END_IS_KNOWN:
         drift += carry
         for t0 in range(start, end, BLOCK_T):
             if not ONCE:

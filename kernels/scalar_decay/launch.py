@@ -30,6 +30,7 @@ from .config import (
     MERGE_BLOCK_E,
     SCAN_BLOCK_N,
     SUM_BLOCK,
+    WHOLE_STATE_BLOCK_T,
     fit_chunk,
     select_config,
     takes_tiles_in_order,
@@ -44,8 +45,8 @@ from .gates import (
     sum_kernel,
 )
 from .normaliser import add_normaliser_gradients, denominator_kernel, normaliser_kernel
-from .plan import MEMORY_RATE, MULTIPROCESSORS, Pass, Sizes, forward, kept_chunk
-from .roles import CONTIGUOUS, Anchors, Denominators, GateVectors, is_strided, layout, shape_of
+from .plan import MEMORY_RATE, MULTIPROCESSORS, Pass, Sizes, backward, forward, kept_chunk
+from .roles import Anchors, Denominators, GateVectors, is_strided, layout, shape_of
 
 HAS_WHOLE_STATE = not (WHOLE_STATE_FORM.why_not_with({"triton": triton.__version__}) or is_interpreted())
 """Whether whole_state.py can be imported: Gluon's names change with Triton's versions, and it has no interpreter."""
@@ -81,6 +82,7 @@ class EnginePass:
         scale: the request's divided by ``headroom`` (roles.Shape).
         keeps_states: of a forward pass, whether it keeps the states between chunks for the backward pass.
         strided: whether any of q, k and v is not contiguous.
+        documents: number of documents, 0 where sequences are the batch.
     """
 
     request: EngineRequest
@@ -89,6 +91,16 @@ class EnginePass:
     headroom: float
     keeps_states: bool
     strided: bool
+    documents: int
+
+    def stretches(self, seq_len: int, length: int) -> int:
+        """Return the stretches of ``length`` positions that a head of seq_len positions has room for."""
+        return stretches(seq_len, length, self.documents)
+
+
+def stretches(seq_len: int, length: int, documents: int) -> int:
+    """Return the most stretches of ``length`` positions in a sequence, or in documents of this length in all."""
+    return seq_len // length + documents if documents else cdiv(seq_len, length)
 
 
 def choose(
@@ -100,6 +112,7 @@ def choose(
     kept: bool = False,
     ends: bool = False,
     strided: bool = False,
+    documents: int = 0,
 ) -> EnginePass:
     """Return a pass for q [B, T, G, K] and v [B, T, H, V] on their device (a CPU counts as an H200).
 
@@ -107,8 +120,11 @@ def choose(
         kept: of a backward pass, whether it has the forward pass's states.
         ends: whether the last state is wanted; of a backward pass, whether its gradient or the initial one is given.
         strided: whether any of q, k and v is not contiguous.
+        documents: number of documents, 0 where sequences are the batch.
     """
-    return _choose(request, q.shape, v.shape, v.dtype, v.device, capability(v.device), backward, kept, ends, strided)
+    return _choose(
+        request, q.shape, v.shape, v.dtype, v.device, capability(v.device), backward, kept, ends, strided, documents
+    )
 
 
 @lru_cache(REMEMBERED)
@@ -123,10 +139,11 @@ def _choose(
     kept: bool,
     ends: bool,
     strided: bool,
+    documents: int,
 ) -> EnginePass:
     (batch, seq_len, heads, head_dim_v), (_, _, groups, head_dim_qk) = size_v, size_q
     sizes = Sizes(
-        seq_len=seq_len, batch_heads=batch * heads, head_dim_qk=head_dim_qk, head_dim_v=head_dim_v,
+        seq_len=seq_len, batch_heads=(documents or batch) * heads, head_dim_qk=head_dim_qk, head_dim_v=head_dim_v,
         normalised=request.stabilised, sums_decay=request.gate == "ssd",
         multiprocessors=multiprocessors(device) if device.type == "cuda" else MULTIPROCESSORS,
         memory_rate=memory_rate(device) or MEMORY_RATE,
@@ -135,10 +152,15 @@ def _choose(
     headroom = 1.0 if request.stabilised else score_headroom(request.scale, head_dim_qk, dtype)
     scheme = request.scheme if takes_tiles_in_order(request.scheme, dtype.itemsize) else "sweep"
     chunk = fit_chunk(request.chunk_size or forward_chunk(sizes, scheme), seq_len)
+    if documents:
+        # A document is one chunk, whose gates have the stretches that _shapes says.
+        chunk = max(WHOLE_STATE_BLOCK_T, padded(seq_len))
     config = sizes.config(scheme, chunk, capability, dtype.itemsize)
     launched, keeps = forward(sizes, config, chunk, ends=ends), False
     after = partial(backward_after, launched, sizes, scheme, config, named=request.chunk_size is not None)
-    if is_backward:
+    if is_backward and documents:
+        launched = backward(sizes, config, chunk, ends=ends)
+    elif is_backward:
         launched = after(kept=chunk if kept else 0, ends=ends)
     elif launched.several:
         # They are kept if they take little memory and the backward pass has the same chunks.
@@ -147,7 +169,7 @@ def _choose(
         keeps = few > 0 and "state" not in after(kept=few).launches
     return EnginePass(
         request=request, launched=launched, scale=request.scale / headroom, headroom=headroom, keeps_states=keeps,
-        strided=strided,
+        strided=strided, documents=documents,
     )  # fmt: skip
 
 
@@ -168,10 +190,13 @@ def _gates_tile(heads: int, stretch: int) -> dict[str, Any]:
     return {"BLOCK_H": block_h, "BLOCK_T": block_t, "ONCE": stretch <= block_t, "num_warps": num_warps}
 
 
-def empty_gates(gate: str, v: Tensor, stretch: int, *, in_order: bool) -> GateVectors:
-    """Allocate the gate vectors of values v [B, T, H, V], cumulative over ``stretch`` positions."""
+def empty_gates(gate: str, v: Tensor, stretch: int, *, in_order: bool, documents: int = 0) -> GateVectors:
+    """Allocate the gate vectors of values v [B, T, H, V], cumulative over ``stretch`` positions.
+
+    With documents, B is 1, and a head has the stretches of :func:`stretches` and an edge more for each document.
+    """
     B, T, H, _ = v.shape
-    N = cdiv(T, stretch)
+    N = stretches(T, stretch, documents)
 
     positions, exp = (B, H, T), gate == "exp"
     # Where a chunk's tiles are taken in parallel, differences over a whole chunk are taken.
@@ -181,15 +206,15 @@ def empty_gates(gate: str, v: Tensor, stretch: int, *, in_order: bool) -> GateVe
         u=empty(positions) if gate in ("sig", "exp", "ssd") else None,
         w=empty(positions),
         g=empty((B, H, N)),
-        edge=empty((B, H, N + 1)) if exp else None,
+        edge=empty((B, H, N + (documents or 1))) if exp else None,
         m=v.new_empty(positions, dtype=torch.float32) if exp else None,
         log_denom=empty(positions) if exp else None,
     )
 
 
-def empty_state(q: Tensor, v: Tensor, *, normalised: bool) -> tuple[Any, ...]:
-    """Allocate a state: C [B, H, K, V], and n [B, H, K] and m [B, H] of mLSTMexp or None."""
-    shape = (v.shape[0], v.shape[2], q.shape[3], v.shape[3])
+def empty_state(q: Tensor, v: Tensor, *, normalised: bool, documents: int = 0) -> tuple[Any, ...]:
+    """Allocate a state: C [B, H, K, V], and n [B, H, K] and m [B, H] of mLSTMexp or None; B: documents, if any."""
+    shape = (documents or v.shape[0], v.shape[2], q.shape[3], v.shape[3])
     n, m = (v.new_empty(shape[:dims], dtype=torch.float32) if normalised else None for dims in (3, 2))
     return v.new_empty(shape, dtype=torch.float32), n, m
 
@@ -201,22 +226,28 @@ def run_gates(
     input_gate: Tensor | None,
     head: Tensor | None,
     m_initial: Tensor | None,
+    cu_seqlens: Tensor | None,
 ) -> tuple[GateVectors, Tensor | None]:
     """Launch the gate kernels; return the gate vectors, log_denom not yet filled, and the last m [B, H] in base e."""
     B, T, H, _ = v.shape
-    request, stretch = task.request, task.launched.stretch
-    N = cdiv(T, stretch)
-    gates = empty_gates(request.gate, v, stretch, in_order=task.launched.in_order)
+    request, stretch, documents = task.request, task.launched.stretch, task.documents
+    N = task.stretches(T, stretch)
+    gates = empty_gates(request.gate, v, stretch, in_order=task.launched.in_order, documents=documents)
     b, u, w, g, edge, m, _ = gates
-    g_max, m_last = (torch.empty_like(g), _empty(B, H, like=v)) if request.stabilised else (None, None)
+    g_max, m_last = (torch.empty_like(g), _empty(documents or B, H, like=v)) if request.stabilised else (None, None)
     tile = _gates_tile(H, stretch)
     gates_forward_kernel[(cdiv(H, tile["BLOCK_H"]) * N * B,)](
-        decay, input_gate, head, b, u, w, g, m, g_max, request.inv_tau, T, stretch, N, H=H, GATE=request.gate, **tile
-    )
+        decay, input_gate, head, b, u, w, g, m, g_max, cu_seqlens, request.inv_tau, T, stretch, N,
+        H=H, GATE=request.gate, **tile,
+    )  # fmt: skip
     if request.stabilised:
-        stabiliser_scan_kernel[(B * H,)](g, g_max, m_initial, edge, m_last, N, BLOCK_N=SCAN_BLOCK_N)
-        grid = (cdiv(T, SCAN_BLOCK_N) * B * H,)
-        stabiliser_finish_kernel[grid](b, edge, m, T, stretch, N, BLOCK_T=SCAN_BLOCK_N)
+        scanned = None if cu_seqlens is None else (cu_seqlens, T, stretch, H)
+        block_n, block_t, blocks = SCAN_BLOCK_N, SCAN_BLOCK_N, cdiv(T, SCAN_BLOCK_N)
+        if documents:
+            # Most documents have few stretches; a program finishes one of them.
+            block_n, block_t, blocks = 64, padded(stretch), N
+        stabiliser_scan_kernel[((documents or B) * H,)](g, g_max, m_initial, edge, m_last, scanned, N, BLOCK_N=block_n)
+        stabiliser_finish_kernel[(blocks * B * H,)](b, edge, m, cu_seqlens, T, stretch, N, BLOCK_T=block_t)
     return gates, m_last
 
 
@@ -253,7 +284,7 @@ def run_chunk_states(
     n_states = _empty(heads, N, DX, like=z) if want_n else None
     anchors = None if forward_states is None else _empty(math.prod(states.blocks), B, H, N, like=z)
     ends = (initial, n_initial, made, n_states, last, n_last)
-    rows, starts = layout(y, y, z) if task.strided else CONTIGUOUS
+    rows, starts = layout(y, y, z, strided=task.strided)
     shape = shape_of(y.shape, z.shape, H, task.headroom, rows)
     grid = (states.programs(want_last=last is not None),)
     if config.whole_state:
@@ -281,7 +312,14 @@ def run_chunk_states(
     return made, n_states, anchors
 
 
-def run_normaliser(task: EnginePass, q: Tensor, k: Tensor, gates: GateVectors, denominators: Denominators) -> None:
+def run_normaliser(
+    task: EnginePass,
+    q: Tensor,
+    k: Tensor,
+    gates: GateVectors,
+    denominators: Denominators,
+    cu_seqlens: Tensor | None,
+) -> None:
     """Launch the normaliser's kernels, which fill ``denominators.log_denom`` and ``denominators.n_last``."""
     B, T, _, K = q.shape
     H = gates.b.shape[1]
@@ -289,11 +327,12 @@ def run_normaliser(task: EnginePass, q: Tensor, k: Tensor, gates: GateVectors, d
     config, blocks, block_t = launched.launches["normaliser"]
     n_q = _empty(blocks, B, H, T, like=q)
     n_states = denominators.n_states if launched.several else denominators.n_initial
-    rows, starts = layout(q, k, q) if task.strided else CONTIGUOUS
+    rows, starts = layout(q, k, q, documents=cu_seqlens, strided=task.strided)
     q_row, k_row = rows[:2] if rows else (q.shape[2] * K,) * 2
     triton.set_allocator(scratch)
     normaliser_kernel[(blocks * launched.head_chunks,)](
-        q, k, gates, n_states, n_q, denominators.n_last, starts, task.scale, T, launched.chunk, launched.chunks, B * H,
+        q, k, gates, n_states, n_q, denominators.n_last, starts,
+        task.scale, T, launched.chunk, launched.chunks, launched.heads,
         H=H, K=K, Q_ROW=q_row, K_ROW=k_row, GROUP=H // q.shape[2], BLOCK_T=block_t, BLOCK_K=config.block_k,
         STAGES=config.num_stages, num_warps=config.num_warps, num_stages=config.num_stages,
     )  # fmt: skip
@@ -333,6 +372,7 @@ def run_product(
     pair: Tensor | None = None,
     anchor_states: Tensor | None = None,
     denominators: Denominators = NO_DENOMINATORS,
+    cu_seqlens: Tensor | None = None,
 ) -> Product:
     """Launch one of the four products; see roles.py for x, y, z, the states and the pair.
 
@@ -352,7 +392,7 @@ def run_product(
     result = Product(out=_empty(B, T, H, DZ, like=z, dtype=z.dtype), anchor_states=anchor_states)
     if pair is not None:
         result.row_sums = _empty(sums, B, H, T, like=z)
-    rows, starts = layout(x, y, z, pair) if task.strided else CONTIGUOUS
+    rows, starts = layout(x, y, z, pair, documents=cu_seqlens, strided=task.strided)
     if not launched.in_order:
         grid = (product.launches[0].blocks * cdiv(launched.chunk, config.block_t) * launched.head_chunks,)
         chunk_o_kernel[grid](
@@ -364,7 +404,7 @@ def run_product(
         )  # fmt: skip
         return result
     if pair is not None:
-        num_anchors = cdiv(T, launched.anchor_every)
+        num_anchors = task.stretches(T, launched.anchor_every)
         if product.role.future:
             # Each walker of whole_state writes its own anchors.
             shares = sums // 4 if launched.whole_state else sums
@@ -421,7 +461,8 @@ def _launches(
             numbers = math.log2(task.scale), *numbers, launched.whole, every, part.first
             options |= {"TILE": part.tile, "num_warps": 4, "maxnreg": 128 if part.tile.resident == 2 else None}
         else:
-            if (anchors := launched.heads * cdiv(T, every)) * config.block_x >= 2**31:
+            sequences = H if task.documents else launched.heads
+            if (anchors := sequences * task.stretches(T, every)) * config.block_x >= 2**31:
                 expected = f"below 2^31 / {config.block_x} at anchors every {every} positions"
                 raise ValueError(f"batch * num_heads * seq_len / {every} must be {expected}, got {anchors}")
             numbers = task.scale, *numbers, every, block
@@ -441,6 +482,7 @@ def run_gates_backward(
     decay: Tensor | None,
     input_gate: Tensor | None,
     head: Tensor | None,
+    cu_seqlens: Tensor | None,
     *,
     end_is_known: bool,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
@@ -456,7 +498,7 @@ def run_gates_backward(
     stretch = T if anchors is None else every
     tile = _gates_tile(H, stretch)
     gates_backward_kernel[(cdiv(H, tile["BLOCK_H"]) * N * B,)](
-        q_dq, k_dk, anchors, decay, input_gate, head, d_decay, d_input, d_head,
+        q_dq, k_dk, anchors, decay, input_gate, head, d_decay, d_input, d_head, cu_seqlens,
         request.inv_tau, T, stretch, N, B * H,
         H=H, GATE=request.gate, NUM_SUMS=NUM_SUMS, NUM_ANCHORS=0 if anchors is None else anchors.shape[0],
         END_IS_KNOWN=end_is_known, **tile,
@@ -485,13 +527,17 @@ def _forward(
     c_initial: Tensor | None,
     n_initial: Tensor | None,
     m_initial: Tensor | None,
+    cu_seqlens: Tensor | None,
 ) -> tuple[Tensors, Tensors]:
     """Return h and the last C, n and m; and, to keep, the gate vectors and the states or None."""
-    task = choose(request, q, v, ends=request.want_last, strided=is_strided(q, k, v))
+    documents = count_documents(cu_seqlens)
+    task = choose(request, q, v, ends=request.want_last, strided=is_strided(q, k, v), documents=documents)
     launched, exp = task.launched, request.stabilised
-    gates, m_last = run_gates(task, v, decay, input_gate, head, m_initial)
+    gates, m_last = run_gates(task, v, decay, input_gate, head, m_initial, cu_seqlens)
     states, n_states = (None, None) if launched.in_order else (c_initial, n_initial)
-    last, n_last, _ = empty_state(q, v, normalised=exp) if request.want_last else (None, None, None)
+    last = n_last = None
+    if request.want_last:
+        last, n_last, _ = empty_state(q, v, normalised=exp, documents=documents)
     if "state" in launched.launches:
         states, n_states, _ = run_chunk_states(
             task, "state", k, v, gates, c_initial, n_initial=n_initial, last=last, n_last=n_last, want_n=exp
@@ -500,16 +546,23 @@ def _forward(
     whole_last, whole_n_last = (last, n_last) if launched.whole else (None, None)
     denominators = Denominators(n_states, n_initial, whole_n_last, gates.log_denom)
     if "normaliser" in launched.launches:
-        run_normaliser(task, q, k, gates, denominators)
+        run_normaliser(task, q, k, gates, denominators, cu_seqlens)
         denominators = NO_DENOMINATORS
     output = run_product(
-        task, "h", q, k, v, states, gates, initial=c_initial, last=whole_last, denominators=denominators
-    )
+        task, "h", q, k, v, states, gates, initial=c_initial, last=whole_last, denominators=denominators,
+        cu_seqlens=cu_seqlens,
+    )  # fmt: skip
     kept = states if task.keeps_states else None
     return (output.out, last, n_last, m_last if request.want_last else None), (*gates, kept)
 
 
-def _shapes(request: EngineRequest, q: Tensor, k: Tensor, v: Tensor, *_: Tensor | None) -> tuple[Tensors, Tensors]:
+def count_documents(cu_seqlens: Tensor | None) -> int:
+    """Return the number of documents, 0 where sequences are the batch."""
+    return 0 if cu_seqlens is None else index(cu_seqlens.shape[0]) - 1
+
+
+def _shapes(request: EngineRequest, q: Tensor, k: Tensor, v: Tensor, *others: Tensor | None) -> tuple[Tensors, Tensors]:
+    documents = count_documents(others[-1])
     heads, dim_k, dim_v = index(v.shape[2]), index(q.shape[3]), index(v.shape[3])
     in_order = takes_tiles_in_order(request.scheme, v.element_size())
     # A compiled call serves all sequence lengths, so the length of the gates' stretches must not depend on T here.
@@ -518,8 +571,10 @@ def _shapes(request: EngineRequest, q: Tensor, k: Tensor, v: Tensor, *_: Tensor 
         scheme=request.scheme, capability=capability(v.device), item_bytes=v.element_size(), head_dim_qk=dim_k,
         head_dim_v=dim_v, chunk=chunk, batch_heads=heads,
     )  # fmt: skip
-    gates = empty_gates(request.gate, v, config.gate_stretch(chunk), in_order=in_order)
-    last = empty_state(q, v, normalised=request.stabilised) if request.want_last else (None, None, None)
+    gates = empty_gates(request.gate, v, config.gate_stretch(chunk), in_order=in_order, documents=documents)
+    last: tuple[Any, ...] = None, None, None
+    if request.want_last:
+        last = empty_state(q, v, normalised=request.stabilised, documents=documents)
     return (contiguous_like(v), *last), gates
 
 
@@ -531,14 +586,17 @@ def _backward(
     Kernels that take tiles in order need the states of cut heads only, and compute the anchors of the decay's gradient
     on their way. chunk_o.py needs the states of every chunk; its anchors are at the chunks' edges.
     """
-    q, k, v, decay, input_gate, head, c_initial, n_initial, _ = tensors
+    q, k, v, decay, input_gate, head, c_initial, n_initial, _, cu_seqlens = tensors
     dh, d_last, dn_last, _ = gradients
     number = len(GateVectors._fields)
     # A compiled call's operator does not save the states.
     gates, states = GateVectors(*saved[:number]), saved[number] if len(saved) > number else None
     ends = c_initial is not None or d_last is not None
     strided = is_strided(q, k, v)
-    task = choose(request, q, v, backward=True, kept=states is not None, ends=ends, strided=strided)
+    documents = count_documents(cu_seqlens)
+    task = choose(
+        request, q, v, backward=True, kept=states is not None, ends=ends, strided=strided, documents=documents
+    )
     launched = task.launched
     dh = v.new_zeros(v.shape) if dh is None else dh
     if d_last is not None:
@@ -547,11 +605,12 @@ def _backward(
         d_last = d_last if task.headroom == 1 else d_last / task.headroom
     want_gates = any(needs[3:6])
     q_pair, k_pair = (q, k) if want_gates else (None, None)
-    d_initial = empty_state(q, v, normalised=False)[0] if needs[6] else None
+    d_initial = empty_state(q, v, normalised=False, documents=documents)[0] if needs[6] else None
+    run = partial(run_product, task, cu_seqlens=cu_seqlens)
 
     if "state" in launched.launches:
         states, _, _ = run_chunk_states(task, "state", k, v, gates, c_initial)
-    dq = run_product(task, "dq", dh, v, k, states, gates, initial=c_initial, pair=q_pair)
+    dq = run("dq", dh, v, k, states, gates, initial=c_initial, pair=q_pair)
     d_states = anchors = None
     if "state_gradient" in launched.launches:
         d_states, _, anchors = run_chunk_states(
@@ -559,10 +618,10 @@ def _backward(
             forward_states=states if want_gates and not launched.in_order else None,
         )  # fmt: skip
     del states
-    dk = run_product(task, "dk", v, dh, q, d_states, gates, initial=d_last, pair=k_pair, anchor_states=dq.anchor_states)
+    dk = run("dk", v, dh, q, d_states, gates, initial=d_last, pair=k_pair, anchor_states=dq.anchor_states)
     dq.anchor_states = dk.anchor_states = None
     last = d_initial if launched.whole else None
-    dv = run_product(task, "dv", k, q, dh, d_states, gates, initial=d_last, last=last)
+    dv = run("dv", k, q, dh, d_states, gates, initial=d_last, last=last)
 
     if d_initial is not None and task.headroom != 1:
         d_initial *= task.headroom
@@ -570,24 +629,24 @@ def _backward(
     if dq.row_sums is not None and dk.row_sums is not None:
         d_decay, d_input, d_head = run_gates_backward(
             request, dq.row_sums, dk.row_sums, dk.anchors if launched.in_order else anchors, launched.anchor_every,
-            decay, input_gate, head, end_is_known=d_last is None,
+            decay, input_gate, head, cu_seqlens, end_is_known=d_last is None,
         )  # fmt: skip
     dn_initial = None
     if dn_last is not None and request.stabilised:
         dn_initial = add_normaliser_gradients(
-            dn_last, gates, launched.stretch, k, n_initial, dk.out, decay, d_decay, d_input
+            dn_last, gates, launched.stretch, k, n_initial, dk.out, decay, d_decay, d_input, cu_seqlens
         )
     # dq and dk have been computed for every head; those of heads that share q and k (Mamba-2's C and B) are added up.
     return (
         *(x if x.shape == like.shape else run_sum(x, like) for x, like in ((dq.out, q), (dk.out, k))),
-        dv.out, d_decay, d_input, d_head, d_initial, dn_initial, None,
+        dv.out, d_decay, d_input, d_head, d_initial, dn_initial, None, None,
     )  # fmt: skip
 
 
 SCALAR_DECAY = Differentiable(
     "scalar_decay",
     request=EngineRequest,
-    tensors=("q", "k", "v", "decay?", "input_gate?", "head?", "c_initial?", "n_initial?", "m_initial?"),
+    tensors=("q", "k", "v", "decay?", "input_gate?", "head?", "c_initial?", "n_initial?", "m_initial?", "cu_seqlens?"),
     outputs=("h", "c", "n", "m"),
     saved=GateVectors._fields,
     constant=("m",),

@@ -12,9 +12,10 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.nn.functional import pad
 
 from ..common.remember import remember_launches
-from .gates import NEG, start_of
+from .gates import NEG, document_of, gates_of_document, start_of
 from .roles import GateVectors
 
 
@@ -71,7 +72,8 @@ def normaliser_kernel(
     Grid: (ceil(K / BLOCK_K) * N * B * H,).
     Reads q, k [B, T, H / GROUP, K], n entering the chunk [B, H, N, K] (None: zero) and the gate vectors, cumulative
     over BLOCK_T, which are loaded a tile ahead; writes this block's part of scale n^T q [blocks, B, H, T] and, unless
-    None, the last n [B, H, K] (only if N = 1).
+    None, the last n [B, H, K] (only if N = 1). With ``starts.documents`` a program takes a whole document, as in
+    fused_chunk_kernel.
     """
     NK: tl.constexpr = (K + BLOCK_K - 1) // BLOCK_K
     pid = tl.program_id(0)
@@ -82,32 +84,45 @@ def normaliser_kernel(
     head = pid_bh % H
     start = pid_n * L
     end = tl.minimum(start + L, T)
+    row = pid_bh
+    length = T
+    period = T
+    if starts.documents is not None:
+        count = BH // H
+        number = batch
+        batch, end = document_of(starts.documents, number, T)
+        gates = gates_of_document(gates, head, batch, number, count, T, BLOCK_T)
+        row = head
+        length = tl.maximum(end, 1)
+        period = 1
+        BH = BH // count
+        n_q_ptr += batch
     col = pid_k * BLOCK_K
     offs_t = tl.arange(0, BLOCK_T)
     offs_k = col + tl.arange(0, BLOCK_K)
     mask_k = offs_k < K
     causal = offs_t[None, :] <= offs_t[:, None]
-    q_offset = start_of(0, starts.x, batch, head // GROUP, T, Q_ROW, K)
-    k_offset = start_of(0, starts.y, batch, head // GROUP, T, K_ROW, K)
-    q_desc = tl.make_tensor_descriptor(q_ptr + q_offset, [T, K], [Q_ROW, 1], [BLOCK_T, BLOCK_K])
-    k_desc = tl.make_tensor_descriptor(k_ptr + k_offset, [T, K], [K_ROW, 1], [BLOCK_T, BLOCK_K])
+    q_offset = start_of(0, starts.x, batch, head // GROUP, period, Q_ROW, K)
+    k_offset = start_of(0, starts.y, batch, head // GROUP, period, K_ROW, K)
+    q_desc = tl.make_tensor_descriptor(q_ptr + q_offset, [length, K], [Q_ROW, 1], [BLOCK_T, BLOCK_K])
+    k_desc = tl.make_tensor_descriptor(k_ptr + k_offset, [length, K], [K_ROW, 1], [BLOCK_T, BLOCK_K])
     n = tl.zeros((BLOCK_K,), dtype=tl.float32)
     if n_states_ptr is not None:
         n += tl.load(n_states_ptr + (pid_bh * N + pid_n) * K + offs_k, mask=mask_k, other=0.0)
-    n_q_ptr += (pid_k * BH.to(tl.int64) + pid_bh) * T
-    query, key, row, weight, decay = _load_gates(gates, pid_bh, start, end, T, BLOCK_T)
+    n_q_ptr += (pid_k * BH.to(tl.int64) + row) * T
+    query, key, past, weight, decay = _load_gates(gates, row, start, end, T, BLOCK_T)
     for t0 in tl.range(start, end, BLOCK_T, num_stages=STAGES):
         q = q_desc.load([t0, col])
         k = k_desc.load([t0, col])
-        next_query, next_key, next_row, next_weight, next_decay = _load_gates(
-            gates, pid_bh, t0 + BLOCK_T, end, T, BLOCK_T
+        next_query, next_key, next_past, next_weight, next_decay = _load_gates(
+            gates, row, t0 + BLOCK_T, end, T, BLOCK_T
         )
         product = tl.dot(q, tl.trans(k))
         product *= tl.where(causal, tl.math.exp2(query[:, None] + key[None, :]), 0.0)
-        n_q = tl.sum(product, axis=1) + tl.sum(q.to(tl.float32) * n[None, :], axis=1) * row
+        n_q = tl.sum(product, axis=1) + tl.sum(q.to(tl.float32) * n[None, :], axis=1) * past
         n = n * decay + tl.sum(k.to(tl.float32) * weight[:, None], axis=0)
         tl.store(n_q_ptr + t0 + offs_t, n_q * scale, mask=t0 + offs_t < end)
-        query, key, row, weight, decay = next_query, next_key, next_row, next_weight, next_decay
+        query, key, past, weight, decay = next_query, next_key, next_past, next_weight, next_decay
     if n_last_ptr is not None:
         tl.store(n_last_ptr + pid_bh * K + offs_k, n, mask=mask_k)
 
@@ -139,25 +154,49 @@ def add_normaliser_gradients(
     decay: Tensor,
     d_decay: Tensor | None,
     d_input: Tensor | None,
+    cu_seqlens: Tensor | None,
 ) -> Tensor | None:
     """Add, in place, the gradients that come through the last n = sum_t w_t k_t + w_0 n_0; return that of n_0.
 
     The outputs' denominators are constants for the gradient, so n gets one only where it is returned: no kernel needed.
     """
-    edge = gates.edge
+    edge, seq_len = gates.edge, k.shape[1]
     assert edge is not None
-    tiles = torch.arange(k.shape[1], device=k.device) // stretch
-    after = gates.g.flip(-1).cumsum(-1).flip(-1) - gates.g
-    m_last = edge[:, :, -1]
+    positions = torch.arange(seq_len, device=k.device)
+    if cu_seqlens is None:
+        tiles, log_decay = positions // stretch, gates.g.sum(-1)
+        after = (gates.g.flip(-1).cumsum(-1).flip(-1) - gates.g)[:, :, tiles]
+        m_first, m_last = edge[:, :, 0], edge[:, :, -1]
+    else:
+        # Each document's first position, first stretch and first edge, as gates_of_document has them.
+        start = cu_seqlens[:-1].long().clamp(0, seq_len)
+        length = torch.maximum(cu_seqlens[1:].long().clamp(max=seq_len), start) - start
+        start, numbers = start.clamp(max=seq_len - 1), torch.arange(len(start), device=k.device)
+        tile, count = start // stretch + numbers, (length + stretch - 1) // stretch
+        m_first, m_last = (edge[0, :, at].mT for at in (tile + numbers, tile + numbers + count))
+        sums = pad(gates.g[0].double().cumsum(-1), (1, 0))
+        log_decay = (sums[:, tile + count] - sums[:, tile]).mT
+        number = torch.searchsorted(cu_seqlens[1:].long(), positions, right=True).clamp(max=len(start) - 1)
+        tiles = tile[number] + ((positions - start[number]) // stretch).clamp(min=0)
+        after = sums[None, :, (tile + count)[number]] - sums[None, :, tiles.clamp(max=sums.shape[1] - 2) + 1]
+
+    def spread(x: Tensor) -> Tensor:
+        """Return a value for each position [B, H, T, ...] of one for each state."""
+        return x[:, :, None] if cu_seqlens is None else x[number].transpose(0, 1)[None]
+
     # w is the log weight at the end of the position's stretch, ``after`` the log decay from there to the end.
-    weight = torch.exp2(gates.w + after[:, :, tiles] - m_last[..., None])
-    first = torch.exp2(gates.g.sum(-1) + edge[:, :, 0] - m_last)
+    weight = torch.exp2(gates.w + after - spread(m_last)).float()
+    first = torch.exp2(log_decay + m_first - m_last)
     dn = dn_last.float()
-    contribution = torch.einsum("bthk,bhk->bht", k.float(), dn) * weight
-    dk += (weight.transpose(1, 2)[..., None] * dn[:, None]).to(dk.dtype)
+    dn_at = spread(dn).transpose(1, 2)
+    contribution = (k.float() * dn_at).sum(-1).transpose(1, 2) * weight
+    dk += (weight.transpose(1, 2)[..., None] * dn_at).to(dk.dtype)
     d_log_decay = contribution.cumsum(-1) - contribution
+    if cu_seqlens is not None:
+        before = pad(contribution.double().cumsum(-1), (1, 0))
+        d_log_decay = before[..., :-1] - before[..., start[number]]
     if n_initial is not None:
-        d_log_decay += ((n_initial * dn).sum(-1) * first)[..., None]
+        d_log_decay += spread((n_initial * dn).sum(-1) * first)
     if d_input is not None and d_decay is not None:
         d_input += contribution.transpose(1, 2)
         d_decay += d_log_decay.transpose(1, 2) * torch.sigmoid(-decay)

@@ -20,7 +20,7 @@ and also write the row sums of out * pair in float32; gates_backward_kernel (gat
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..common.sizes import REMEMBERED
 
@@ -73,19 +73,24 @@ class Shape(NamedTuple):
 
 
 class Starts(NamedTuple):
-    """Strides of batch and head, in elements, of inputs that are not contiguous; None for one that is.
+    """Strides of batch and head, in elements, of inputs that are not contiguous; None for one that is. With documents,
+    strides of position and head.
 
     These are run-time arguments, whereas kernels are compiled for the strides of positions (:class:`Shape`): loops need
     those, and in a slice of a projection they do not depend on B and T.
+
+    Attributes:
+        documents: cu_seqlens [N + 1] of N documents in a batch of 1, or None.
     """
 
     x: tuple[int, int] | None
     y: tuple[int, int] | None
     z: tuple[int, int] | None
     pair: tuple[int, int] | None
+    documents: Tensor | None = None
 
 
-CONTIGUOUS = None, Starts(None, None, None, None)
+CONTIGUOUS = Starts(None, None, None, None)
 
 
 def is_strided(*inputs: Tensor) -> bool:
@@ -93,12 +98,29 @@ def is_strided(*inputs: Tensor) -> bool:
     return not all(x.is_contiguous() for x in inputs)
 
 
-def layout(x: Tensor, y: Tensor, z: Tensor, pair: Tensor | None = None) -> tuple[tuple[int, ...] | None, Starts]:
-    """Return the strides of the positions of X, Y, Z and a pair (CONTIGUOUS: None), and the other strides."""
+def layout(
+    x: Tensor,
+    y: Tensor,
+    z: Tensor,
+    pair: Tensor | None = None,
+    *,
+    documents: Tensor | None = None,
+    strided: bool = True,
+) -> tuple[tuple[int, ...] | None, Starts]:
+    """Return the strides of the positions of X, Y, Z and a pair, and the other strides and the documents.
+
+    Args:
+        strided: whether any input is not contiguous; if not, the first result is None.
+    """
+    if not strided:
+        return None, CONTIGUOUS if documents is None else CONTIGUOUS._replace(documents=documents)
+    sequence = 0 if documents is None else 1
     inputs = x, y, z, z if pair is None else pair
     # A contiguous tensor's own strides say nothing along dimensions of size 1.
     rows = tuple(t.shape[2] * t.shape[3] if t.is_contiguous() else t.stride(1) for t in inputs)
-    return rows, Starts(*(None if t.is_contiguous() else (t.stride(0), t.stride(2)) for t in inputs))
+    starts = (None if t.is_contiguous() else (t.stride(sequence), t.stride(2)) for t in inputs)
+    x_start, y_start, z_start, pair_start = starts
+    return rows, Starts(x_start, y_start, z_start, pair_start, documents)
 
 
 @lru_cache(REMEMBERED)
@@ -135,6 +157,20 @@ class GateVectors(NamedTuple):
     edge: Tensor | None
     m: Tensor | None
     log_denom: Tensor | None
+
+
+class Document(NamedTuple):
+    """Of a document, what kernels need beside pointers to its vectors (:func:`.gates.gates_of_document`).
+
+    Attributes:
+        length: its positions, at least 1.
+        count: of all documents.
+        anchor: number of its first anchor in a head, which has room for T // every + count of them.
+    """
+
+    length: Any
+    count: Any
+    anchor: Any
 
 
 class Anchors(NamedTuple):

@@ -127,9 +127,10 @@ def _step(
     c: Tensor | None,
     n: Tensor | None,
     m: Tensor | None,
+    *_: Any,
 ) -> tuple[Tensors, Tensors]:
     """Return h [B, 1, H, V] and the new C, n and m. The given state is not overwritten."""
-    B, _, H, V = v.shape
+    B, H, V = v.shape[0], *v.shape[2:]
     K = q.shape[3]
     h, last = contiguous_like(v), empty_state(q, v, normalised=request.stabilised)
     block_v = min(STEP_BLOCK_V, padded(V))

@@ -50,14 +50,18 @@ def check_ssd(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor) -> None:
     check_head_constant("A", A, x)
 
 
-def check_initial_state(initial_state: State | None, k: Tensor, v: Tensor, *, normalize: bool) -> None:
+def check_initial_state(
+    initial_state: State | None, k: Tensor, v: Tensor, *, normalize: bool, cu_seqlens: Tensor | None = None
+) -> None:
     """Raise unless initial_state is None, C [B, H, K, V] or, normalised, (C, n [B, H, K], m [B, H]).
 
-    ``k`` is [B, T, G, K], ``v`` [B, T, H, V]; states are float32 (float64 beside float64 inputs).
+    ``k`` is [B, T, G, K], ``v`` [B, T, H, V]; states are float32 (float64 beside float64 inputs). With cu_seqlens there
+    is a state for each document instead of each of the batch.
     """
     if initial_state is None:
         return
     batch, _, heads, dim_v = v.shape
+    batch = batch if cu_seqlens is None else cu_seqlens.shape[0] - 1
     dtype = compute_dtype(v.dtype)
     shape = (batch, heads, k.shape[3], dim_v)
     if not normalize:

@@ -38,6 +38,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from ..common.remember import remember_launches
 from ..common.versions import NEW_ASSEMBLER
+from .roles import Denominators, Document
 from .whole_state_tiles import (
     BZ,
     DECAY,
@@ -55,7 +56,9 @@ from .whole_state_tiles import (
     Tensors,
     allocate_barriers,
     barrier,
+    document_of,
     elements,
+    gates_of_document,
     load_async,
     load_first_tiles,
     load_gates,
@@ -318,7 +321,12 @@ def _prepare(
     tiles = gl.cdiv(end - start, BT)
     STEP: gl.constexpr = -BT if FUTURE else BT
     t0 = start + (tiles - 1) * BT if FUTURE else start
-    gates = load_gates(pointers.gates, pid_bh, t0, T, log_scale, FUTURE, BT)
+    length = T
+    if chunk.document is not None:
+        length = chunk.document.length
+        # An empty document has no tile, but gates are loaded before the loop.
+        t0 = gl.maximum(t0, 0)
+    gates = load_gates(pointers.gates, pid_bh, t0, T, length, log_scale, FUTURE, BT)
     decay = _store_gates(buffers, 0, gates, n, DIVIDED)
     for tile in range(tiles):
         stage = tile % STAGES
@@ -326,7 +334,7 @@ def _prepare(
         next_t = t0 + STEP
         next_t = gl.where(tile + 1 < tiles, next_t, t0)
         if not LATE:
-            gates = load_gates(pointers.gates, pid_bh, next_t, T, log_scale, FUTURE, BT)
+            gates = load_gates(pointers.gates, pid_bh, next_t, T, length, log_scale, FUTURE, BT)
         mbarrier.wait(buffers.loaded.index(stage), (tile // STAGES) & 1)
         if DIVIDED:
             zeros = gl.zeros([BT, 8], gl.float32, vector_layout)
@@ -361,7 +369,7 @@ def _prepare(
         mbarrier.wait(buffers.freed.index(ahead % STAGES), (ahead // STAGES + 1) & 1, pred=tile > 0)
         load_tiles(tensors, buffers, ahead % STAGES, ahead_t, chunk.x_col, chunk.z_col, ahead < tiles)
         if LATE:
-            gates = load_gates(pointers.gates, pid_bh, next_t, T, log_scale, FUTURE, BT)
+            gates = load_gates(pointers.gates, pid_bh, next_t, T, length, log_scale, FUTURE, BT)
         if DIVIDED:
             offs = pid_bh * T + t0 + offs_t
             gl.store(denominators.log_denom + offs, gl.log2(denominator), mask=(t0 + offs_t < end) & (chunk.z_col == 0))
@@ -380,7 +388,7 @@ def _prepare(
 
 
 @gluon.jit
-def _store_row_sums(sums_ptr, product, T, planes, pid_bh, t0, share):
+def _store_row_sums(sums_ptr, product, T, length, planes, pid_bh, t0, share):
     """Store a tile's sums over a slice [BZ, BT], those of each warp apart: adding them up would take a barrier."""
     BT: gl.constexpr = product.shape[1]
     layout: gl.constexpr = gl.BlockedLayout([1, 2], [1, 32], [WARPS, 1], [1, 0])
@@ -388,7 +396,7 @@ def _store_row_sums(sums_ptr, product, T, planes, pid_bh, t0, share):
     sums = gl.convert_layout(sums, layout)
     warp = share * WARPS + gl.arange(0, WARPS, gl.SliceLayout(1, layout))[:, None]
     offs = t0 + gl.arange(0, BT, gl.SliceLayout(0, layout))[None, :]
-    gl.store(sums_ptr + warp * planes + pid_bh * T + offs, sums, mask=offs < T)
+    gl.store(sums_ptr + warp * planes + pid_bh * T + offs, sums, mask=offs < length)
 
 
 @gluon.jit
@@ -436,9 +444,16 @@ def _walk(
     share = z_col // (SLICES * BZ) + walker
     planes = BH.to(gl.int64) * T
     num_anchors = gl.cdiv(T, every)
+    length = T
+    if chunk.document is not None:
+        num_anchors = T // every + chunk.document.count
+        length = chunk.document.length
     tiles = gl.cdiv(end - start, BT)
     # A stretch goes from one anchor to the next; the last stretch may be shorter.
     per_stretch = every // BT if ANCHORS else tiles
+    if chunk.document is not None:
+        # An empty document has no tile.
+        per_stretch = gl.maximum(per_stretch, 1)
     stretches = gl.cdiv(tiles, per_stretch)
     if walker == 1:
         # In the last program of a chunk the second walker may have no columns, and then does nothing.
@@ -450,6 +465,8 @@ def _walk(
         count = gl.where(is_last, tiles - (stretches - 1) * per_stretch, per_stretch)
         if ANCHORS:
             index = pid_bh * num_anchors + start // every + (stretches - 1 - stretch if FUTURE else stretch)
+            if chunk.document is not None:
+                index += chunk.document.anchor
             anchor = pointers.anchors.states + (index * SHARES + share) * (BZ * TILE.block_x)
             if not FUTURE:
                 for part in gl.static_range(NX):
@@ -502,7 +519,7 @@ def _walk(
                     out *= gates.slice(DIVISOR * BT, BT).load(gl.SliceLayout(0, out_layout))[None, :]
                 if SUMS:
                     pair = buffers.pair.index(walker).permute((1, 0)).load(out_layout).to(gl.float32)
-                    _store_row_sums(pointers.sums, out * pair, T, planes, pid_bh, t0, share)
+                    _store_row_sums(pointers.sums, out * pair, T, length, planes, pid_bh, t0, share)
                 out_s.permute((1, 0)).store(out.to(DTYPE))
                 fence_async_shared()
                 barrier()
@@ -573,7 +590,8 @@ def whole_state_kernel(
     - the states at the anchors are [B, H, ceil(T / every)] tiles in the order of :func:`flatten`, padded to whole
       blocks;
     - with ``denominators`` (roles.Denominators) the program makes those of mLSTMexp, divides by them and writes them;
-      one part then holds all of DX.
+      one part then holds all of DX;
+    - with ``starts.documents`` the states at the anchors are [H, T // every + the documents]; all heads are whole.
     """
     H: gl.constexpr = SHAPE.heads
     DX: gl.constexpr = SHAPE.dim_x
@@ -594,10 +612,39 @@ def whole_state_kernel(
     batch = pid_bh // H
     head = pid_bh % H
     start = gl.where(is_whole, 0, number % N * L)
-    x_offset = start_of(0, starts.x, batch, head // SHAPE.group_x, T, SHAPE.row_x, DX)
-    y_offset = start_of(0, starts.y, batch, head // SHAPE.group_x, T, SHAPE.row_y, DX)
-    z_offset = start_of(0, starts.z, batch, head // SHAPE.group_z, T, SHAPE.row_z, DZ)
-    out_offset = batch * T * SHAPE.row_out + head * DZ
+    initial_ptr, last_ptr = ends
+    document = None
+    length = T
+    period = T
+    if starts.documents is not None:
+        count = BH // H
+        BH = BH // count
+        of_states = batch * H
+        at = batch
+        batch, end = document_of(starts.documents, at, T)
+        length = gl.maximum(end, 1)
+        period = 1
+        document = Document(length, count, batch // every + at)
+        # From here on all is that of head number ``head`` in tensors that begin with the document.
+        pid_bh = head
+        gates = gates_of_document(gates, head, batch, at, count, T, BT)
+        if initial_ptr is not None:
+            initial_ptr += of_states * (DX * DZ)
+        if last_ptr is not None:
+            last_ptr += of_states * (DX * DZ)
+        if sums_ptr is not None:
+            sums_ptr += batch
+        if DIVIDED:
+            n_initial, n_last = denominators.n_initial, denominators.n_last
+            if n_initial is not None:
+                n_initial += of_states * DX
+            if n_last is not None:
+                n_last += of_states * DX
+            denominators = Denominators(None, n_initial, n_last, denominators.log_denom + batch)
+    x_offset = start_of(0, starts.x, batch, head // SHAPE.group_x, period, SHAPE.row_x, DX)
+    y_offset = start_of(0, starts.y, batch, head // SHAPE.group_x, period, SHAPE.row_y, DX)
+    z_offset = start_of(0, starts.z, batch, head // SHAPE.group_z, period, SHAPE.row_z, DZ)
+    out_offset = batch * period * SHAPE.row_out + head * DZ
 
     layout: gl.constexpr = gl.NVMMASharedLayout(128, 16, rank=2)
     x_desc, y_desc, x_s, y_s = (), (), (), ()
@@ -608,17 +655,17 @@ def whole_state_kernel(
         else:
             x_desc += (
                 tma.make_tensor_descriptor(
-                    x_ptr + x_offset, [T, DX], [SHAPE.row_x, 1], [BT, TILE.copied_widths[part]], layout
+                    x_ptr + x_offset, [length, DX], [SHAPE.row_x, 1], [BT, TILE.copied_widths[part]], layout
                 ),
             )
             y_desc += (
                 tma.make_tensor_descriptor(
-                    y_ptr + y_offset, [T, DX], [SHAPE.row_y, 1], [BT, TILE.copied_widths[part]], layout
+                    y_ptr + y_offset, [length, DX], [SHAPE.row_y, 1], [BT, TILE.copied_widths[part]], layout
                 ),
             )
         x_s += (gl.allocate_shared_memory(DTYPE, [STAGES, BT, TILE.copied_widths[part]], layout),)
         y_s += (gl.allocate_shared_memory(DTYPE, [STAGES, BT, TILE.copied_widths[part]], layout),)
-    z_desc = tma.make_tensor_descriptor(z_ptr + z_offset, [T, DZ], [SHAPE.row_z, 1], [BT, TILE.block_z], layout)
+    z_desc = tma.make_tensor_descriptor(z_ptr + z_offset, [length, DZ], [SHAPE.row_z, 1], [BT, TILE.block_z], layout)
     out_s = gl.allocate_shared_memory(DTYPE, [TILE.block_z // BZ, BT, BZ], layout)
     pair_s = out_s
     if pair_ptr is not None and partial_ptr is not None:
@@ -657,26 +704,29 @@ def whole_state_kernel(
             mbarrier.init(buffers.extra_loaded.index(walker), count=1)
     fence_async_shared()
     barrier()
-    end = gl.where(is_whole, T, gl.minimum(start + L, T))
+    if document is None:
+        end = gl.where(is_whole, T, gl.minimum(start + L, T))
     tensors = Tensors(x=x_desc, y=y_desc, z=z_desc)
     load_first_tiles(tensors, buffers, start, gl.cdiv(end - start, BT), x_col, z_col, ROLE.future, TILE)
     # The other descriptors are made meanwhile.
-    out_desc = tma.make_tensor_descriptor(out_ptr + out_offset, [T, DZ], [SHAPE.row_out, 1], [BT, BZ], layout)
+    out_desc = tma.make_tensor_descriptor(out_ptr + out_offset, [length, DZ], [SHAPE.row_out, 1], [BT, BZ], layout)
     partial_desc = None
     if partial_ptr is not None:
         partial_desc = tma.make_tensor_descriptor(
-            partial_ptr + out_offset, [T, DZ], [SHAPE.row_out, 1], [BT, BZ], layout
+            partial_ptr + out_offset, [length, DZ], [SHAPE.row_out, 1], [BT, BZ], layout
         )
     pair_desc = None
     if pair_ptr is not None:
-        pair_offset = start_of(0, starts.pair, batch, head // SHAPE.group_z, T, SHAPE.row_pair, DZ)
-        pair_desc = tma.make_tensor_descriptor(pair_ptr + pair_offset, [T, DZ], [SHAPE.row_pair, 1], [BT, BZ], layout)
+        pair_offset = start_of(0, starts.pair, batch, head // SHAPE.group_z, period, SHAPE.row_pair, DZ)
+        pair_desc = tma.make_tensor_descriptor(
+            pair_ptr + pair_offset, [length, DZ], [SHAPE.row_pair, 1], [BT, BZ], layout
+        )
     tensors = Tensors(x=x_desc, y=y_desc, z=z_desc, out=out_desc, partial=partial_desc, pair=pair_desc)
 
-    pointers = Pointers(gates, states_ptr, ends[0], sums_ptr, ends[1], anchors)
+    pointers = Pointers(gates, states_ptr, initial_ptr, sums_ptr, last_ptr, anchors)
     chunk = Chunk(
         start=start, end=end, pid_bh=pid_bh, is_whole=is_whole, number=number.to(gl.int64), x_col=x_col, z_col=z_col,
-        two_walkers=z_col + TILE.block_z // WALKERS < DZ,
+        two_walkers=z_col + TILE.block_z // WALKERS < DZ, document=document,
     )  # fmt: skip
     if WALKERS == 1:
         gl.warp_specialize(

@@ -10,7 +10,9 @@ from ..common.versions import gluon_names
 from . import gates
 
 barrier, load_async, store_async = gluon_names()
-start_of = gluon.jit(gates.start_of.fn)
+start_of, document_of, gates_of_document = (
+    gluon.jit(function.fn) for function in (gates.start_of, gates.document_of, gates.gates_of_document)
+)
 
 WARPS = gl.constexpr(4)
 """Warps of a walker and of the preparing group: on Hopper, four warps make a matrix product together."""
@@ -93,6 +95,7 @@ class Chunk(NamedTuple):
         number: index of the chunk's state among those of the cut heads.
         x_col, z_col: first columns of X and Y, and of Z.
         two_walkers: whether both walkers have columns.
+        document: a :class:`.roles.Document` or None. Then pid_bh is the head, and pointers are those of the document.
     """
 
     start: Any
@@ -103,6 +106,7 @@ class Chunk(NamedTuple):
     x_col: Any
     z_col: Any
     two_walkers: Any
+    document: Any = None
 
 
 @gluon.jit
@@ -147,8 +151,8 @@ def load_first_tiles(tensors, buffers, start, tiles, x_col, z_col, FUTURE: gl.co
 
 
 @gluon.jit
-def load_gates(gates, head, t0, T, log_scale, FUTURE: gl.constexpr, BT: gl.constexpr):
-    """Load the gates of the tile at ``t0``.
+def load_gates(gates, head, t0, T, length, log_scale, FUTURE: gl.constexpr, BT: gl.constexpr):
+    """Load the gates of the tile at ``t0``, of a sequence of ``length`` positions where a head has T.
 
     Returns:
         The vectors QUERY and KEY [BT], and log2 of ROW, of WEIGHT [BT], of the state's decay and of FLOOR [BT].
@@ -156,7 +160,7 @@ def load_gates(gates, head, t0, T, log_scale, FUTURE: gl.constexpr, BT: gl.const
     index = head * gl.cdiv(T, BT) + t0 // BT
     offs = gl.arange(0, BT, gl.BlockedLayout([1], [32], [WARPS], [0]))
     # Rows of X, Y and Z beyond the end are zero; they get the last position's gates, so that no weight overflows.
-    at = head * T + t0 + gl.minimum(offs, T - 1 - t0)
+    at = head * T + t0 + gl.minimum(offs, length - 1 - t0)
     b = gl.load(gates.b + at)
     w = gl.load(gates.w + at)
     log_decay = gl.load(gates.g + index)

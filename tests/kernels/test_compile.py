@@ -53,6 +53,8 @@ level of --regAllocOptLevel; before, only Blackwell was assembled with it."""
 WHOLE_STATE_DIMS = ((128, 256), (64, 64), (80, 160), (160, 320), (192, 384), (256, 512))
 WHOLE_STATE_STACK_BYTES = 112
 """A state takes half of a program's registers, and what the loop over tiles hardly uses goes to the stack."""
+PACKED_STACK_BYTES = 128
+"""The same with packed documents, where a program also keeps where its document begins."""
 WHOLE_STATE_TILES = tuple(dims for dims in WHOLE_STATE_DIMS if dims not in ((80, 160), (160, 320)))
 """Without head dims whose tiles are those of wider ones, but for a last one that takes fewer registers."""
 
@@ -66,6 +68,12 @@ def engine(op: str, impl: str, head_dims: tuple[int, int], chunk_size: int, dtyp
     """Return a case of the engine."""
     sizes = heads(1, SEQ_LEN, 2, *head_dims)
     return Case(op=op, impl=impl, dtype=dtype, sizes=sizes, kwargs={"chunk_size": chunk_size, **kwargs})
+
+
+def packed(op: str, head_dims: tuple[int, int]) -> Case:
+    """Return a case of whole_state with packed documents: one, as the batch is 1."""
+    options = {"cu_seqlens": torch.tensor([0, SEQ_LEN], dtype=torch.int32)}
+    return Case(op=op, impl="whole_state", dtype=BF16, sizes=heads(1, SEQ_LEN, 2, *head_dims), options=options)
 
 
 def over_channels(op: str, impl: str, sizes: dict[str, int], dtype: Any = BF16) -> Case:
@@ -133,6 +141,14 @@ ENGINE = [
         for op, run in (
             ("mlstm_exp", {"ci": dims == TIGHT[1], "older": dims == TIGHT[1]}),
             ("mlstm_sig", {"ci": False}),
+        )
+    ),
+    *itertools.chain.from_iterable(
+        compiled([packed(op, dims)], stack=stack, capabilities=(90,), **run)
+        for op, dims, stack, run in (
+            ("simple_gla", (64, 64), MAX_STACK_BYTES, {"older": True}),
+            ("simple_gla", (128, 128), MAX_STACK_BYTES, {"ci": False}),
+            ("mlstm_exp", (128, 256), PACKED_STACK_BYTES, {"ci": False}),
         )
     ),
     # Both launch the same kernels, limit_chunk on other tiles.

@@ -1,0 +1,310 @@
+"""Packed documents: what an operation makes of each is what it makes of that document alone, in every form that takes
+cu_seqlens; bad bounds are refused, or cut off where the host does not read them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import pairwise, product
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from lrbench.kernels import resolve
+from lrbench.kernels.lightning import lightning
+from lrbench.kernels.scalar_decay import engine
+from lrbench.kernels.scalar_decay.declare import FUSED_CHUNK, WHOLE_STATE
+from lrbench.tests.kernels.cases import (
+    BF16,
+    F16,
+    F32,
+    F64,
+    HEADS,
+    LIGHTNING,
+    heads,
+    interpreted,
+    on_each,
+    on_gpu,
+    portable,
+)
+from lrbench.tests.kernels.laws import Case, Problem, check_matches_reference, evaluate, parts_of, public_state
+
+LENGTHS = (17, 0, 1, 70, 0, 3)
+OTHER_LENGTHS = (0, 2, 64, 24, 1, 0)
+"""As many documents with as many positions in all."""
+LONG = (0, 64, 1, 0, 290, 2)
+"""Two anchors of the decay's gradient in a document."""
+GUARD = 4096
+"""Elements before and after a tensor."""
+
+
+class Packed(Case):
+    """A case of one packed batch, whose states are those of its documents; cu_seqlens is among the options."""
+
+    def draw(self) -> Problem:
+        """Draw the problem."""
+        packed, sizes = Case.draw(self), {**self.sizes, "batch": len(self.options["cu_seqlens"]) - 1, "seq_len": 1}
+        states = Case.draw(replace(self, sizes=sizes))
+        return replace(packed, state=states.state, cotangents={**states.cotangents, "h": packed.cotangents["h"]})
+
+
+def bounds_of(lengths: Sequence[int], device: str = "cpu", dtype: torch.dtype = torch.int32) -> Tensor:
+    """Return cu_seqlens of documents of these lengths."""
+    return torch.tensor([0, *lengths], device=device).cumsum(0).to(dtype)
+
+
+def packed(case: Case, lengths: Sequence[int], dtype: torch.dtype = torch.int32) -> Packed:
+    """Return a case with documents of these lengths instead of a batch."""
+    sizes = {**case.sizes, "batch": 1, "seq_len": sum(lengths)}
+    options = {**case.options, "cu_seqlens": bounds_of(lengths, case.device, dtype)}
+    names = ("op", "impl", "dtype", "device", "kwargs", "initial_state")
+    return Packed(sizes=sizes, options=options, **{name: getattr(case, name) for name in names})
+
+
+def one_by_one(call: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that takes packed documents and calls ``call`` with each that has any positions."""
+
+    def run(*tensors: Tensor, initial_state: Any, return_last_state: bool, cu_seqlens: Tensor, **options: Any) -> Any:
+        bounds, outputs, last = cu_seqlens.tolist(), [], []
+        for n, (start, end) in enumerate(pairwise(bounds)):
+            first = None
+            if initial_state is not None:
+                first = public_state(tuple(x[n : n + 1] for x in parts_of(initial_state)))
+            parts = [x if x.dim() == 1 else x[:, start:end] for x in tensors]
+            h, after = call(*parts, initial_state=first, return_last_state=return_last_state, **options)
+            outputs.append(h)
+            last.append(parts_of(after))
+        return torch.cat(outputs, 1), public_state(tuple(map(torch.cat, zip(*last, strict=True))))
+
+    return run
+
+
+def check_alone(case: Packed, *, sums: float, function: Callable[..., Any] | None = None) -> None:
+    """Results are those of each document alone to the last bit, gradients of gates and constants to ``sums``."""
+    problem, function = case.draw(), function or case.function
+    results, expected = (evaluate(problem, fn) for fn in (function, one_by_one(function)))
+    assert results.keys() == expected.keys()
+    exact = {"h", "C", "n", "dq", "dk", "dv", "dx", "dB", "dC", "dC_initial"}
+    for name, x in expected.items():
+        finite = x.isfinite()
+        assert torch.equal(results[name].isfinite(), finite), name
+        error, largest = (results[name] - x)[finite].abs().amax(), x[finite].abs().amax()
+        assert error <= (0 if name in exact else sums * largest), f"{name}: {error} of {largest}"
+
+
+@on_each(*(portable(op, impl, F64) for op in HEADS for impl in ("torch", "parallel")))
+def test_documents_in_torch(case: Case) -> None:
+    """Forms in plain torch, and the definition."""
+    for lengths, dtype in ((LENGTHS, torch.int32), ((4,), torch.int64), ((0, 0, 3), torch.int32)):
+        for function in (case.function, resolve(case.operation.recurrent)):
+            check_alone(packed(case, lengths, dtype), sums=1e-12, function=function)
+
+
+@on_each(*(interpreted(op, FUSED_CHUNK, F16) for op in HEADS))
+def test_documents(case: Case) -> None:
+    """Documents of no position, of one, of several tiles: outputs, states and gradients are the definition's."""
+    check_matches_reference(packed(case, LENGTHS))
+
+
+@on_each(
+    interpreted("mlstm_exp", FUSED_CHUNK, F16, label="long", lengths=LONG),
+    interpreted("simple_gla", FUSED_CHUNK, F16, label="one", lengths=(35,), initial_state=False),
+    interpreted("mamba2_ssd", FUSED_CHUNK, F16, label="many", lengths=(1,) * 12, initial_state=False),
+)
+def test_documents_are_as_alone(case: Case) -> None:
+    """A document takes the same tiles, so its results are the same to the last bit."""
+    check_alone(packed(case, case.law["lengths"]), sums=1e-6)
+
+
+@on_each(interpreted("mlstm_sig", FUSED_CHUNK, F16))
+def test_lengths_may_change(case: Case) -> None:
+    """A later call of the same kinds makes an earlier one's request, with other lengths; so does a compiled one."""
+    compiled = torch.compile(lambda *x, **y: case.function(*x, **y), fullgraph=True, backend="aot_eager")
+    for lengths in (LENGTHS, OTHER_LENGTHS, LENGTHS):
+        check_alone(packed(case, lengths), sums=1e-6)
+        problem = packed(case, lengths).draw()
+        results, expected = (evaluate(problem, fn) for fn in (compiled, case.function))
+        assert all(map(torch.equal, results.values(), expected.values())), lengths
+
+
+@on_each(interpreted("mlstm_exp", FUSED_CHUNK, F16), interpreted("mamba2_ssd", FUSED_CHUNK, F16))
+def test_bad_bounds_write_nowhere_else(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU nobody reads cu_seqlens before the kernels: whatever it holds, they write only their tensors."""
+    buffers = []
+
+    def guarded(allocate: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def run(*args: Any, **keywords: Any) -> Tensor:
+            like = allocate(*args, **keywords)
+            buffer = torch.full((like.numel() + 2 * GUARD,), math.nan, dtype=torch.float64).to(like.dtype)
+            if like.dtype.is_floating_point:
+                buffers.append(buffer)
+            return buffer[GUARD : GUARD + like.numel()].view(like.shape)
+
+        return run
+
+    problem = packed(case, LENGTHS).draw()
+    monkeypatch.setattr(engine, "check_documents", lambda *_: None)
+    for owner, name in ((torch, "empty"), (torch, "empty_like"), (Tensor, "new_empty")):
+        monkeypatch.setattr(owner, name, guarded(getattr(owner, name)))
+    for bounds in ([-9, 40, 20, 9000, -(2**31), 91, 2**31 - 1], [91] * 7, [0] * 7, [90, 80, 70, 60, 50, 40, 30]):
+        evaluate(replace(problem, options={"cu_seqlens": torch.tensor(bounds)}), case.function)
+    assert len(buffers) > 20
+    for buffer in buffers:
+        assert buffer[:GUARD].isnan().all() and buffer[-GUARD:].isnan().all()
+
+
+@on_each(portable("simple_gla", "torch", F32))
+def test_bad_bounds_are_refused(case: Case) -> None:
+    """What the host knows without reading from a GPU; the message names cu_seqlens."""
+    problem = packed(case, (3, 4)).draw()
+    good: dict[str, Any] = {"cu_seqlens": torch.tensor([0, 3, 7])}
+    bad: tuple[tuple[str, dict[str, Any]], ...] = (
+        ("cu_seqlens must be int32 or int64, got float32", {"cu_seqlens": torch.tensor([0.0, 3.0, 7.0])}),
+        (
+            r"cu_seqlens must have 1 dimensions \[N \+ 1\]",
+            {"cu_seqlens": torch.tensor([[0, 3, 7]])},
+        ),
+        ("cu_seqlens must have the bounds of at least one document, got 1", {"cu_seqlens": torch.tensor([0])}),
+        ("cu_seqlens must be on cpu, got meta", {"cu_seqlens": torch.tensor([0, 3, 7], device="meta")}),
+        *(
+            ("cu_seqlens must rise from 0 to 7, the number of positions, got", {"cu_seqlens": torch.tensor(values)})
+            for values in ([0, 5, 3, 7], [0, 3, 6], [1, 3, 7], [0, 3, 9], [*range(9), 5])
+        ),
+        (r"initial_state must have shape \(2, 8, 16, 24\)", {"initial_state": torch.zeros(1, 8, 16, 24)}),
+        *(
+            (f"impl must be one of .* with cu_seqlens, got {impl}", {"impl": impl})
+            for impl in ("xl_chunk", "limit_chunk", "step")
+        ),
+    )
+    for match, keywords in bad:
+        with pytest.raises(ValueError, match=match):
+            case.operation.function("torch")(*problem.inputs.values(), **{**good, **keywords})
+    with pytest.raises(TypeError, match="cu_seqlens must be a tensor, got list"):
+        case.function(*problem.inputs.values(), cu_seqlens=[0, 3, 7])
+    for impl in LIGHTNING:
+        with pytest.raises(ValueError, match=f"impl must be one of .* with cu_seqlens, got {impl}"):
+            lightning(*list(problem.inputs.values())[:3], torch.ones(8), impl=impl, **good)
+    batch = {name: torch.cat((x, x)) for name, x in problem.inputs.items()}
+    with pytest.raises(ValueError, match=r"cu_seqlens takes documents .* a batch of 1, got a batch of 2"):
+        case.function(*batch.values(), **good)
+    empty = {name: x[:, :0] for name, x in problem.inputs.items()}
+    h, last = case.function(
+        *empty.values(), cu_seqlens=torch.tensor([0, 0, 0]), initial_state=problem.state[0], return_last_state=True
+    )
+    assert h.shape == (1, 0, 8, 24) and torch.equal(last, problem.state[0])
+
+
+@on_each(interpreted("simple_gla", FUSED_CHUNK, F32), interpreted("simple_gla", FUSED_CHUNK, F16))
+def test_kernels_refuse(case: Case) -> None:
+    """Kernels that take tiles in order have no form in float32, and a document is one chunk."""
+    problem = packed(case, LENGTHS).draw()
+    match, keywords = "chunk_size must be None for fused_chunk with cu_seqlens, got 64", {"chunk_size": 64}
+    if case.dtype == F32:
+        match, keywords = "dtype must be float16 or bfloat16 for fused_chunk with cu_seqlens", {}
+    with pytest.raises(ValueError, match=match):
+        case.function(*problem.inputs.values(), **problem.options, **keywords)
+
+
+def some_lengths(count: int, total: int, low: int, high: int) -> list[int]:
+    """Draw lengths between the bounds that add up to the total."""
+    generator = torch.Generator().manual_seed(count)
+    lengths = torch.randint(low, high + 1, (count,), generator=generator).tolist()
+    step = 1 if sum(lengths) < total else -1
+    n = 0
+    while sum(lengths) != total:
+        if low <= lengths[n % count] + step <= high:
+            lengths[n % count] += step
+        n += 1
+    return lengths
+
+
+REAL = heads(1, 1, 2, 64, 128)
+
+
+@on_each(*(on_gpu(op, impl, BF16, sizes=REAL) for op, impl in product(HEADS, (WHOLE_STATE, FUSED_CHUNK))))
+def test_documents_on_gpu(case: Case) -> None:
+    """As in the interpreter, with documents of many tiles and several anchors."""
+    check_matches_reference(packed(case, (17, 0, 1, 70, 0, 3, 700, 64, 129)))
+    check_matches_reference(packed(replace(case, initial_state=False), (600,), torch.int64))
+
+
+@on_each(
+    *(
+        on_gpu(op, impl, BF16, label=label, sizes=heads(1, 1, heads_of, 64, 64), lengths=lengths)
+        for op in ("simple_gla", "mlstm_exp")
+        for impl in (WHOLE_STATE, FUSED_CHUNK)
+        for label, heads_of, lengths in (
+            ("64 documents", 2, some_lengths(64, 65536, 100, 2000)),
+            ("10000 documents", 1, some_lengths(10000, 65536, 0, 40)),
+        )
+    )
+)
+def test_many_documents_on_gpu(case: Case) -> None:
+    """Outputs, states and gradients are those of sequences in a batch, each padded to the longest at its end."""
+    problem = packed(case, case.law["lengths"]).draw()
+    bounds = problem.options["cu_seqlens"].long()
+    longest = int(bounds.diff().max())
+    at = bounds[:-1, None] + torch.arange(longest, device="cuda")
+    real = at < bounds[1:, None]
+
+    def in_a_batch(*tensors: Tensor, cu_seqlens: Tensor, **keywords: Any) -> Any:
+        rows = [x if x.dim() == 1 else x[0][at.clamp(max=x.shape[1] - 1)] for x in tensors]
+        # A masked position leaves the state as it is: no decay, no input.
+        gates = {"simple_gla": {2: 0.0, 3: 0.0}, "mlstm_exp": {3: -math.inf, 4: math.inf}}[case.op]
+        for n, value in gates.items():
+            rows[n] = torch.where(real.view(*real.shape, *([1] * (rows[n].dim() - 2))), rows[n], value)
+        h, last = case.function(*rows, **keywords)
+        return h[real][None], last
+
+    expected, results = (evaluate(problem, fn) for fn in (in_a_batch, case.function))
+    for name, x in expected.items():
+        finite = x.isfinite() & results[name].isfinite()
+        error = (results[name] - x)[finite].abs().amax() / x[finite].abs().amax()
+        assert error <= 2**-6, f"{name}: {error}"
+
+
+@on_each(
+    *(
+        on_gpu(op, impl, BF16, sizes=REAL)
+        for op, impl in product(("simple_gla", "mlstm_exp"), (WHOLE_STATE, FUSED_CHUNK))
+    )
+)
+@pytest.mark.parametrize("how", ["graph", "compile"])
+def test_lengths_may_change_on_gpu(case: Case, how: str) -> None:
+    """A captured graph and a compiled call read cu_seqlens anew."""
+    problem = packed(replace(case, initial_state=False), LENGTHS).draw()
+    bounds = problem.options["cu_seqlens"]
+    leaves = [x.requires_grad_() for x in problem.inputs.values()]
+    grad = problem.cotangents["h"].to(case.dtype)
+
+    def step(function: Callable[..., Any] = case.function) -> list[Tensor]:
+        h = function(*leaves, cu_seqlens=bounds)
+        return [h.detach(), *torch.autograd.grad(h, leaves, grad)]
+
+    expected = []
+    for lengths in (LENGTHS, OTHER_LENGTHS):
+        bounds.copy_(bounds_of(lengths))
+        expected.append([x.clone() for x in step()])
+    if how == "compile":
+        compiled = torch.compile(case.function, fullgraph=True)
+        run = lambda: step(compiled)  # noqa: E731
+    else:
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            step()
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            captured = step()
+
+        def run() -> list[Tensor]:
+            graph.replay()
+            return captured
+
+    for lengths, wanted in zip((LENGTHS, OTHER_LENGTHS) * 2, expected * 2, strict=True):
+        bounds.copy_(bounds_of(lengths))
+        assert all(map(torch.equal, run(), wanted)), lengths
