@@ -159,7 +159,7 @@ class GateVectors(NamedTuple):
     log_denom: Tensor | None
 
 
-class Document(NamedTuple):
+class PackedDocument(NamedTuple):
     """Of a document, what kernels need beside pointers to its vectors (:func:`.gates.gates_of_document`).
 
     Attributes:

@@ -38,7 +38,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from ..common.remember import remember_launches
 from ..common.versions import NEW_ASSEMBLER
-from .roles import Denominators, Document
+from .roles import Denominators, PackedDocument
 from .whole_state_tiles import (
     BZ,
     DECAY,
@@ -624,7 +624,7 @@ def whole_state_kernel(
         batch, end = document_of(starts.documents, at, T)
         length = gl.maximum(end, 1)
         period = 1
-        document = Document(length, count, batch // every + at)
+        document = PackedDocument(length, count, batch // every + at)
         # From here on all is that of head number ``head`` in tensors that begin with the document.
         pid_bh = head
         gates = gates_of_document(gates, head, batch, at, count, T, BT)

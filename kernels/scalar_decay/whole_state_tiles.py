@@ -95,7 +95,7 @@ class Chunk(NamedTuple):
         number: index of the chunk's state among those of the cut heads.
         x_col, z_col: first columns of X and Y, and of Z.
         two_walkers: whether both walkers have columns.
-        document: a :class:`.roles.Document` or None. Then pid_bh is the head, and pointers are those of the document.
+        document: a :class:`.roles.PackedDocument`, and then pid_bh is the head and pointers the document's; or None.
     """
 
     start: Any
