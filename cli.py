@@ -433,7 +433,7 @@ def sweep(
     baselines: Annotated[str | None, option("Baselines or packages, or none [all].")] = None,
     sweeps: Annotated[
         str | None,
-        option("Run what a TOML lists, not KERNEL and axes: a path, or triton, sustained or calibration, of results/."),
+        option("Run a TOML of sweeps, not KERNEL and axes: a path, or triton, sustained, calibration or readme."),
     ] = None,
     triton: Annotated[
         list[str] | None,
