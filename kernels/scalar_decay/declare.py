@@ -28,8 +28,10 @@ SCHEMES = {WHOLE_STATE: "whole_state", FUSED_CHUNK: "walk", "xl_chunk": "sweep",
 
 CHUNKED = (*SCHEMES, "torch")
 IMPLEMENTATIONS = (*CHUNKED, *OPTIONS, "step")
-PACKED = (WHOLE_STATE, FUSED_CHUNK, "torch", *OPTIONS)
-"""CHUNKED: the implementations that take ``chunk_size``; PACKED: ``cu_seqlens``. IMPLEMENTATIONS: all of ``impl``."""
+PACKED = (*CHUNKED, *OPTIONS)
+PACKED_STATES = (WHOLE_STATE, FUSED_CHUNK, "torch", *OPTIONS)
+"""CHUNKED: the implementations that take ``chunk_size``; PACKED: ``cu_seqlens``; PACKED_STATES: ``cu_seqlens`` and
+states. IMPLEMENTATIONS: all of ``impl``."""
 
 MAX_HEAD_DIM = 1024
 """The largest that is tested; the kernels, which take head dims in blocks of columns, have no limit of their own."""

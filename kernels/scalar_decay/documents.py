@@ -1,7 +1,7 @@
 """Packed documents: N sequences one after the other in a batch of 1, with their bounds in cu_seqlens [N + 1].
 
-Here are the checks, and the documents one by one for the forms in torch. Kernels find a document's bounds themselves:
-document_of in gates.py.
+Here are the checks, and the documents one by one for the forms in torch. Kernels find the bounds themselves: is_first
+in gates.py and, where documents have states, document_of.
 """
 
 from __future__ import annotations
@@ -14,18 +14,22 @@ import torch
 from torch import Tensor
 
 from ..common.arguments import check_dimensions, check_tensor, dtype_name
-from .declare import PACKED
+from .declare import PACKED, PACKED_STATES
 from .reference import State, zero_state
 
 
-def check_documents(cu_seqlens: Tensor, v: Tensor, impl: str) -> None:
+def check_documents(cu_seqlens: Tensor, v: Tensor, impl: str, *, states: bool = False) -> None:
     """Raise unless the implementation takes packed documents, and cu_seqlens [N + 1] can be the bounds of N in a batch
     of 1 of ``v`` [1, T, H, V].
 
     Its values are read only on a CPU, since reading them would wait for a GPU.
+
+    Args:
+        states: whether the call has initial or last states.
     """
-    if impl not in PACKED:
-        raise ValueError(f"impl must be one of {', '.join(PACKED)} with cu_seqlens, got {impl}")
+    if impl not in (packed := PACKED_STATES if states else PACKED):
+        given = "cu_seqlens and states" if states else "cu_seqlens"
+        raise ValueError(f"impl must be one of {', '.join(packed)} with {given}, got {impl}")
     check_dimensions("cu_seqlens", cu_seqlens, "[N + 1]")
     if cu_seqlens.dtype not in (torch.int32, torch.int64):
         raise ValueError(f"cu_seqlens must be int32 or int64, got {dtype_name(cu_seqlens.dtype)}")

@@ -27,10 +27,13 @@ and these keywords:
     return_last_state  also return the state after the last step, in the same form.
     cu_seqlens         bounds of packed documents [N + 1], int32 or int64: document n is positions cu_seqlens[n] to
                        cu_seqlens[n + 1], rising from 0 to T, of a batch of 1. Results are those of each document alone,
-                       and states are of the N documents: in whole_state and fused_chunk in half precision, where a
-                       document is one chunk, however long, and in torch, parallel and recurrent, which take one after
-                       the other and read cu_seqlens on the host. The kernels read it on the GPU: it may change in a
-                       CUDA graph, and its values are not checked; what lies outside of [0, T] is cut off.
+                       and states are of the N documents. All but step take it. In the forms on the GPU documents are
+                       one sequence whose state decays by exp(-150) or less where one begins, so lengths do not change
+                       the time; an infinite state reaches the next document as nan. With initial or last states a
+                       document is one chunk, however long, and whole_state and fused_chunk alone take that, in half
+                       precision. They read cu_seqlens on the GPU: it may change in a CUDA graph, and its values are not
+                       checked; what lies outside of [0, T] is cut off. torch, parallel and recurrent take one document
+                       after the other, and read it on the host.
     scale              factor of q; None is K^-1/2, or the operation's own.
     options            round_operands of recurrent and gate_dtype of parallel, see reference.py.
 
@@ -153,8 +156,9 @@ def scalar_decay(
     if impl is None:
         impl = FUSED_CHUNK if why_not_whole_state(q, v, chunk_size, scale, chosen=False) else WHOLE_STATE
     one_of("impl", impl, IMPLEMENTATIONS)
+    states = initial_state is not None or return_last_state
     if cu_seqlens is not None:
-        check_documents(cu_seqlens, v, impl)
+        check_documents(cu_seqlens, v, impl, states=states)
     for name in options:
         if name != OPTIONS.get(impl):
             raise TypeError(f"{name} is no option of {impl}")
@@ -170,13 +174,13 @@ def scalar_decay(
         raise ValueError(f"normalizer_gradient must be False for {impl}, got True (use torch)")
     if is_kernel:
         check_kernel_support(impl, q, v, chunk_size, scale, values="x" if gate == "ssd" else "v")
-        if cu_seqlens is not None:
+        if cu_seqlens is not None and states:
             check_one_chunk(impl, v, chunk_size)
     if impl == "step" and v.shape[1] != 1:
         raise ValueError(f"a decoding step takes one token: seq_len must be 1, got {v.shape[1]}")
     if 0 in v.shape[:2]:
-        states = v if cu_seqlens is None else v.expand(cu_seqlens.shape[0] - 1, -1, -1, -1)
-        first = zero_state(k, states, normalize=normalize) if initial_state is None else initial_state
+        of_states = v if cu_seqlens is None else v.expand(cu_seqlens.shape[0] - 1, -1, -1, -1)
+        first = zero_state(k, of_states, normalize=normalize) if initial_state is None else initial_state
         h, last = without_tokens(v, (q, k, decay, input_gate, head), first)
         return (h, last) if return_last_state else h
     if not is_kernel:
@@ -215,13 +219,12 @@ def scalar_decay(
 
 
 def check_one_chunk(impl: str, v: Tensor, chunk_size: int | None) -> None:
-    """Raise ValueError on what a kernel does not take with cu_seqlens: float32, and chunks shorter than a document."""
+    """Raise ValueError on what a kernel does not take with documents that have states: float32, and a chunk length."""
+    given = f"for {impl} with cu_seqlens and states"
     if v.dtype == torch.float32:
-        raise ValueError(
-            f'dtype must be float16 or bfloat16 for {impl} with cu_seqlens, got float32: take impl="torch"'
-        )
+        raise ValueError(f'dtype must be float16 or bfloat16 {given}, got float32: take impl="torch"')
     if chunk_size is not None:
-        raise ValueError(f"chunk_size must be None for {impl} with cu_seqlens, got {chunk_size}: a document is a chunk")
+        raise ValueError(f"chunk_size must be None {given}, got {chunk_size}: a document is a chunk")
 
 
 def why_not_whole_state(

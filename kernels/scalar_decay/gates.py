@@ -101,6 +101,25 @@ def stretch_of(cu_seqlens, stretch, T, L, N):
 
 
 @triton.jit
+def is_first(resets, positions):
+    """Return which positions begin a document, for ``resets``: cu_seqlens and the number of documents, N.
+
+    Bisection takes log2 N loads, none of them outside of cu_seqlens [N + 1], whatever it holds.
+    """
+    cu_seqlens, documents = resets
+    low = positions * 0
+    high = low + documents - 1
+    count = documents - 1
+    while count > 0:
+        middle = (low + high + 1) // 2
+        is_later = tl.load(cu_seqlens + middle) > positions
+        high = tl.where(is_later, tl.maximum(middle - 1, low), high)
+        low = tl.where(is_later, low, middle)
+        count = count // 2
+    return tl.load(cu_seqlens + low) == positions
+
+
+@triton.jit
 def log_sigmoid(x):
     """Return log sigma(x), stable for either sign, to the last bits of x's dtype."""
     e = tl.exp(-tl.abs(x))
@@ -146,13 +165,17 @@ def log_input(x, GATE: tl.constexpr):
 
 
 @triton.jit
-def _load_decay(decay_ptr, offs, mask, head_value, inv_tau, GATE: tl.constexpr, DTYPE: tl.constexpr):
-    """Return the log decay a in float64 for gate elements ``offs``, computed in DTYPE; 0 in the padding."""
+def _load_decay(decay_ptr, offs, mask, head_value, inv_tau, resets, positions, GATE: tl.constexpr, DTYPE: tl.constexpr):
+    """Return the log decay a in float64 for gate elements ``offs``, computed in DTYPE; 0 in the padding, and the lower
+    bound where a document begins."""
+    LEAST: tl.constexpr = MIN_LOG_DECAY_STABILISED if GATE == "exp" else MIN_LOG_DECAY
     x = 0.0
     if GATE != "slope":
         x = tl.load(decay_ptr + offs, mask=mask, other=0.0).to(DTYPE)
     a = log_decay(x, head_value, inv_tau, GATE, tl.float64)
-    a = tl.maximum(a, MIN_LOG_DECAY_STABILISED if GATE == "exp" else MIN_LOG_DECAY)
+    a = tl.maximum(a, LEAST)
+    if resets is not None:
+        a = tl.where(is_first(resets, positions), LEAST, a)
     return tl.where(mask, a, 0.0)
 
 
@@ -181,6 +204,7 @@ def gates_forward_kernel(
     m_ptr,
     g_max_ptr,
     cu_seqlens,
+    resets,
     inv_tau,
     T,
     L,
@@ -196,7 +220,8 @@ def gates_forward_kernel(
     Grid: (ceil(H / BLOCK_H) * N stretches * B,). ONCE: a stretch has no more than BLOCK_T positions.
     Reads the gates [B, T, H] and the constants of heads [H]; writes b, u and w [B, H, T], g [B, H, N] and, for exp,
     max_s w_s [B, H, N] and the stabiliser of the stretch alone, m_t = max_{s <= t} (b_t - b_s + u_s) [B, H, T].
-    Stretches are those of the documents if there is a cu_seqlens (:func:`stretch_of`); B is then 1.
+    Stretches are those of the documents if there is a cu_seqlens (:func:`stretch_of`); B is then 1. With ``resets``
+    (:func:`is_first`) the state instead decays to nothing where a document begins.
     """
     DTYPE: tl.constexpr = b_ptr.dtype.element_ty
     blocks: tl.constexpr = (H + BLOCK_H - 1) // BLOCK_H
@@ -222,7 +247,9 @@ def gates_forward_kernel(
         for t0 in range(start, end, BLOCK_T):
             offs_t = t0 + tl.arange(0, BLOCK_T)[None, :]
             mask = mask_h & (offs_t < end)
-            a = _load_decay(decay_ptr, gates + offs_t.to(tl.int64) * H, mask, head_value, inv_tau, GATE, DTYPE) * LOG2E
+            a = LOG2E * _load_decay(
+                decay_ptr, gates + offs_t.to(tl.int64) * H, mask, head_value, inv_tau, resets, offs_t, GATE, DTYPE
+            )
             g += tl.sum(a, axis=1, keep_dims=True)
 
     carry = tl.zeros((BLOCK_H, 1), dtype=tl.float64)
@@ -231,7 +258,7 @@ def gates_forward_kernel(
         offs_t = t0 + tl.arange(0, BLOCK_T)[None, :]
         mask = mask_h & (offs_t < end)
         offs_gate = gates + offs_t.to(tl.int64) * H
-        a = _load_decay(decay_ptr, offs_gate, mask, head_value, inv_tau, GATE, DTYPE) * LOG2E
+        a = LOG2E * _load_decay(decay_ptr, offs_gate, mask, head_value, inv_tau, resets, offs_t, GATE, DTYPE)
         b = tl.cumsum(a, axis=1) + carry
         carry += tl.sum(a, axis=1, keep_dims=True)
         if ONCE:
@@ -354,6 +381,7 @@ def gates_backward_kernel(
     d_input_ptr,
     d_head_ptr,
     cu_seqlens,
+    resets,
     inv_tau,
     T,
     L,
@@ -384,7 +412,7 @@ def gates_backward_kernel(
     Grid: (ceil(H / BLOCK_H) * N stretches * B,). ONCE: a stretch has no more than BLOCK_T positions.
     Reads the row sums [NUM_SUMS, B, H, T], the anchors [NUM_ANCHORS, B, H, N] and the gates [B, T, H]; writes the
     gradients of the gates [B, T, H] and, for slope and ssd, a stretch's part of the heads' constants' [B, N, H].
-    Stretches are those of the documents if there is a cu_seqlens, as in gates_forward_kernel.
+    Stretches are those of the documents if there is a cu_seqlens, and ``resets`` begin one, as in gates_forward_kernel.
     """
     blocks: tl.constexpr = (H + BLOCK_H - 1) // BLOCK_H
     pid = tl.program_id(0)
@@ -443,6 +471,8 @@ def gates_backward_kernel(
         da = carry - tl.cumsum(step, axis=1) + step
         carry -= tl.sum(step, axis=1, keep_dims=True)
         offs_gate = gates + offs_t.to(tl.int64) * H
+        if resets is not None:
+            da = tl.where(is_first(resets, offs_t), 0.0, da)
         if GATE == "slope":
             d_head -= tl.sum(tl.where(mask, da, 0.0), axis=1, keep_dims=True)
         else:

@@ -55,6 +55,8 @@ if HAS_WHOLE_STATE:
     from .whole_state import whole_state_kernel
 
 NO_DENOMINATORS = Denominators()
+Resets = tuple[Tensor, int]
+"""cu_seqlens [N + 1] and N."""
 
 
 class EngineRequest(NamedTuple):
@@ -227,6 +229,7 @@ def run_gates(
     head: Tensor | None,
     m_initial: Tensor | None,
     cu_seqlens: Tensor | None,
+    resets: Resets | None,
 ) -> tuple[GateVectors, Tensor | None]:
     """Launch the gate kernels; return the gate vectors, log_denom not yet filled, and the last m [B, H] in base e."""
     B, T, H, _ = v.shape
@@ -237,7 +240,7 @@ def run_gates(
     g_max, m_last = (torch.empty_like(g), _empty(documents or B, H, like=v)) if request.stabilised else (None, None)
     tile = _gates_tile(H, stretch)
     gates_forward_kernel[(cdiv(H, tile["BLOCK_H"]) * N * B,)](
-        decay, input_gate, head, b, u, w, g, m, g_max, cu_seqlens, request.inv_tau, T, stretch, N,
+        decay, input_gate, head, b, u, w, g, m, g_max, cu_seqlens, resets, request.inv_tau, T, stretch, N,
         H=H, GATE=request.gate, **tile,
     )  # fmt: skip
     if request.stabilised:
@@ -483,6 +486,7 @@ def run_gates_backward(
     input_gate: Tensor | None,
     head: Tensor | None,
     cu_seqlens: Tensor | None,
+    resets: Resets | None,
     *,
     end_is_known: bool,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
@@ -498,7 +502,7 @@ def run_gates_backward(
     stretch = T if anchors is None else every
     tile = _gates_tile(H, stretch)
     gates_backward_kernel[(cdiv(H, tile["BLOCK_H"]) * N * B,)](
-        q_dq, k_dk, anchors, decay, input_gate, head, d_decay, d_input, d_head, cu_seqlens,
+        q_dq, k_dk, anchors, decay, input_gate, head, d_decay, d_input, d_head, cu_seqlens, resets,
         request.inv_tau, T, stretch, N, B * H,
         H=H, GATE=request.gate, NUM_SUMS=NUM_SUMS, NUM_ANCHORS=0 if anchors is None else anchors.shape[0],
         END_IS_KNOWN=end_is_known, **tile,
@@ -530,10 +534,11 @@ def _forward(
     cu_seqlens: Tensor | None,
 ) -> tuple[Tensors, Tensors]:
     """Return h and the last C, n and m; and, to keep, the gate vectors and the states or None."""
+    cu_seqlens, resets = split_documents(cu_seqlens, states=request.want_last or c_initial is not None)
     documents = count_documents(cu_seqlens)
     task = choose(request, q, v, ends=request.want_last, strided=is_strided(q, k, v), documents=documents)
     launched, exp = task.launched, request.stabilised
-    gates, m_last = run_gates(task, v, decay, input_gate, head, m_initial, cu_seqlens)
+    gates, m_last = run_gates(task, v, decay, input_gate, head, m_initial, cu_seqlens, resets)
     states, n_states = (None, None) if launched.in_order else (c_initial, n_initial)
     last = n_last = None
     if request.want_last:
@@ -556,13 +561,25 @@ def _forward(
     return (output.out, last, n_last, m_last if request.want_last else None), (*gates, kept)
 
 
+def split_documents(cu_seqlens: Tensor | None, *, states: bool) -> tuple[Tensor | None, Resets | None]:
+    """Return cu_seqlens where a document is a chunk, and the resets where documents are one sequence.
+
+    Only the first has initial and last states (``states``); the time of the second does not depend on the lengths.
+    """
+    documents = count_documents(cu_seqlens)
+    if cu_seqlens is None or documents == 1:
+        return None, None
+    return (cu_seqlens, None) if states else (None, (cu_seqlens, documents))
+
+
 def count_documents(cu_seqlens: Tensor | None) -> int:
     """Return the number of documents, 0 where sequences are the batch."""
     return 0 if cu_seqlens is None else index(cu_seqlens.shape[0]) - 1
 
 
 def _shapes(request: EngineRequest, q: Tensor, k: Tensor, v: Tensor, *others: Tensor | None) -> tuple[Tensors, Tensors]:
-    documents = count_documents(others[-1])
+    cu_seqlens, _ = split_documents(others[-1], states=request.want_last or others[3] is not None)
+    documents = count_documents(cu_seqlens)
     heads, dim_k, dim_v = index(v.shape[2]), index(q.shape[3]), index(v.shape[3])
     in_order = takes_tiles_in_order(request.scheme, v.element_size())
     # A compiled call serves all sequence lengths, so the length of the gates' stretches must not depend on T here.
@@ -593,6 +610,7 @@ def _backward(
     gates, states = GateVectors(*saved[:number]), saved[number] if len(saved) > number else None
     ends = c_initial is not None or d_last is not None
     strided = is_strided(q, k, v)
+    cu_seqlens, resets = split_documents(cu_seqlens, states=request.want_last or c_initial is not None)
     documents = count_documents(cu_seqlens)
     task = choose(
         request, q, v, backward=True, kept=states is not None, ends=ends, strided=strided, documents=documents
@@ -629,7 +647,7 @@ def _backward(
     if dq.row_sums is not None and dk.row_sums is not None:
         d_decay, d_input, d_head = run_gates_backward(
             request, dq.row_sums, dk.row_sums, dk.anchors if launched.in_order else anchors, launched.anchor_every,
-            decay, input_gate, head, cu_seqlens, end_is_known=d_last is None,
+            decay, input_gate, head, cu_seqlens, resets, end_is_known=d_last is None,
         )  # fmt: skip
     dn_initial = None
     if dn_last is not None and request.stabilised:

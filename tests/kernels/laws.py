@@ -159,6 +159,7 @@ class Problem:
         cotangents: "h", "C", "n" -> float64 weights of the scalar that is differentiated.
         options: keywords that every form of the operation takes (scale, normalizer_gradient, tau, activation).
         twice: whether the scalar is the sum of the squares of that one's gradients instead.
+        states: whether initial and last states are taken, where the operation has any.
     """
 
     operation: Operation
@@ -167,6 +168,7 @@ class Problem:
     cotangents: Mapping[str, Tensor]
     options: Mapping[str, Any] = field(default_factory=dict)
     twice: bool = False
+    states: bool = True
 
     @property
     def dtype(self) -> torch.dtype:
@@ -371,7 +373,7 @@ def evaluate(
     leaves = {name: x for name, x in (*tensors.items(), *state.items()) if name in wanted}
     results: dict[str, Tensor] = {}
     with torch.set_grad_enabled(bool(leaves)):
-        if problem.has_state:
+        if problem.has_state and problem.states:
             outputs, carried = [], public_state(tuple(state.values()) or None)
             seq_len = next(iter(tensors.values())).shape[1]
             for start, stop in zip((0, *splits), (*splits, seq_len), strict=True):
@@ -498,7 +500,7 @@ def expectations(
     """
     state_dtype = case.kwargs.get("state_dtype", torch.float32)
     drawn = (case.op, case.dtype, case.sizes, case.ranges, case.initial_state, case.layout, case.seed, case.options)
-    key = repr((*drawn, state_dtype, splits))
+    key = repr((*drawn, problem.states, state_dtype, splits))
     if key in _kept:
         return _kept[key]
     expected = reference(problem)

@@ -42,11 +42,14 @@ GUARD = 4096
 
 
 class Packed(Case):
-    """A case of one packed batch, whose states are those of its documents; cu_seqlens is among the options."""
+    """A case of one packed batch; cu_seqlens is among the options. States are those of its documents, or, where
+    ``law["states"]`` is False, none."""
 
     def draw(self) -> Problem:
         """Draw the problem."""
         packed, sizes = Case.draw(self), {**self.sizes, "batch": len(self.options["cu_seqlens"]) - 1, "seq_len": 1}
+        if not self.law.get("states", True):
+            return replace(packed, state=None, cotangents={"h": packed.cotangents["h"]}, states=False)
         states = Case.draw(replace(self, sizes=sizes))
         return replace(packed, state=states.state, cotangents={**states.cotangents, "h": packed.cotangents["h"]})
 
@@ -60,7 +63,7 @@ def packed(case: Case, lengths: Sequence[int], dtype: torch.dtype = torch.int32)
     """Return a case with documents of these lengths instead of a batch."""
     sizes = {**case.sizes, "batch": 1, "seq_len": sum(lengths)}
     options = {**case.options, "cu_seqlens": bounds_of(lengths, case.device, dtype)}
-    names = ("op", "impl", "dtype", "device", "kwargs", "initial_state")
+    names = ("op", "impl", "dtype", "device", "kwargs", "initial_state", "law")
     return Packed(sizes=sizes, options=options, **{name: getattr(case, name) for name in names})
 
 
@@ -110,6 +113,35 @@ def test_documents(case: Case) -> None:
 
 
 @on_each(
+    *(interpreted(op, FUSED_CHUNK, F16, states=False) for op in HEADS),
+    interpreted("mlstm_sig", FUSED_CHUNK, F32, states=False, kwargs={"chunk_size": 16}),
+    interpreted("mamba2_ssd", "limit_chunk", F16, states=False),
+)
+def test_documents_without_states(case: Case) -> None:
+    """Documents are then one sequence with resets, in every form and dtype, and tiles have several of them."""
+    check_matches_reference(packed(case, LENGTHS))
+    check_unseen(packed(case, LENGTHS).draw(), case.function)
+
+
+def check_unseen(problem: Problem, function: Callable[..., Any]) -> None:
+    """What the others' values are leaves no trace in a document's outputs and gradients, to the last bit."""
+    bounds = problem.options["cu_seqlens"].tolist()
+    start, end = max(pairwise(bounds), key=lambda at: at[1] - at[0])
+    expected = evaluate(problem, function)
+    inputs = {n: x.clone() if n in list(problem.inputs)[:3] else x for n, x in problem.inputs.items()}
+    for x in inputs.values():
+        if x.dim() == 4:
+            x[:, start:end] *= -3
+    results = evaluate(replace(problem, inputs=inputs), function)
+    kept = torch.ones(bounds[-1], dtype=torch.bool)
+    kept[start:end] = False
+    for name, x in expected.items():
+        if x.dim() == 4:
+            assert torch.equal(results[name][:, kept], x[:, kept]), name
+            assert not torch.equal(results[name], x), name
+
+
+@on_each(
     interpreted("mlstm_exp", FUSED_CHUNK, F16, label="long", lengths=LONG),
     interpreted("simple_gla", FUSED_CHUNK, F16, label="one", lengths=(35,), initial_state=False),
     interpreted("mamba2_ssd", FUSED_CHUNK, F16, label="many", lengths=(1,) * 12, initial_state=False),
@@ -131,7 +163,11 @@ def test_lengths_may_change(case: Case) -> None:
         assert all(map(torch.equal, results.values(), expected.values())), lengths
 
 
-@on_each(interpreted("mlstm_exp", FUSED_CHUNK, F16), interpreted("mamba2_ssd", FUSED_CHUNK, F16))
+@on_each(
+    interpreted("mlstm_exp", FUSED_CHUNK, F16),
+    interpreted("mamba2_ssd", FUSED_CHUNK, F16),
+    interpreted("simple_gla", FUSED_CHUNK, F16, states=False),
+)
 def test_bad_bounds_write_nowhere_else(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a GPU nobody reads cu_seqlens before the kernels: whatever it holds, they write only their tensors."""
     buffers = []
@@ -147,7 +183,7 @@ def test_bad_bounds_write_nowhere_else(case: Case, monkeypatch: pytest.MonkeyPat
         return run
 
     problem = packed(case, LENGTHS).draw()
-    monkeypatch.setattr(engine, "check_documents", lambda *_: None)
+    monkeypatch.setattr(engine, "check_documents", lambda *_, **__: None)
     for owner, name in ((torch, "empty"), (torch, "empty_like"), (Tensor, "new_empty")):
         monkeypatch.setattr(owner, name, guarded(getattr(owner, name)))
     for bounds in ([-9, 40, 20, 9000, -(2**31), 91, 2**31 - 1], [91] * 7, [0] * 7, [90, 80, 70, 60, 50, 40, 30]):
@@ -175,9 +211,13 @@ def test_bad_bounds_are_refused(case: Case) -> None:
             for values in ([0, 5, 3, 7], [0, 3, 6], [1, 3, 7], [0, 3, 9], [*range(9), 5])
         ),
         (r"initial_state must have shape \(2, 8, 16, 24\)", {"initial_state": torch.zeros(1, 8, 16, 24)}),
+        ("impl must be one of .* with cu_seqlens, got step", {"impl": "step"}),
         *(
-            (f"impl must be one of .* with cu_seqlens, got {impl}", {"impl": impl})
-            for impl in ("xl_chunk", "limit_chunk", "step")
+            (
+                f"impl must be one of .* with cu_seqlens and states, got {impl}",
+                {"impl": impl, "return_last_state": True},
+            )
+            for impl in ("xl_chunk", "limit_chunk")
         ),
     )
     for match, keywords in bad:
@@ -200,13 +240,13 @@ def test_bad_bounds_are_refused(case: Case) -> None:
 
 @on_each(interpreted("simple_gla", FUSED_CHUNK, F32), interpreted("simple_gla", FUSED_CHUNK, F16))
 def test_kernels_refuse(case: Case) -> None:
-    """Kernels that take tiles in order have no form in float32, and a document is one chunk."""
+    """Documents with states: there is no form in float32, and a document is one chunk."""
     problem = packed(case, LENGTHS).draw()
-    match, keywords = "chunk_size must be None for fused_chunk with cu_seqlens, got 64", {"chunk_size": 64}
+    match, keywords = "chunk_size must be None for fused_chunk with cu_seqlens and states, got 64", {"chunk_size": 64}
     if case.dtype == F32:
-        match, keywords = "dtype must be float16 or bfloat16 for fused_chunk with cu_seqlens", {}
+        match, keywords = "dtype must be float16 or bfloat16 for fused_chunk with cu_seqlens and states", {}
     with pytest.raises(ValueError, match=match):
-        case.function(*problem.inputs.values(), **problem.options, **keywords)
+        case.function(*problem.inputs.values(), return_last_state=True, **problem.options, **keywords)
 
 
 def some_lengths(count: int, total: int, low: int, high: int) -> list[int]:
