@@ -26,6 +26,7 @@ from .whole_state_tiles import (
     Tensors,
     allocate_barriers,
     barrier,
+    document_at,
     elements,
     load_first_tiles,
     load_gates,
@@ -43,6 +44,7 @@ def chunk_states_hopper_kernel(
     states_ptr,
     n_states_ptr,
     starts,
+    resets,
     log_scale,
     T,
     L,
@@ -59,7 +61,8 @@ def chunk_states_hopper_kernel(
     ``whole_heads`` on. ``chunks`` is N, or N - 1 if the last state is not wanted: the pass's last chunk (FUTURE: the
     first in time) is left out, since no chunk follows it.
     Reads Y [B, T, H / group_x, DX], Z [B, T, H / group_z, DZ] and the gate vectors; writes the contributions
-    [heads, N, DX, DZ] and, unless None, those to n [heads, N, DX].
+    [heads, N, DX, DZ] and, unless None, those to n [heads, N, DX]. With ``resets`` (gates.is_first) only tiles up to
+    the nearest first position of a document contribute.
     """
     H: gl.constexpr = SHAPE.heads
     DX: gl.constexpr = SHAPE.dim_x
@@ -101,7 +104,14 @@ def chunk_states_hopper_kernel(
     fence_async_shared()
     barrier()
     start = pid_n * L
-    tiles = gl.cdiv(gl.minimum(start + L, T) - start, BT)
+    end = gl.minimum(start + L, T)
+    if resets is not None:
+        nearest = gl.load(resets[0] + document_at(resets, start - 1 if FUTURE else end - 1) + FUTURE).to(gl.int32)
+        if FUTURE:
+            end = gl.minimum(gl.maximum(nearest, start + 1), end)
+        else:
+            start += (gl.maximum(gl.minimum(nearest, end - 1), start) - start) // BT * BT
+    tiles = gl.cdiv(end - start, BT)
     load_first_tiles(tensors, buffers, start, tiles, x_col, z_col, FUTURE, TILE)
 
     state_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, BX, 16])

@@ -101,10 +101,10 @@ def stretch_of(cu_seqlens, stretch, T, L, N):
 
 
 @triton.jit
-def is_first(resets, positions):
-    """Return which positions begin a document, for ``resets``: cu_seqlens and the number of documents, N.
+def document_at(resets, positions):
+    """Return the number of the document of each position, for ``resets``: cu_seqlens and the number of documents, N.
 
-    Bisection takes log2 N loads, none of them outside of cu_seqlens [N + 1], whatever it holds.
+    Bisection takes log2 N loads. Numbers are in [0, N), whatever cu_seqlens [N + 1] holds.
     """
     cu_seqlens, documents = resets
     low = positions * 0
@@ -116,7 +116,13 @@ def is_first(resets, positions):
         high = tl.where(is_later, tl.maximum(middle - 1, low), high)
         low = tl.where(is_later, low, middle)
         count = count // 2
-    return tl.load(cu_seqlens + low) == positions
+    return low
+
+
+@triton.jit
+def is_first(resets, positions):
+    """Return which positions begin a document; ``resets`` as in :func:`document_at`."""
+    return tl.load(resets[0] + document_at(resets, positions)) == positions
 
 
 @triton.jit

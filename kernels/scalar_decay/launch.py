@@ -267,6 +267,7 @@ def run_chunk_states(
     n_last: Tensor | None = None,
     want_n: bool = False,
     forward_states: Tensor | None = None,
+    resets: Resets | None = None,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Launch the pass over the chunks of the cut heads, backward in time where ``name`` is state_gradient.
 
@@ -293,7 +294,7 @@ def run_chunk_states(
     if config.whole_state:
         triton.set_allocator(scratch)
         chunk_states_hopper_kernel[grid](
-            y, z, gates, made, n_states, starts, math.log2(task.scale), T, chunk, N, heads, launched.whole,
+            y, z, gates, made, n_states, starts, resets, math.log2(task.scale), T, chunk, N, heads, launched.whole,
             SHAPE=shape, FUTURE=future, TILE=config, num_warps=config.num_warps,
         )  # fmt: skip
     else:
@@ -545,8 +546,9 @@ def _forward(
         last, n_last, _ = empty_state(q, v, normalised=exp, documents=documents)
     if "state" in launched.launches:
         states, n_states, _ = run_chunk_states(
-            task, "state", k, v, gates, c_initial, n_initial=n_initial, last=last, n_last=n_last, want_n=exp
-        )
+            task, "state", k, v, gates, c_initial, n_initial=n_initial, last=last, n_last=n_last, want_n=exp,
+            resets=resets,
+        )  # fmt: skip
     # The pass over the chunks has written the last states of the cut heads.
     whole_last, whole_n_last = (last, n_last) if launched.whole else (None, None)
     denominators = Denominators(n_states, n_initial, whole_n_last, gates.log_denom)
@@ -627,13 +629,13 @@ def _backward(
     run = partial(run_product, task, cu_seqlens=cu_seqlens)
 
     if "state" in launched.launches:
-        states, _, _ = run_chunk_states(task, "state", k, v, gates, c_initial)
+        states, _, _ = run_chunk_states(task, "state", k, v, gates, c_initial, resets=resets)
     dq = run("dq", dh, v, k, states, gates, initial=c_initial, pair=q_pair)
     d_states = anchors = None
     if "state_gradient" in launched.launches:
         d_states, _, anchors = run_chunk_states(
             task, "state_gradient", q, dh, gates, d_last, last=d_initial,
-            forward_states=states if want_gates and not launched.in_order else None,
+            forward_states=states if want_gates and not launched.in_order else None, resets=resets,
         )  # fmt: skip
     del states
     dk = run("dk", v, dh, q, d_states, gates, initial=d_last, pair=k_pair, anchor_states=dq.anchor_states)

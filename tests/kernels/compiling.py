@@ -69,7 +69,8 @@ def record(
     if kind is not None:
         inputs = {name: strided(x, kind) if x.dim() > 2 else x for name, x in inputs.items()}
     operation.leaves(inputs, gradients=training)
-    shapes = state_shapes(case.op, case.sizes) if carry else []
+    documents = len(case.options.get("cu_seqlens", ())) - 1
+    shapes = state_shapes(case.op, {**case.sizes, "batch": documents} if documents > 0 else case.sizes) if carry else []
     state = public_state(
         [torch.zeros(shape, requires_grad=training and n < 2) for n, shape in enumerate(shapes)] or None
     )

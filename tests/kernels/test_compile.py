@@ -71,8 +71,8 @@ def engine(op: str, impl: str, head_dims: tuple[int, int], chunk_size: int, dtyp
 
 
 def packed(op: str, head_dims: tuple[int, int]) -> Case:
-    """Return a case of whole_state with packed documents: one, as the batch is 1."""
-    options = {"cu_seqlens": torch.tensor([0, SEQ_LEN], dtype=torch.int32)}
+    """Return a case of whole_state with two packed documents."""
+    options = {"cu_seqlens": torch.tensor([0, 1, SEQ_LEN], dtype=torch.int32)}
     return Case(op=op, impl="whole_state", dtype=BF16, sizes=heads(1, SEQ_LEN, 2, *head_dims), options=options)
 
 
@@ -147,6 +147,7 @@ ENGINE = [
         compiled([packed(op, dims)], stack=stack, capabilities=(90,), **run)
         for op, dims, stack, run in (
             ("simple_gla", (64, 64), MAX_STACK_BYTES, {"older": True}),
+            ("mlstm_exp", (64, 64), MAX_STACK_BYTES, {"carry": False}),
             ("simple_gla", (128, 128), MAX_STACK_BYTES, {"ci": False}),
             ("mlstm_exp", (128, 256), PACKED_STACK_BYTES, {"ci": False}),
         )

@@ -133,7 +133,7 @@ def check_unseen(problem: Problem, function: Callable[..., Any]) -> None:
         if x.dim() == 4:
             x[:, start:end] *= -3
     results = evaluate(replace(problem, inputs=inputs), function)
-    kept = torch.ones(bounds[-1], dtype=torch.bool)
+    kept = torch.ones(bounds[-1], dtype=torch.bool, device=problem.options["cu_seqlens"].device)
     kept[start:end] = False
     for name, x in expected.items():
         if x.dim() == 4:
@@ -269,6 +269,11 @@ def test_documents_on_gpu(case: Case) -> None:
     """As in the interpreter, with documents of many tiles and several anchors."""
     check_matches_reference(packed(case, (17, 0, 1, 70, 0, 3, 700, 64, 129)))
     check_matches_reference(packed(replace(case, initial_state=False), (600,), torch.int64))
+    without = replace(case, law={"states": False}, kwargs={**case.kwargs, "chunk_size": 128})
+    # Chunks with many documents, with one that began long before, and with a first position at either edge.
+    for lengths in ((17, 0, 1, 70, 0, 3, 700, 64, 129, 41, 384), (128, 127, 1, 129, 127)):
+        check_matches_reference(packed(without, lengths))
+        check_unseen(packed(without, lengths, torch.int64).draw(), without.function)
 
 
 @on_each(
@@ -280,7 +285,11 @@ def test_documents_on_gpu(case: Case) -> None:
             ("64 documents", 2, (64, 65536, 100, 2000)),
             ("10000 documents", 1, (10000, 65536, 0, 13)),
         )
-    )
+    ),
+    *(
+        on_gpu("mlstm_exp", WHOLE_STATE, BF16, sizes=heads(1, 1, 2, 64, 64), drawn=drawn, states=False)
+        for drawn in ((64, 65536, 100, 2000), (10000, 65536, 0, 13))
+    ),
 )
 def test_many_documents_on_gpu(case: Case) -> None:
     """Outputs, states and gradients are those of sequences in a batch, each padded to the longest at its end."""
@@ -296,8 +305,8 @@ def test_many_documents_on_gpu(case: Case) -> None:
         gates = {"simple_gla": {2: 0.0, 3: 0.0}, "mlstm_exp": {3: -math.inf, 4: math.inf}}[case.op]
         for n, value in gates.items():
             rows[n] = torch.where(real.view(*real.shape, *([1] * (rows[n].dim() - 2))), rows[n], value)
-        h, last = case.function(*rows, **keywords)
-        return h[real][None], last
+        result = case.function(*rows, **keywords)
+        return (result[0][real][None], result[1]) if keywords else result[real][None]
 
     expected, results = (evaluate(problem, fn) for fn in (in_a_batch, case.function))
     for name, x in expected.items():
