@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import accumulate
 from typing import Any
 
 from ..common.sizes import MIN_PROGRAMS, next_power_of_two, padded
@@ -163,14 +164,18 @@ class WholeStateConfig:
     def launches(self, dim_x: int) -> list[tuple[int, WholeStateConfig]]:
         """Return (first column, launch) of each launch for ``dim_x`` columns of X and Y.
 
-        More than block_x columns take two launches. If 65 to 128 are left over, one launch takes 128, with one walker,
-        so that a multiprocessor holds two of its programs. It is the first one: the last one needs shared memory for
-        the partial result and the pair as well, with which two programs would not fit.
+        A launch takes block_x columns. If 65 to 128 are left over, another one takes 128, with one walker, so that a
+        multiprocessor holds two of its programs. It is the first one: the last one needs shared memory for the partial
+        result and the pair as well, with which two programs would not fit.
         """
-        if dim_x <= self.block_x:
-            return [(0, self)]
-        first = fit_whole_state(128, 64) if 64 < dim_x - self.block_x <= 128 else self
-        return [(0, first), (first.block_x, replace(self, widths=_widths(dim_x - first.block_x)))]
+        whole, left = divmod(dim_x, self.block_x)
+        tiles = [self] * max(1, whole)
+        if whole and 64 < left <= 128:
+            tiles.insert(0, fit_whole_state(128, 64))
+        elif whole and left:
+            tiles.append(replace(self, widths=_widths(left)))
+        firsts = accumulate((tile.block_x for tile in tiles[:-1]), initial=0)
+        return list(zip(firsts, tiles, strict=True))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,13 +226,12 @@ def fit_chunk(chunk_size: int, seq_len: int) -> int:
 def why_no_whole_state(head_dim_qk: int, head_dim_v: int, chunk: int) -> str | None:
     """Return why whole_state.py does not run with these head dims and chunk length, or None.
 
-    A part of X and Y has at least 64 columns, so a head dim of 32 would waste half. Above 512 a product would take a
-    third launch, and its sum would be rounded once more.
+    A part of X and Y has at least 64 columns, so a head dim of 32 would waste half.
     """
     if chunk < WHOLE_STATE_BLOCK_T:
         return f"chunk_size must be at least {WHOLE_STATE_BLOCK_T} for whole_state, got {chunk}"
-    if min(head_dim_qk, head_dim_v) <= 32 or max(head_dim_qk, head_dim_v) > 512:
-        return f"head dims must be above 32 and at most 512 for whole_state, got {head_dim_qk} and {head_dim_v}"
+    if min(head_dim_qk, head_dim_v) <= 32:
+        return f"head dims must be above 32 for whole_state, got {head_dim_qk} and {head_dim_v}"
     return None
 
 

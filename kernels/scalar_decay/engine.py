@@ -7,7 +7,7 @@ whole_state where it runs and fused_chunk elsewhere, or one of
 
     fused_chunk  each chunk processed tile by tile with its state on chip (fused_chunk.py); float32 runs as xl_chunk
     whole_state  the same with the whole state of a head in one program (whole_state.py); only on Hopper, in float16 and
-                 bfloat16, for head dims above 32 up to 512, chunks of at least 64 and a positive scale
+                 bfloat16, for head dims above 32, chunks of at least 64 and a positive scale
     xl_chunk     TFLA as published: the states at the chunks' edges, then all tiles of a chunk in parallel (chunk_o.py)
     limit_chunk  the same with one level of sequence parallelism: a chunk is a tile of 16, 32, 64 or 128
     torch        portable chunkwise form, any device and chunk length (chunkwise.py)
@@ -54,8 +54,8 @@ Beside float16 inputs the kernels round to float16 what they multiply, so not on
     weighted  exp(u_s) |v_s| and, backward, exp(u_s) |k_s|, scale 2^-n |q_t| and scale 2^-n |dh_t|
 
 In mLSTMexp 2^n is 1, C and exp(u) are divided by exp(m), and dh, dC and scores by the denominators, but not the scores
-of the output in whole_state, xl_chunk and limit_chunk. Where whole_state takes two launches, for more than 256 columns,
-the sum of the first must fit too; where heads share q and k, each head's gradient of them. torch, parallel, recurrent
+of the output in whole_state, xl_chunk and limit_chunk. Where whole_state takes several launches, for more than 256
+columns, the sums of the first ones must fit too; where heads share q and k, each head's gradient of them. torch, parallel, recurrent
 and step have none of these bounds.
 
 Source: "Tiled Flash Linear Attention" (TFLA), sections 2 and 3, appendices A to C.

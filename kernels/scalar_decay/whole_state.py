@@ -13,8 +13,8 @@ the gates and makes the weighted scores Y X^T * W^T (and mLSTMexp's denominators
 each hold the state of their share of the columns, take from shared memory what was prepared, and store the output.
 
     part    at most 128 columns of X and Y, and of S^T [64, width] for a slice. A walker has the parts of its first
-            slice, then those of its second, if any. Head dims wider than two parts take two launches: O^T is a sum over
-            columns of X and Y, and the second launch adds what the first one stored.
+            slice, then those of its second, if any. Head dims wider than two parts take several launches: O^T is a sum
+            over columns of X and Y, and a launch adds what the one before stored.
     slice   64 of the DZ columns of Z and O, which are rows of S^T.
     share   the columns of a walker: one slice, or two (h and dv). Each share has its own anchors.
     stage   one of the places in shared memory for X, Y, Z, scores and gates of a tile; tiles use them in turn.

@@ -264,6 +264,13 @@ MLP_SHAPES = (
         for sizes in ((5, 200, 30, 128, 256), (1, 200, 70, 160, 320), (1, 200, 70, 192, 384), (3, 200, 100, 64, 64))
     ),
     on_gpu("mamba2_ssd", "whole_state", BF16, sizes=heads(1, 300, 4, 128, 64, num_groups=2), chunk_size=128),
+    # Several launches, each of which rounds the sum.
+    *(
+        on_gpu(op, "whole_state", dtype, sizes=heads(1, 200, 2, *dims), chunk_size=64)
+        for op in MLSTM
+        for dims in ((384, 768), (640, 96), (1024, 1024))
+        for dtype in (F16, BF16)
+    ),
     *(
         on_gpu("lightning", impl, dtype, sizes=heads(*sizes), chunk_size=256)
         for impl in (*LIGHTNING, "fused_chunk")
