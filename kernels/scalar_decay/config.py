@@ -274,6 +274,7 @@ def select_config(
     head_dim_v: int,
     chunk: int,
     batch_heads: int,
+    precision: str = "ieee",
 ) -> EngineConfig:
     """Choose the launches for an architecture and problem.
 
@@ -284,9 +285,13 @@ def select_config(
         head_dim_qk, head_dim_v: K and V; tiles never exceed these, padded, or the chunk.
         chunk: chunk length, a power of two >= 16.
         batch_heads: B * H; if they are few, the pass over the chunks is ``parallel``.
+        precision: of products in fp32: "ieee", without tensor cores, or "tf32x3".
     """
     k_pad, v_pad = padded(head_dim_qk), padded(head_dim_v)
-    if item_bytes == 4:
+    if item_bytes == 4 and precision == "tf32x3":
+        states = StatesConfig(block_t=32, block_x=64, block_z=64, num_warps=4, num_stages=2)
+        outputs = ChunkOutputsConfig(block_t=64, block_s=64, block_x=32, block_z=64, num_warps=4, num_stages=1)
+    elif item_bytes == 4:
         states = StatesConfig(block_t=32, block_x=32, block_z=32, num_warps=4, num_stages=1)
         outputs = ChunkOutputsConfig(block_t=32, block_s=32, block_x=32, block_z=32, num_warps=4, num_stages=1)
     elif capability >= (9, 0):

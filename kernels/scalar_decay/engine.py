@@ -46,6 +46,10 @@ contiguous. h [B, T, H, V] is contiguous and has v's dtype; it and the last stat
 m: in torch, parallel and recurrent any number of times, in the forms on the GPU once: a second derivative raises
 RuntimeError. Where B or T is 0 h is empty, and the last state is the initial one.
 
+Products of float32 inputs are computed without tensor cores; where torch's setting allows TF32 for its own
+(torch.set_float32_matmul_precision("high"), or torch.backends.cuda.matmul.fp32_precision), with three TF32 products,
+whose error is about twice as large.
+
 Beside float16 inputs the kernels round to float16 what they multiply, so not only results but these must stay below
 65504, where 2^n is scale K^1/2 rounded to a power of two, at least 1 (score_headroom); below 2^-14 they lose bits:
 
@@ -55,8 +59,8 @@ Beside float16 inputs the kernels round to float16 what they multiply, so not on
 
 In mLSTMexp 2^n is 1, C and exp(u) are divided by exp(m), and dh, dC and scores by the denominators, but not the scores
 of the output in whole_state, xl_chunk and limit_chunk. Where whole_state takes several launches, for more than 256
-columns, the sums of the first ones must fit too; where heads share q and k, each head's gradient of them. torch, parallel, recurrent
-and step have none of these bounds.
+columns, the sums of the first ones must fit too; where heads share q and k, each head's gradient of them. torch,
+parallel, recurrent and step have none of these bounds.
 
 Source: "Tiled Flash Linear Attention" (TFLA), sections 2 and 3, appendices A to C.
 """

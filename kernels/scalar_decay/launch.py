@@ -85,6 +85,7 @@ class EnginePass:
         keeps_states: of a forward pass, whether it keeps the states between chunks for the backward pass.
         strided: whether any of q, k and v is not contiguous.
         documents: number of documents, 0 where sequences are the batch.
+        precision: of Triton's products.
     """
 
     request: EngineRequest
@@ -94,6 +95,7 @@ class EnginePass:
     keeps_states: bool
     strided: bool
     documents: int
+    precision: str
 
     def stretches(self, seq_len: int, length: int) -> int:
         """Return the stretches of ``length`` positions that a head of seq_len positions has room for."""
@@ -125,8 +127,9 @@ def choose(
         documents: number of documents, 0 where sequences are the batch.
     """
     return _choose(
-        request, q.shape, v.shape, v.dtype, v.device, capability(v.device), backward, kept, ends, strided, documents
-    )
+        request, q.shape, v.shape, v.dtype, v.device, capability(v.device), backward, kept, ends, strided, documents,
+        precision_of(v),
+    )  # fmt: skip
 
 
 @lru_cache(REMEMBERED)
@@ -142,6 +145,7 @@ def _choose(
     ends: bool,
     strided: bool,
     documents: int,
+    precision: str,
 ) -> EnginePass:
     (batch, seq_len, heads, head_dim_v), (_, _, groups, head_dim_qk) = size_v, size_q
     sizes = Sizes(
@@ -157,7 +161,7 @@ def _choose(
     if documents:
         # A document is one chunk, whose gates have the stretches that _shapes says.
         chunk = max(WHOLE_STATE_BLOCK_T, padded(seq_len))
-    config = sizes.config(scheme, chunk, capability, dtype.itemsize)
+    config = sizes.config(scheme, chunk, capability, dtype.itemsize, precision)
     launched, keeps = forward(sizes, config, chunk, ends=ends), False
     after = partial(backward_after, launched, sizes, scheme, config, named=request.chunk_size is not None)
     if is_backward and documents:
@@ -171,7 +175,7 @@ def _choose(
         keeps = few > 0 and "state" not in after(kept=few).launches
     return EnginePass(
         request=request, launched=launched, scale=request.scale / headroom, headroom=headroom, keeps_states=keeps,
-        strided=strided, documents=documents,
+        strided=strided, documents=documents, precision=precision,
     )  # fmt: skip
 
 
@@ -179,8 +183,15 @@ def _empty(*shape: int, like: Tensor, dtype: torch.dtype = torch.float32) -> Ten
     return torch.empty(shape, device=like.device, dtype=dtype)
 
 
-def _precision(x: Tensor) -> str:
-    return "ieee" if x.dtype == torch.float32 else "tf32"
+def precision_of(x: Tensor) -> str:
+    """Return how Triton multiplies tensors of x's dtype: of float32 with three TF32 products where torch's own setting
+    lets its products take one."""
+    if x.dtype != torch.float32:
+        return "tf32"
+    matmul = torch.backends.cuda.matmul
+    # Before torch 2.9 there is but the older name, which later ones raise on after the newer one has been set.
+    allowed = matmul.fp32_precision == "tf32" if hasattr(matmul, "fp32_precision") else matmul.allow_tf32
+    return "tf32x3" if allowed else "ieee"
 
 
 @lru_cache(REMEMBERED)
@@ -302,7 +313,7 @@ def run_chunk_states(
         own = (None, None, made, n_states, None, None) if config.parallel else ends
         chunk_states_kernel[grid](
             y, z, gates, *own, Anchors(forward_states, anchors), starts, task.scale, T, chunk, N, stretch, B * H,
-            SHAPE=shape, FUTURE=future, LOCAL=config.parallel, TILE=config, PRECISION=_precision(z),
+            SHAPE=shape, FUTURE=future, LOCAL=config.parallel, TILE=config, PRECISION=task.precision,
             num_warps=config.num_warps, num_stages=config.num_stages,
         )  # fmt: skip
     if config.parallel:
@@ -403,7 +414,7 @@ def run_product(
             x, y, z, states, result.out, gates, denominators.n_states, pair, result.row_sums,
             starts, task.scale, T, launched.chunk, launched.chunks, B * H,
             SHAPE=shape_of(x.shape, z.shape, H, task.headroom, rows), ROLE=product.role,
-            NORMALISE=task.request.stabilised and name == "h", TILE=config, PRECISION=_precision(z),
+            NORMALISE=task.request.stabilised and name == "h", TILE=config, PRECISION=task.precision,
             num_warps=config.num_warps, num_stages=config.num_stages,
         )  # fmt: skip
         return result

@@ -49,12 +49,17 @@ class Sizes:
     memory_rate: float = MEMORY_RATE
 
     def config(
-        self, scheme: str, chunk: int, capability: tuple[int, int] = (9, 0), item_bytes: int = 2
+        self,
+        scheme: str,
+        chunk: int,
+        capability: tuple[int, int] = (9, 0),
+        item_bytes: int = 2,
+        precision: str = "ieee",
     ) -> EngineConfig:
         """Return the tiles of :func:`.select_config`; for Hopper and in half precision, if nothing else is named."""
         return select_config(
             scheme=scheme, capability=capability, item_bytes=item_bytes, head_dim_qk=self.head_dim_qk,
-            head_dim_v=self.head_dim_v, chunk=chunk, batch_heads=self.batch_heads,
+            head_dim_v=self.head_dim_v, chunk=chunk, batch_heads=self.batch_heads, precision=precision,
         )  # fmt: skip
 
 

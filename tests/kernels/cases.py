@@ -4,7 +4,8 @@ interpreter, and at real sizes on a GPU."""
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import fields, replace
 from functools import partial
 from typing import Any
@@ -110,6 +111,17 @@ def _short(value: Any) -> str:
 
 
 portable, interpreted, on_gpu = (partial(case, place) for place in SIZES)
+
+
+@contextmanager
+def float32_products(precision: str) -> Iterator[None]:
+    """Set what torch does with float32 operands of products: "tf32" or "ieee"."""
+    matmul = torch.backends.cuda.matmul
+    before, matmul.fp32_precision = matmul.fp32_precision, precision
+    try:
+        yield
+    finally:
+        matmul.fp32_precision = before
 
 
 def on_each(*cases: Any) -> Any:

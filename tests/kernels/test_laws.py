@@ -35,6 +35,7 @@ from lrbench.tests.kernels.cases import (
     TIME_TILES,
     channels,
     each_mlp,
+    float32_products,
     heads,
     interpreted,
     launches,
@@ -88,6 +89,13 @@ ENGINE_ON_GPU = [
     *((*each, dtype) for each in ENGINE_SPLITS for dtype in (BF16, F16, F32)),
     *((op, "whole_state", dtype) for op in MLSTM for dtype in (BF16, F16)),
 ]
+
+
+@on_each(*(on_gpu(op, "fused_chunk", F32, sizes=heads(2, 300, 2, 64, 128)) for op in (*MLSTM, "mamba2_ssd")))
+def test_three_tf32_products(case: Case) -> None:
+    """They keep the digits of float32."""
+    with float32_products("tf32"):
+        laws.check_matches_reference(case)
 
 
 def recurrences_on_gpu(law: Callable[[str], list[Law]]) -> list[Any]:

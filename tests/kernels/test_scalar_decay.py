@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,7 +14,8 @@ from lrbench.kernels.mlstm_exp import mlstm_exp
 from lrbench.kernels.scalar_decay import chunkwise
 from lrbench.kernels.scalar_decay.engine import why_not_whole_state
 from lrbench.tests.kernels import laws
-from lrbench.tests.kernels.cases import BF16, F32, F64, HEADS, SIZES, heads, on_each, portable
+from lrbench.tests.kernels.cases import BF16, F32, F64, HEADS, SIZES, float32_products, heads, on_each, portable
+from lrbench.tests.kernels.compiling import record
 from lrbench.tests.kernels.laws import Case
 
 SMALL = SIZES["interpret"][0]
@@ -154,3 +156,16 @@ def test_the_default_is_whole_state_where_it_runs(dims: tuple[int, int]) -> None
     runs = why_not_whole_state(q, v, None, 1.0) is None
     assert torch.cuda.get_device_capability() != (9, 0) or runs == (min(dims) > 32)
     assert torch.equal(mlstm_exp(*inputs), mlstm_exp(*inputs, impl="whole_state" if runs else "fused_chunk"))
+
+
+@pytest.mark.parametrize(("allowed", "precision"), [("tf32", "tf32x3"), ("ieee", "ieee")])
+def test_float32_products_follow_torchs_setting(allowed: str, precision: str) -> None:
+    """Forward and backward, also in calls that were made before with the other setting; half precision has one."""
+    case = Case(op="mamba2_ssd", impl="fused_chunk", dtype=F32, sizes=heads(1, 64, 2, 64, 64))
+    record(case)
+    with float32_products(allowed):
+        used, half = (
+            {each.arguments["PRECISION"] for each in record(made) if "PRECISION" in each.arguments}
+            for made in (case, replace(case, impl="xl_chunk", dtype=BF16))
+        )
+    assert used == {precision} and half == {"tf32"}
