@@ -18,7 +18,9 @@ from .gates import LN2, MIN_STABILISER, log_decay, log_input, start_of
 from .launch import SCALAR_DECAY, EngineRequest, empty_state
 from .roles import layout
 
-STEP_BLOCK_K, STEP_BLOCK_V = 32, 64
+FEW_PROGRAMS = 1024
+STEP_BLOCKS = {True: (128, 32), False: (64, 64)}
+"""Rows and columns of the state that a program takes at once: more programs where they are few (fastest on an H200)."""
 
 
 @remember_launches
@@ -65,6 +67,13 @@ def step_kernel(
     v_ptr = start_of(v_ptr, starts.z, batch, head, 1, H * V, V)
     offs_v = pid_v * BLOCK_V + tl.arange(0, BLOCK_V)
     mask_v = offs_v < V
+    offs_k = tl.arange(0, BLOCK_K)
+    at = pid_bh * K * V + offs_k[:, None] * V + offs_v[None, :]
+    # Loads wait for memory while gates are evaluated and stores are under way.
+    c_next = tl.zeros((BLOCK_K, BLOCK_V), dtype=tl.float32)
+    if c_ptr is not None:
+        c_next = tl.load(c_ptr + at, mask=(offs_k < K)[:, None] & mask_v[None, :], other=0.0)
+    v = tl.load(v_ptr + offs_v, mask=mask_v, other=0.0).to(tl.float32)
     x = 0.0
     if GATE != "slope":
         x = tl.load(decay_ptr + pid_bh).to(tl.float32)
@@ -89,20 +98,22 @@ def step_kernel(
     decay = tl.exp(a)
     gain = tl.exp(u)
 
-    v = tl.load(v_ptr + offs_v, mask=mask_v, other=0.0).to(tl.float32) * gain
+    v *= gain
     h = tl.zeros((BLOCK_V,), dtype=tl.float32)
     denom = tl.zeros((BLOCK_K,), dtype=tl.float32)
-    for k0 in range(0, K, BLOCK_K):
-        offs_k = k0 + tl.arange(0, BLOCK_K)
+    for k0 in tl.static_range(0, K, BLOCK_K):
         mask_k = offs_k < K
+        c_prev = c_next
+        if (c_ptr is not None) and (k0 + BLOCK_K < K):
+            c_next = tl.load(
+                c_ptr + at + BLOCK_K * V, mask=(offs_k + BLOCK_K < K)[:, None] & mask_v[None, :], other=0.0
+            )
         q = tl.load(q_ptr + offs_k, mask=mask_k, other=0.0).to(tl.float32) * scale
         k = tl.load(k_ptr + offs_k, mask=mask_k, other=0.0).to(tl.float32)
-        offs = pid_bh * K * V + offs_k[:, None] * V + offs_v[None, :]
-        mask = mask_k[:, None] & mask_v[None, :]
         c = k[:, None] * v[None, :]
         if c_ptr is not None:
-            c += tl.load(c_ptr + offs, mask=mask, other=0.0) * decay
-        tl.store(c_out_ptr + offs, c, mask=mask)
+            c += c_prev * decay
+        tl.store(c_out_ptr + at, c, mask=mask_k[:, None] & mask_v[None, :])
         h += tl.sum(q[:, None] * c, axis=0)
         if GATE == "exp":
             n = k * gain
@@ -111,6 +122,8 @@ def step_kernel(
             denom += q * n
             if pid_v == 0:
                 tl.store(n_out_ptr + pid_bh * K + offs_k, n, mask=mask_k)
+        offs_k += BLOCK_K
+        at += BLOCK_K * V
     if GATE == "exp":
         h /= tl.maximum(tl.abs(tl.sum(denom, axis=0)), tl.exp(-m))
     tl.store(h_ptr + pid_bh * V + offs_v, h.to(h_ptr.dtype.element_ty), mask=mask_v)
@@ -133,11 +146,12 @@ def _step(
     B, H, V = v.shape[0], *v.shape[2:]
     K = q.shape[3]
     h, last = contiguous_like(v), empty_state(q, v, normalised=request.stabilised)
-    block_v = min(STEP_BLOCK_V, padded(V))
+    block_k, block_v = STEP_BLOCKS[B * H * cdiv(V, 64) < FEW_PROGRAMS]
+    block_k, block_v = min(block_k, padded(K)), min(block_v, padded(V))
     step_kernel[(cdiv(V, block_v) * B * H,)](
         q.detach(), k.detach(), v.detach(), decay, input_gate, head, c, n, m, h, *last, layout(q, k, v)[1],
         request.scale, request.inv_tau, H=H, K=K, V=V, GROUP=H // q.shape[2], GATE=request.gate,
-        BLOCK_K=min(STEP_BLOCK_K, padded(K)), BLOCK_V=block_v, num_warps=4,
+        BLOCK_K=block_k, BLOCK_V=block_v, num_warps=4,
     )  # fmt: skip
     return (h, *last), ()
 
