@@ -58,6 +58,19 @@ def each_document(
     Returns:
         The outputs [1, T, ...], and the states after the documents.
     """
+    run = _each_document
+    # torch.compile would unroll the loop, anew for every length. disable imports the compiler.
+    if torch.compiler.is_compiling():
+        run = torch.compiler.disable(run)
+    return run(form, cu_seqlens, tensors, state)
+
+
+def _each_document(
+    form: Callable[..., tuple[Tensor, tuple[Tensor, ...]]],
+    cu_seqlens: Tensor,
+    tensors: Sequence[Tensor | None],
+    state: tuple[Tensor, ...],
+) -> tuple[Tensor, tuple[Tensor, ...]]:
     bounds = cu_seqlens.tolist()
     check_bounds(bounds, next(x.shape[1] for x in tensors if x is not None))
     outputs, last = [], []
