@@ -274,7 +274,7 @@ def _store_first(dfirst_ptr, size, max_ptr, m, a, b, offs, mask):
 @remember_launches
 @triton.jit(do_not_specialize=["B", "T", "S"])
 def look_back_gradient_kernel(
-    k_ptr, v_ptr, w_ptr, u_ptr, max_ptr, saved_ptr, dy_ptr, dlast, dk_ptr, dv_ptr, dw_ptr, du_ptr, dfirst_ptr, strides,
+    k_ptr, v_ptr, w_ptr, u_ptr, max_ptr, saved_ptr, dy_ptr, dlast, dk_ptr, dv_ptr, sum_ptrs, dfirst_ptr, strides,
     documents, word_ptr, spare_ptr, B, T, S, C: tl.constexpr, K_ROW: tl.constexpr, V_ROW: tl.constexpr,
     LOOK: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
@@ -352,8 +352,8 @@ def look_back_gradient_kernel(
     if LOOK > 0:
         if documents is not None:
             # The document of the tile's last step; the sequence's last tile has none after it.
-            at = documents.marks + (3 * tl.full((), T, tl.int64) + tl.minimum((tile + 1) * STEPS, T) - 1)
-            earliest = tiles - 1 - (tl.load(at) - 1) // STEPS
+            mark = documents.marks + (3 * tl.full((), T, tl.int64) + tl.minimum((tile + 1) * STEPS, T) - 1)
+            earliest = tiles - 1 - (tl.load(mark) - 1) // STEPS
         later_o, later_a, later_b = look_back(
             word_ptr + batch * C, spare_ptr + batch * C, tiles, position, stride, STEPS * w, -first_m, all_a, all_b,
             rows, earliest, offs_o, offs_c, mask_c, LOOK, LEAST_GRADIENT,
@@ -386,6 +386,7 @@ def look_back_gradient_kernel(
             at = tl.broadcast_to(batch * C + offs_c[None, :], (BLOCK_O, BLOCK_C))
             last_row = (offs_o == BLOCK_O - 1)[:, None] & mask
             _store_first(dfirst_ptr, stride, max_ptr, first_m, a, b, at, last_row)
+    dw_ptr, du_ptr = sum_ptrs
     at = (tile.to(tl.int64) * B + batch) * C + offs_c[None, :]
     tl.store(dw_ptr + at, tl.sum(dw, axis=0)[None, :], mask=mask_c[None, :])
     tl.store(du_ptr + at, tl.sum(tl.where(used, du, 0.0), axis=0)[None, :], mask=mask_c[None, :])
@@ -394,7 +395,7 @@ def look_back_gradient_kernel(
 @remember_launches
 @triton.jit(do_not_specialize=["B", "T", "S"])
 def walk_gradient_kernel(
-    k_ptr, v_ptr, w_ptr, u_ptr, max_ptr, saved_ptr, dy_ptr, dlast, dk_ptr, dv_ptr, dw_ptr, du_ptr, dfirst_ptr, strides,
+    k_ptr, v_ptr, w_ptr, u_ptr, max_ptr, saved_ptr, dy_ptr, dlast, dk_ptr, dv_ptr, sum_ptrs, dfirst_ptr, strides,
     documents, B, T, S, C: tl.constexpr, K_ROW: tl.constexpr, V_ROW: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """Go backwards through all of time in order, loading BLOCK_I steps at once.
@@ -456,5 +457,6 @@ def walk_gradient_kernel(
     if dfirst_ptr is not None:
         m = tl.load(saved_ptr + 2 * saved_size + offs_c, mask=mask_c, other=0.0)[None, :]
         _store_first(dfirst_ptr, stride, max_ptr, m, a, b, at, mask_c[None, :])
+    dw_ptr, du_ptr = sum_ptrs
     tl.store(dw_ptr + at, dw, mask=mask_c[None, :])
     tl.store(du_ptr + at, du, mask=mask_c[None, :])

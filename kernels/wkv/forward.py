@@ -658,8 +658,8 @@ def look_back_kernel(
     m, num, den = _load_state(first, batch * C + offs_c, mask_c)
     if LOOK > 0:
         if documents is not None:
-            at = documents.marks + (2 * tl.full((), T, tl.int64) + tile * STEPS)
-            earliest = tl.load(at) // STEPS
+            mark = documents.marks + (2 * tl.full((), T, tl.int64) + tile * STEPS)
+            earliest = tl.load(mark) // STEPS
         before_m, before_num, before_den = look_back(
             word_ptr + batch * C, spare_ptr + batch * C, tl.cdiv(T, STEPS), tile, stride, STEPS * w,
             all_m, all_num, all_den, rows, earliest, offs_o, offs_c, mask_c, LOOK, LEAST_STATE,

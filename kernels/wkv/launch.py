@@ -153,7 +153,7 @@ def _backward(
         documents = Documents(marks, (num, den, top), of_last, into)
         top, before, dlast = None, None, (None, None, None)
     strides, rows = _layout(k, parameters[0])
-    used = (k, *parameters, top, states, dy, dlast, dk, dv, dw, du, before, strides, documents)
+    used = (k, *parameters, top, states, dy, dlast, dk, dv, (dw, du), before, strides, documents)
     flags = {"C": C, **rows, **tile.options}
     if request.impl == "naive":
         walk_gradient_kernel[tile.grid(B, T, C, T)](*used, B, T, slots, **flags)
