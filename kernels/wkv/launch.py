@@ -110,7 +110,7 @@ def _last_states(k: Tensor, first: tuple[Tensor | None, ...], cu_seqlens: Tensor
         return _states(k)
     if first[0] is not None:
         return torch.stack(first)
-    last = k.new_zeros(3, cu_seqlens.shape[0] - 1, k.shape[2], dtype=torch.float32)
+    last = k.new_empty(3, cu_seqlens.shape[0] - 1, k.shape[2], dtype=torch.float32).zero_()
     last[2].fill_(EMPTY)
     return last
 

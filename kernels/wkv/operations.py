@@ -51,8 +51,9 @@ def wkv4(
         return_last_state: also return (num, den, max) after the last token.
         cu_seqlens: bounds of N packed documents [N + 1], int32 or int64: document n is positions cu_seqlens[n] to
             cu_seqlens[n + 1], rising from 0 to T, of a batch of 1. Results are those of each document alone, and states
-            [N, C]. The kernels read it on the GPU: it may change in a CUDA graph, and its values are not checked. The
-            forms in torch take one document after the other; ``step`` takes none.
+            [N, C]. The kernels read it on the GPU: it may change in a CUDA graph, and its values are not checked; an
+            infinite state reaches the next document as nan, and initial states cost ``scan`` time where a document
+            begins. The forms in torch take one document after the other; ``step`` takes none.
         config: launches of the kernels; chosen for the device when None.
 
     Returns:

@@ -3,8 +3,7 @@ alone, whatever their lengths and wherever the edges of tiles, rows and words of
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -34,7 +33,15 @@ from lrbench.tests.kernels.cases import (
     tiled,
 )
 from lrbench.tests.kernels.laws import Case, assert_close, check_matches_reference, evaluate
-from lrbench.tests.kernels.test_packed import GUARD, LENGTHS, bounds_of, check_alone, packed, some_lengths
+from lrbench.tests.kernels.test_packed import (
+    LENGTHS,
+    bounds_of,
+    check_alone,
+    check_lengths_may_change,
+    check_writes_nowhere_else,
+    packed,
+    some_lengths,
+)
 
 SHORT = (5, 0, 1, 11, 0, 2)
 """Three tiles of eight steps; documents begin within a row, at one's end, and over two tiles' edges."""
@@ -90,7 +97,7 @@ def test_a_layer_packs_its_documents(case: Case) -> None:
 def test_documents(case: Case) -> None:
     """Kernels: outputs, states and gradients are the definition's; one call without states, as in training."""
     check_matches_reference(packed(case, SHORT))
-    check_as_alone(replace(case, initial_state=False), EDGES)
+    check_as_alone(replace(case, law={"states": False}), EDGES)
 
 
 @on_each(*(tiled(form, F32, sizes=channels(1, 1, 8)) for form in ("rglru fused", "wkv4 scan", "wkv4 serial")))
@@ -133,33 +140,12 @@ def test_lengths_may_change(case: Case) -> None:
     )
 )
 def test_bad_bounds_write_nowhere_else(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a GPU nobody reads cu_seqlens before the kernels: whatever it holds, they write only their tensors."""
-    buffers = []
-
-    def guarded(allocate: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        def run(*args: Any, **keywords: Any) -> Tensor:
-            like = allocate(*args, **keywords)
-            fill = math.nan if like.dtype.is_floating_point else -77
-            buffer = torch.full((like.numel() + 2 * GUARD,), fill, dtype=like.dtype)
-            buffers.append(buffer)
-            inner = buffer[GUARD : GUARD + like.numel()].view(like.shape)
-            return inner.copy_(like) if allocate is zeros else inner
-
-        return run
-
+    """As those of the engine, with initial states and without."""
     problem = packed(case, SHORT).draw()
-    zeros = Tensor.new_zeros
     monkeypatch.setattr(channel_tensors, "check_documents", lambda *_: None)
-    for owner, name in ((torch, "empty"), (torch, "empty_like"), (Tensor, "new_empty"), (Tensor, "new_zeros")):
-        monkeypatch.setattr(owner, name, guarded(getattr(owner, name)))
-    for bounds in ([-9, 12, 5, 9000, -(2**31), 19, 2**31 - 1], [19] * 7, [0] * 7, [18, 16, 14, 12, 10, 8, 6]):
-        for state in (problem.state, None):
-            options = {"cu_seqlens": torch.tensor(bounds)}
-            evaluate(replace(problem, options=options, state=state), case.function)
-    assert len(buffers) > 20
-    for buffer in buffers:
-        edges = torch.cat((buffer[:GUARD], buffer[-GUARD:]))
-        assert edges.isnan().all() if edges.dtype.is_floating_point else (edges == -77).all()
+    for state in (problem.state, None):
+        with monkeypatch.context() as patch:
+            check_writes_nowhere_else(replace(problem, state=state), case.function, patch)
 
 
 def test_bad_bounds_are_refused() -> None:
@@ -168,11 +154,8 @@ def test_bad_bounds_are_refused() -> None:
     x, c = torch.randn(1, 7, 8), torch.ones(8)
     good = torch.tensor([0, 3, 7])
     for run in (lambda **y: rglru(x, x, x, c, **y), lambda **y: wkv4(x, x, c, c, **y)):
-        for bounds in ([0, 5, 3, 7], [0, 3, 6], [1, 3, 7]):
-            with pytest.raises(ValueError, match="cu_seqlens must rise from 0 to 7, the number of positions, got"):
-                run(cu_seqlens=torch.tensor(bounds))
-        with pytest.raises(ValueError, match="cu_seqlens must be int32 or int64, got float32"):
-            run(cu_seqlens=good.float())
+        with pytest.raises(ValueError, match=r"cu_seqlens must rise .* got 0, 5, 3, 7"):
+            run(cu_seqlens=torch.tensor([0, 5, 3, 7]))
         with pytest.raises(ValueError, match=r"impl must be one of .*, naive, torch, .* with cu_seqlens, got step"):
             run(cu_seqlens=good, impl="step")
     with pytest.raises(ValueError, match=r"cu_seqlens takes documents .* a batch of 1, got a batch of 7"):
@@ -223,7 +206,7 @@ REAL = channels(1, 1, 1024)
 def test_documents_on_gpu(case: Case) -> None:
     """As in the interpreter, with documents of many tiles."""
     check_matches_reference(packed(case, (17, 0, 1, 70, 0, 3, 700, 64, 129)))
-    check_matches_reference(packed(replace(case, initial_state=False), (600,), torch.int64))
+    check_matches_reference(packed(replace(case, law={"states": False}), (600, 0, 500, 1), torch.int64))
 
 
 @on_each(
@@ -266,37 +249,4 @@ def test_many_documents_on_gpu(case: Case) -> None:
 @pytest.mark.parametrize("how", ["graph", "compile"])
 def test_lengths_may_change_on_gpu(case: Case, how: str) -> None:
     """A captured graph and a compiled call read cu_seqlens anew."""
-    lengths_of = [(17, 0, 1, 700, 0, 306), (0, 2, 640, 240, 142, 0)]
-    problem = packed(replace(case, initial_state=False), lengths_of[0]).draw()
-    bounds = problem.options["cu_seqlens"]
-    leaves = [x.requires_grad_() for x in problem.inputs.values()]
-    grad, function = problem.cotangents["h"].to(case.dtype), case.function
-
-    def step(function: Callable[..., Any] = function) -> list[Tensor]:
-        h = function(*leaves, cu_seqlens=bounds)
-        return [h.detach(), *torch.autograd.grad(h, leaves, grad)]
-
-    expected = []
-    for lengths in lengths_of:
-        bounds.copy_(bounds_of(lengths))
-        expected.append([x.clone() for x in step()])
-    if how == "compile":
-        compiled = torch.compile(lambda *x, **y: function(*x, **y), fullgraph=True)
-        run = lambda: step(compiled)  # noqa: E731
-    else:
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            step()
-        torch.cuda.current_stream().wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            captured = step()
-
-        def run() -> list[Tensor]:
-            graph.replay()
-            return captured
-
-    for lengths, wanted in zip(lengths_of * 2, expected * 2, strict=True):
-        bounds.copy_(bounds_of(lengths))
-        assert all(map(torch.equal, run(), wanted)), lengths
+    check_lengths_may_change(case, how, (17, 0, 1, 700, 0, 306), (0, 2, 640, 240, 142, 0))
