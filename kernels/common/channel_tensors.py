@@ -10,6 +10,7 @@ from torch import Tensor
 
 from .arguments import check_chunk_size, check_first, check_on_gpu, check_state_dtype, check_tensor, compute_dtype
 from .channels import why_not_kernels
+from .documents import check_documents
 
 if TYPE_CHECKING:
     from .spec import Operation
@@ -44,14 +45,18 @@ def check_channels(
     parameters: Mapping[str, Tensor],
     states: Mapping[str, Tensor | None],
     state_dtype: torch.dtype,
+    cu_seqlens: Tensor | None,
+    operation: Operation,
+    impl: str,
 ) -> None:
     """Raise unless the arguments agree.
 
     Args:
         x: name -> [B, T, C], of one floating dtype and shape, C not 0.
         parameters: name -> [C], float32 (float64 beside float64 inputs).
-        states: name -> [B, C], float32 (float64 beside float64 inputs), or None.
+        states: name -> [B, C], of packed documents [N, C], float32 (float64 beside float64 inputs), or None.
         state_dtype: float32.
+        cu_seqlens: bounds of N packed documents [N + 1], or None; every implementation takes it, but no decoding step.
     """
     (name, first), *others = x.items()
     check_first(name, first, "[B, T, C]")
@@ -61,6 +66,9 @@ def check_channels(
     for name, parameter in parameters.items():
         check_tensor(name, parameter, (channels,), dtype, first.device)
     check_state_dtype(state_dtype)
+    if cu_seqlens is not None:
+        check_documents(cu_seqlens, first, impl, [known.name for known in operation.implementations])
+        batch = cu_seqlens.shape[0] - 1
     for name, state in states.items():
         if state is not None:
             check_tensor(name, state, (batch, channels), dtype, first.device)

@@ -14,14 +14,17 @@ c's gradient; the parts are summed in a fixed order.
 import triton
 import triton.language as tl
 
+from ..common.marks import documents_at, is_marked, load_marks
 from ..common.remember import remember_launches
 from ..common.time_tiles import INTERPRETED, load_rows, tile_offsets, widen
 from .elements import (
     decay_and_gate,
     decay_rate,
+    forget,
     gradient_element,
     issue_loads,
     load_inputs,
+    load_of_documents,
     load_state,
     pass_state,
     prefetch_input,
@@ -29,19 +32,34 @@ from .elements import (
     program_position,
     scan_rows,
     sigmoid,
+    state_before,
     store_last_row,
     take_last_row,
 )
 
 
 @triton.jit
-def _backward_tile(r, dh, rate, OP: tl.constexpr, PRECISE: tl.constexpr, BLOCK_I: tl.constexpr):
+def add_last_gradients(dh, rows, offs_c, mask_c, C, BLOCK_I: tl.constexpr):
+    """Return a tile of dh with the gradients of the documents' last states added where documents end; rows: None, or
+    see load_marks."""
+    if rows is not None:
+        if rows[4].last is not None:
+            both = ()
+            for n in tl.static_range(BLOCK_I):
+                last = load_of_documents(rows[4].last, rows, n, is_marked(rows[1], n), offs_c, mask_c, C)
+                both = both + (widen(dh[n]) + last,)
+            dh = both
+    return dh
+
+
+@triton.jit
+def _backward_tile(r, dh, rate, rows, OP: tl.constexpr, PRECISE: tl.constexpr, BLOCK_I: tl.constexpr):
     """Return a tile's decays and gates, and the maps of :func:`scan_rows`: from the w that enters the tile (from later
     steps) to the w after and before each row."""
     all_a, all_open = (), ()
     for n in tl.static_range(BLOCK_I):
         a, open_r = decay_and_gate(r[n], rate, OP, PRECISE)
-        all_a = all_a + (a,)
+        all_a = all_a + (forget(a, rows, n),)
         all_open = all_open + (open_r,)
     row_a = all_a[BLOCK_I - 1]
     g = widen(dh[BLOCK_I - 1])
@@ -61,7 +79,7 @@ def _load_saved(saved_ptr, offs_t, offs_c, left, mask_c, C, BLOCK_I: tl.constexp
 
 @triton.jit
 def _store_gradients(
-    dx_ptr, dr_ptr, di_ptr, base, x, i, dh, all_a, all_open, h, w, offs, left, mask_c, C, rate,
+    dx_ptr, dr_ptr, di_ptr, base, x, i, dh, all_a, all_open, h, w, rows, offs_c, offs, left, mask_c, C, rate,
     OP: tl.constexpr, PRECISE: tl.constexpr, BLOCK_I: tl.constexpr,
 ):  # fmt: skip
     """Compute g from the w that enters each row, backwards in time, then store the gradients forwards in time: only g
@@ -80,6 +98,7 @@ def _store_gradients(
     for n in tl.static_range(BLOCK_I):
         g = all_g[BLOCK_I - 1 - n]
         mask = (left > n) & mask_c
+        h = state_before(h, rows, n, offs_c, mask_c, C)
         a, b, to_x, to_i, to_log, to_r = gradient_element(x[n], i[n], all_open[n], rate, h, OP, PRECISE)
         h = tl.fma(a, h, b)
         d = g * to_log
@@ -88,6 +107,11 @@ def _store_gradients(
         if OP == "rglru":
             tl.store(di_ptr + n * C + offs, (g * to_i).to(dtype), mask=mask)
             total += d
+        if rows is not None:
+            if rows[4].dfirst is not None:
+                begins = is_marked(rows[0], n)
+                at = documents_at(rows, n, begins, C) + offs_c[None, :]
+                tl.store(rows[4].dfirst + at, a * g, mask=begins & mask_c)
     return tl.sum(total, axis=0)
 
 
@@ -102,7 +126,7 @@ def _store_dc(dc_ptr, c_ptr, total, offs_c, mask_c, PRECISE: tl.constexpr):
 @triton.jit(do_not_specialize=["call", "B", "T", "C8", "S", "ahead"])
 def look_back_gradient_kernel(
     x_ptr, r_ptr, i_ptr, c_ptr, saved_ptr, dh_ptr, dlast_ptr, dx_ptr, dr_ptr, di_ptr, dc_ptr, dfirst_ptr, strides,
-    word_ptr, call, B, T, C8, S, ahead, OP: tl.constexpr, PASS: tl.constexpr, TILE: tl.constexpr,
+    documents, word_ptr, call, B, T, C8, S, ahead, OP: tl.constexpr, PASS: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """Compute the gradients of one tile in a single pass over memory; the first programs take the end of the sequence.
 
@@ -127,6 +151,9 @@ def look_back_gradient_kernel(
     base = (batch * T + tile * STEPS) * C
     offs, left, mask = tile_offsets(offs_t, offs_c, mask_c, C, T - tile * STEPS)
     at = batch, tile * STEPS, base, offs, offs_t, offs_c, left, mask
+    rows = None
+    if documents is not None:
+        rows = load_marks(documents, T, tile * STEPS + offs_t, left, BLOCK_I)
     x, r, i = load_inputs(x_ptr, r_ptr, i_ptr, strides, at, C, OP, BLOCK_I)
     dh = load_rows(dh_ptr + base, offs, left, mask, C, 0.0, BLOCK_I)
     h = _load_saved(saved_ptr + (batch * S + tile * BLOCK_O) * C, offs_t, offs_c, left, mask, C, BLOCK_I)
@@ -141,7 +168,8 @@ def look_back_gradient_kernel(
                 prefetch_input(i_ptr, strides.i, batch, earlier, T, C, block * BLOCK_C, STEPS, BLOCK_C)
     issue_loads()
     rate = decay_rate(c_ptr, offs_c, mask_c, OP, PRECISE)[None, :]
-    all_a, all_open, after_a, after_w, before_a, before_w = _backward_tile(r, dh, rate, OP, PRECISE, BLOCK_I)
+    dh = add_last_gradients(dh, rows, offs_c, mask, C, BLOCK_I)
+    all_a, all_open, after_a, after_w, before_a, before_w = _backward_tile(r, dh, rate, rows, OP, PRECISE, BLOCK_I)
     last = load_state(dlast_ptr, batch * C, offs_c, mask_c)
     state = pass_state(
         word_ptr, call, B, C, batch, position, tiles, last, after_a, after_w, offs_c, mask_c, PASS
@@ -152,7 +180,7 @@ def look_back_gradient_kernel(
             store_last_row(dfirst_ptr + batch * C, after, offs_c, mask_c)
     w = tl.fma(before_a, state, before_w)
     total = _store_gradients(
-        dx_ptr, dr_ptr, di_ptr, base, x, i, dh, all_a, all_open, h, w, offs, left, mask, C, rate,
+        dx_ptr, dr_ptr, di_ptr, base, x, i, dh, all_a, all_open, h, w, rows, offs_c, offs, left, mask, C, rate,
         OP, PRECISE, BLOCK_I,
     )  # fmt: skip
     if OP == "rglru":
@@ -163,7 +191,7 @@ def look_back_gradient_kernel(
 @triton.jit(do_not_specialize=["B", "T", "C8", "S", "L", "N"])
 def walk_gradient_kernel(
     x_ptr, r_ptr, i_ptr, c_ptr, saved_ptr, dh_ptr, dlast_ptr, dx_ptr, dr_ptr, di_ptr, dc_ptr, dfirst_ptr, strides,
-    B, T, C8, S, L, N, OP: tl.constexpr, TILE: tl.constexpr,
+    documents, B, T, C8, S, L, N, OP: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """Take one chunk of L steps backwards in time, tile by tile, from the w after it.
 
@@ -195,15 +223,19 @@ def walk_gradient_kernel(
         base = (batch * T + start) * C
         offs, left, mask = tile_offsets(offs_t, offs_c, mask_c, C, stop - start)
         at = batch, start, base, offs, offs_t, offs_c, left, mask
+        rows = None
+        if documents is not None:
+            rows = load_marks(documents, T, start + offs_t, left, BLOCK_I)
         x, r, i = load_inputs(x_ptr, r_ptr, i_ptr, strides, at, C, OP, BLOCK_I)
         dh = load_rows(dh_ptr + base, offs, left, mask, C, 0.0, BLOCK_I)
         saved = saved_ptr + (batch * S + start // BLOCK_I) * C
         h = _load_saved(saved, offs_t, offs_c, left, mask, C, BLOCK_I)
         issue_loads()
-        all_a, all_open, after_a, after_w, before_a, before_w = _backward_tile(r, dh, rate, OP, PRECISE, BLOCK_I)
+        dh = add_last_gradients(dh, rows, offs_c, mask, C, BLOCK_I)
+        all_a, all_open, after_a, after_w, before_a, before_w = _backward_tile(r, dh, rate, rows, OP, PRECISE, BLOCK_I)
         w = tl.fma(before_a, state, before_w)
         total += _store_gradients(
-            dx_ptr, dr_ptr, di_ptr, base, x, i, dh, all_a, all_open, h, w, offs, left, mask, C, rate,
+            dx_ptr, dr_ptr, di_ptr, base, x, i, dh, all_a, all_open, h, w, rows, offs_c, offs, left, mask, C, rate,
             OP, PRECISE, BLOCK_I,
         )  # fmt: skip
         state = take_last_row(tl.fma(after_a, state, after_w))

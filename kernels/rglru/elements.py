@@ -18,6 +18,7 @@ import triton
 import triton.language as tl
 
 from ..common.exchange import PassCode
+from ..common.marks import documents_at, is_marked
 from ..common.time_tiles import INTERPRETED, load_rows, widen
 
 LOG2E = tl.constexpr(1.4426950408889634)
@@ -252,6 +253,32 @@ def gradient_element(x, i, open_r, rate, h, OP: tl.constexpr, PRECISE: tl.conste
         d_log = h
         dr = 1.0
     return a, b, dx, di, d_log, dr
+
+
+@triton.jit
+def load_of_documents(ptr, rows, n, at, offs_c, mask_c, C):
+    """Return the states [BLOCK_O, BLOCK_C] of the documents of step n where ``at``, else 0; rows: see load_marks."""
+    return tl.load(ptr + (documents_at(rows, n, at, C) + offs_c[None, :]), mask=at & mask_c, other=0.0)
+
+
+@triton.jit
+def forget(a, rows, n):
+    """Return the decay of step n of the rows with 0 where a document begins; rows: None, or see load_marks."""
+    if rows is not None:
+        a = tl.where(is_marked(rows[0], n), 0.0, a)
+    return a
+
+
+@triton.jit
+def state_before(h, rows, n, offs_c, mask_c, C):
+    """Return the state before step n of the rows: where a document begins, its initial state instead of h."""
+    if rows is not None:
+        begins = is_marked(rows[0], n)
+        first = 0.0
+        if rows[4].first is not None:
+            first = load_of_documents(rows[4].first, rows, n, begins, offs_c, mask_c, C)
+        h = tl.where(begins, first, h)
+    return h
 
 
 @triton.jit

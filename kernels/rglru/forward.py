@@ -13,12 +13,15 @@ of steps; Merrill and Garland, "Single-pass parallel prefix scan with decoupled 
 import triton
 import triton.language as tl
 
+from ..common.marks import documents_at, is_marked, load_marks
 from ..common.remember import remember_launches
 from ..common.time_tiles import INTERPRETED, tile_offsets
 from .elements import (
     decay_rate,
+    forget,
     issue_loads,
     load_inputs,
+    load_of_documents,
     load_state,
     load_token,
     make_element,
@@ -33,14 +36,22 @@ from .elements import (
 
 
 @triton.jit
-def forward_tile(x, r, i, rate, OP: tl.constexpr, PRECISE: tl.constexpr, BLOCK_I: tl.constexpr):
+def forward_tile(
+    x, r, i, rate, rows, offs_c, mask_c, C, OP: tl.constexpr, PRECISE: tl.constexpr, BLOCK_I: tl.constexpr
+):  # fmt: skip
     """Return the elements a, b of a tile's steps, and the maps of :func:`scan_rows`: from the state before the tile to
-    the states after and before each row."""
+    the states after and before each row. Where a document begins (rows: None, or see load_marks) a is 0 and b holds
+    what its initial state adds."""
     row_a = tl.full(x[0].shape, 1.0, tl.float32)
     row_b = tl.full(x[0].shape, 0.0, tl.float32)
     all_a, all_b = (), ()
     for n in tl.static_range(BLOCK_I):
         a, b = make_element(x[n], r[n], i[n], rate, OP, PRECISE)
+        if rows is not None:
+            if rows[4].first is not None:
+                first = load_of_documents(rows[4].first, rows, n, is_marked(rows[0], n), offs_c, mask_c, C)
+                b = tl.fma(a, first, b)
+        a = forget(a, rows, n)
         all_a = all_a + (a,)
         all_b = all_b + (b,)
         row_b = tl.fma(a, row_b, b)
@@ -51,9 +62,11 @@ def forward_tile(x, r, i, rate, OP: tl.constexpr, PRECISE: tl.constexpr, BLOCK_I
 
 @triton.jit
 def _store_states(
-    h_ptr, saved_ptr, all_a, all_b, h, offs_t, offs_c, offs, left, mask_c, C, SAVE: tl.constexpr, BLOCK_I: tl.constexpr
+    h_ptr, saved_ptr, all_a, all_b, h, rows, offs_t, offs_c, offs, left, mask_c, C,
+    SAVE: tl.constexpr, BLOCK_I: tl.constexpr,
 ):  # fmt: skip
-    """Compute h from the states before a tile's rows; store h and, every SAVE steps, the state before the step."""
+    """Compute h from the states before a tile's rows; store h, every SAVE steps the state before the step, and the last
+    states of documents."""
     for n in tl.static_range(BLOCK_I):
         mask = (left > n) & mask_c
         if SAVE > 0:
@@ -63,13 +76,17 @@ def _store_states(
                 tl.store(saved_ptr + slots[:, None] * C + offs_c[None, :], h, mask=kept)
         h = tl.fma(all_a[n], h, all_b[n])
         tl.store(h_ptr + n * C + offs, h.to(h_ptr.dtype.element_ty), mask=mask)
+        if rows is not None:
+            if rows[4].last is not None:
+                ends = is_marked(rows[1], n)
+                tl.store(rows[4].last + (documents_at(rows, n, ends, C) + offs_c[None, :]), h, mask=ends & mask_c)
 
 
 @remember_launches
 @triton.jit(do_not_specialize=["call", "B", "T", "C8", "S", "ahead"])
 def look_back_kernel(
-    x_ptr, r_ptr, i_ptr, c_ptr, first_ptr, h_ptr, last_ptr, saved_ptr, strides, word_ptr, call, B, T, C8, S, ahead,
-    OP: tl.constexpr, SAVE: tl.constexpr, PASS: tl.constexpr, TILE: tl.constexpr,
+    x_ptr, r_ptr, i_ptr, c_ptr, first_ptr, h_ptr, last_ptr, saved_ptr, strides, documents, word_ptr, call, B, T, C8, S,
+    ahead, OP: tl.constexpr, SAVE: tl.constexpr, PASS: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """Compute one tile of BLOCK_I * BLOCK_O steps and BLOCK_C channels in a single pass over memory.
 
@@ -78,6 +95,7 @@ def look_back_kernel(
     Reads x, r, i [B, T, C], c [C] and the first state [B, C]; writes h [B, T, C], the last state [B, C] and, for the
     backward pass, the states before every SAVE steps [B, S, C]; passes states on through words [tiles, B, C], see
     pass_state. Prefetches inputs ``ahead`` tiles later. C8 is C / 8, which tells the compiler that rows are aligned.
+    With packed documents (marks.py) their states take the places of the first and the last state.
     """
     PRECISE: tl.constexpr = x_ptr.dtype.element_ty == tl.float32
     BLOCK_I: tl.constexpr = TILE.block_i
@@ -93,6 +111,9 @@ def look_back_kernel(
     end = T - tile * STEPS
     offs, left, mask = tile_offsets(offs_t, offs_c, mask_c, C, end)
     at = batch, tile * STEPS, base, offs, offs_t, offs_c, left, mask
+    rows = None
+    if documents is not None:
+        rows = load_marks(documents, T, tile * STEPS + offs_t, left, BLOCK_I)
     x, r, i = load_inputs(x_ptr, r_ptr, i_ptr, strides, at, C, OP, BLOCK_I)
     if not INTERPRETED:
         prefetch_words(word_ptr, B, C, batch, tile, block * BLOCK_C, BLOCK_C)
@@ -104,7 +125,9 @@ def look_back_kernel(
                 prefetch_input(i_ptr, strides.i, batch, later, T, C, block * BLOCK_C, STEPS, BLOCK_C)
     issue_loads()
     rate = decay_rate(c_ptr, offs_c, mask_c, OP, PRECISE)[None, :]
-    all_a, all_b, after_a, after_b, before_a, before_b = forward_tile(x, r, i, rate, OP, PRECISE, BLOCK_I)
+    all_a, all_b, after_a, after_b, before_a, before_b = forward_tile(
+        x, r, i, rate, rows, offs_c, mask, C, OP, PRECISE, BLOCK_I
+    )
     first = load_state(first_ptr, batch * C, offs_c, mask_c)
     state = pass_state(
         word_ptr, call, B, C, batch, tile, tl.cdiv(T, STEPS), first, after_a, after_b, offs_c, mask_c, PASS
@@ -116,13 +139,13 @@ def look_back_kernel(
     h = tl.fma(before_a, state, before_b)
     if SAVE > 0:
         saved_ptr += (batch * S + tile * STEPS // SAVE) * C
-    _store_states(h_ptr + base, saved_ptr, all_a, all_b, h, offs_t, offs_c, offs, left, mask, C, SAVE, BLOCK_I)
+    _store_states(h_ptr + base, saved_ptr, all_a, all_b, h, rows, offs_t, offs_c, offs, left, mask, C, SAVE, BLOCK_I)
 
 
 @remember_launches
 @triton.jit(do_not_specialize=["B", "T", "C8", "S", "L", "N"])
 def walk_kernel(
-    x_ptr, r_ptr, i_ptr, c_ptr, first_ptr, h_ptr, last_ptr, saved_ptr, strides, B, T, C8, S, L, N,
+    x_ptr, r_ptr, i_ptr, c_ptr, first_ptr, h_ptr, last_ptr, saved_ptr, strides, documents, B, T, C8, S, L, N,
     OP: tl.constexpr, SAVE: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """Take one chunk of L steps, tile by tile, from the state before it.
@@ -150,14 +173,19 @@ def walk_kernel(
         base = (batch * T + start) * C
         offs, left, mask = tile_offsets(offs_t, offs_c, mask_c, C, stop - start)
         at = batch, start, base, offs, offs_t, offs_c, left, mask
+        rows = None
+        if documents is not None:
+            rows = load_marks(documents, T, start + offs_t, left, BLOCK_I)
         x, r, i = load_inputs(x_ptr, r_ptr, i_ptr, strides, at, C, OP, BLOCK_I)
         issue_loads()
-        all_a, all_b, after_a, after_b, before_a, before_b = forward_tile(x, r, i, rate, OP, PRECISE, BLOCK_I)
+        all_a, all_b, after_a, after_b, before_a, before_b = forward_tile(
+            x, r, i, rate, rows, offs_c, mask, C, OP, PRECISE, BLOCK_I
+        )
         h = tl.fma(before_a, state, before_b)
         saved = saved_ptr
         if SAVE > 0:
             saved += (batch * S + start // SAVE) * C
-        _store_states(h_ptr + base, saved, all_a, all_b, h, offs_t, offs_c, offs, left, mask, C, SAVE, BLOCK_I)
+        _store_states(h_ptr + base, saved, all_a, all_b, h, rows, offs_t, offs_c, offs, left, mask, C, SAVE, BLOCK_I)
         state = take_last_row(tl.fma(after_a, state, after_b))
     if last_ptr is not None:
         if chunk == N - 1:

@@ -20,7 +20,7 @@ from ..common.calls import remember_calls
 from ..common.channel_tensors import check_channels, portable_chunk_size, runs_kernels
 from . import OPERATIONS, portable
 from .config import ScanConfig
-from .reference import associative, linear_scan_elements, rglru_elements
+from .reference import associative, first_state, linear_scan_elements, rglru_elements, run_documents
 
 
 @remember_calls
@@ -35,6 +35,7 @@ def rglru(
     state_dtype: torch.dtype = torch.float32,
     initial_state: Tensor | None = None,
     return_last_state: bool = False,
+    cu_seqlens: Tensor | None = None,
     config: ScanConfig | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Compute RG-LRU, its gates' activations included.
@@ -54,6 +55,11 @@ def rglru(
         state_dtype: must be float32; beside float64 inputs states are float64 all the same.
         initial_state: h_0 [B, C], in c's dtype; None is zero.
         return_last_state: also return h_T.
+        cu_seqlens: bounds of N packed documents [N + 1], int32 or int64: document n is positions cu_seqlens[n] to
+            cu_seqlens[n + 1], rising from 0 to T, of a batch of 1. Results are those of each document alone, and states
+            [N, C]. The kernels read it on the GPU: it may change in a CUDA graph, and its values are not checked; an
+            infinite state reaches the next document as nan. ``torch`` and ``associative_scan`` take one document after
+            the other; ``step`` takes none.
         config: launches of the kernels; chosen for the device when None.
 
     Returns:
@@ -65,8 +71,9 @@ def rglru(
 
     Source: De et al., Griffin (2024), equations 1 to 4.
     """
-    check_channels({"x": x, "r": r, "i": i}, {"c": c}, {"initial_state": initial_state}, state_dtype)
-    return _run("rglru", (x, r, i, c), impl, chunk_size, initial_state, return_last_state, config)
+    state = {"initial_state": initial_state}
+    check_channels({"x": x, "r": r, "i": i}, {"c": c}, state, state_dtype, cu_seqlens, OPERATIONS["rglru"], impl)
+    return _run("rglru", (x, r, i, c), impl, chunk_size, initial_state, return_last_state, cu_seqlens, config)
 
 
 @remember_calls
@@ -79,6 +86,7 @@ def linear_scan(
     state_dtype: torch.dtype = torch.float32,
     initial_state: Tensor | None = None,
     return_last_state: bool = False,
+    cu_seqlens: Tensor | None = None,
     config: ScanConfig | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Compute h_t = a_t h_{t-1} + x_t.
@@ -90,8 +98,9 @@ def linear_scan(
 
     All else, the result and the errors are as in :func:`rglru`. Source: Martin and Cundy (2018), section 2.
     """
-    check_channels({"x": x, "a": a}, {}, {"initial_state": initial_state}, state_dtype)
-    return _run("linear_scan", (x, a), impl, chunk_size, initial_state, return_last_state, config)
+    state = {"initial_state": initial_state}
+    check_channels({"x": x, "a": a}, {}, state, state_dtype, cu_seqlens, OPERATIONS["linear_scan"], impl)
+    return _run("linear_scan", (x, a), impl, chunk_size, initial_state, return_last_state, cu_seqlens, config)
 
 
 # rglru remembers calls, so this needs no @remember_calls.
@@ -124,15 +133,14 @@ def _run(
     chunk_size: int | None,
     initial_state: Tensor | None,
     return_last_state: bool,
+    cu_seqlens: Tensor | None,
     config: ScanConfig | None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Return h, or h and the last state, of checked tensors."""
     x = tensors[0]
     is_kernel = runs_kernels(OPERATIONS[op], impl, "x", x, chunk_size=chunk_size, config=config)
     if 0 in x.shape[:2]:
-        dtype = compute_dtype(x.dtype)
-        first = x.new_zeros(x.shape[0], x.shape[2], dtype=dtype) if initial_state is None else initial_state
-        h, last = without_tokens(x, tensors[1:], first)
+        h, last = without_tokens(x, tensors[1:], first_state(x.to(compute_dtype(x.dtype)), initial_state, cu_seqlens))
         return (h, last) if return_last_state else h
     if is_kernel:
         if chunk_size is not None:
@@ -140,7 +148,7 @@ def _run(
         # launch imports Triton, which the forms below do without.
         from .launch import DIAGONAL, STEP, ScanRequest
 
-        given = (*tensors, *(None,) * (4 - len(tensors)), initial_state)
+        given = (*tensors, *(None,) * (4 - len(tensors)), initial_state, cu_seqlens)
         save = torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in given)
         request = ScanRequest(op, impl, chunk_size, return_last_state, save, config)
         h, last = (STEP if impl == "step" else DIAGONAL)(request, *given)
@@ -149,8 +157,12 @@ def _run(
     a, b = rglru_elements(*tensors) if op == "rglru" else linear_scan_elements(*tensors)
     if impl == "torch":
         refuse_transforms("x")
-        h, last = portable.scan(a, b, initial_state, portable_chunk_size(x, chunk_size))
-    else:
-        h, last = associative(a, b, initial_state)
+
+    def form(a: Tensor, b: Tensor, first: Tensor | None) -> tuple[Tensor, Tensor]:
+        if impl == "torch":
+            return portable.scan(a, b, first, portable_chunk_size(a, chunk_size))
+        return associative(a, b, first)
+
+    h, last = run_documents(form, a, b, initial_state, cu_seqlens)
     h = h.to(x.dtype)
     return (h, last) if return_last_state else h

@@ -10,11 +10,14 @@ Source: Martin and Cundy, "Parallelizing linear recurrent neural nets over seque
 import triton
 import triton.language as tl
 
+from ..common.marks import load_marks
 from ..common.remember import remember_launches
 from ..common.time_tiles import load_rows, tile_offsets, widen
+from .backward import add_last_gradients
 from .elements import (
     decay_and_gate,
     decay_rate,
+    forget,
     issue_loads,
     load_gate,
     load_inputs,
@@ -28,7 +31,8 @@ from .forward import forward_tile
 @remember_launches
 @triton.jit(do_not_specialize=["B", "T", "C8", "L", "N"])
 def reduce_kernel(
-    x_ptr, r_ptr, i_ptr, c_ptr, dh_ptr, a_ptr, b_ptr, strides, B, T, C8, L, N, OP: tl.constexpr, TILE: tl.constexpr
+    x_ptr, r_ptr, i_ptr, c_ptr, dh_ptr, a_ptr, b_ptr, strides, documents, B, T, C8, L, N,
+    OP: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """Compute the map of one chunk of L steps: of the state or, given dh, of w, backwards in time.
 
@@ -64,21 +68,26 @@ def reduce_kernel(
         base = (batch * T + start) * C
         offs, left, mask = tile_offsets(offs_t, offs_c, mask_c, C, stop - start)
         at = batch, start, base, offs, offs_t, offs_c, left, mask
+        rows = None
+        if documents is not None:
+            rows = load_marks(documents, T, start + offs_t, left, BLOCK_I)
         if BACKWARD:
             r = load_gate(r_ptr, strides, at, C, OP, BLOCK_I)
             dh = load_rows(dh_ptr + base, offs, left, mask, C, 0.0, BLOCK_I)
+            dh = add_last_gradients(dh, rows, offs_c, mask, C, BLOCK_I)
             issue_loads()
             row_a = tl.full((BLOCK_O, BLOCK_C), 1.0, tl.float32)
             row_w = tl.full((BLOCK_O, BLOCK_C), 0.0, tl.float32)
             for n in tl.static_range(BLOCK_I - 1, -1, -1):
                 a, _ = decay_and_gate(r[n], rate, OP, PRECISE)
+                a = forget(a, rows, n)
                 row_w = a * (widen(dh[n]) + row_w)
                 row_a *= a
             after_a, after_b, _, _ = scan_rows(row_a, row_w)
         else:
             x, r, i = load_inputs(x_ptr, r_ptr, i_ptr, strides, at, C, OP, BLOCK_I)
             issue_loads()
-            _, _, after_a, after_b, _, _ = forward_tile(x, r, i, rate, OP, PRECISE, BLOCK_I)
+            _, _, after_a, after_b, _, _ = forward_tile(x, r, i, rate, rows, offs_c, mask, C, OP, PRECISE, BLOCK_I)
         tile_a = take_last_row(after_a)
         chunk_b = tl.fma(tile_a, chunk_b, take_last_row(after_b))
         chunk_a *= tile_a

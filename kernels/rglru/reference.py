@@ -5,8 +5,9 @@
     layer         RG-LRU of x, r = x W_a and i = x W_x
 
 Each is a diagonal recurrence h_t = a_t h_{t-1} + b_t. Functions here compute in float64 for float64 inputs, else in
-float32, and return h [B, T, C] in x's dtype, or (h, h_T) with ``return_last_state``. ``state_dtype`` is ignored; it is
-there because all operations share one signature.
+float32, and return h [B, T, C] in x's dtype, or (h, h_T) with ``return_last_state``. ``cu_seqlens`` holds the bounds of
+N packed documents in a batch of 1, whose states are [N, C]. ``state_dtype`` is ignored; it is there because all
+operations share one signature.
 
 Sources: De et al., Griffin (2024), section 2.4, equations 1 to 4, where a = sigma(Lambda) and softplus(c) = -log a, so
 c = -Lambda; the layer is without biases, as in the published byte counts of its kernel. Martin and Cundy,
@@ -15,6 +16,7 @@ c = -Lambda; the layer is without biases, as in the published byte counts of its
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -22,12 +24,13 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from ..common.arguments import compute_dtype
+from ..common.documents import each_document
 from ..common.inputs import Draw
 
 
 def recurrent(a: Tensor, b: Tensor, first: Tensor | None) -> tuple[Tensor, Tensor]:
     """Run a diagonal recurrence on a, b [B, T, C] from first [B, C] (None: zero); return h [B, T, C] and the last h."""
-    h = torch.zeros_like(b[:, 0]) if first is None else first.to(b.dtype)
+    h = first_state(b, first, None)
     states = []
     for a_t, b_t in zip(a.unbind(1), b.unbind(1), strict=True):
         h = a_t * h + b_t
@@ -41,7 +44,7 @@ def associative(a: Tensor, b: Tensor, first: Tensor | None) -> tuple[Tensor, Ten
 
     Source: Hillis and Steele, "Data parallel algorithms" (1986); Martin and Cundy (2018), section 2.
     """
-    first = torch.zeros_like(b[:, 0]) if first is None else first.to(b.dtype)
+    first = first_state(b, first, None)
     b = torch.cat((b[:, :1] + a[:, :1] * first[:, None], b[:, 1:]), dim=1)
     distance = 1
     while distance < b.shape[1]:
@@ -51,6 +54,28 @@ def associative(a: Tensor, b: Tensor, first: Tensor | None) -> tuple[Tensor, Ten
         a = torch.cat((head_a, later * a[:, :-distance]), dim=1)
         distance *= 2
     return b, b[:, -1].contiguous()
+
+
+def first_state(b: Tensor, initial_state: Tensor | None, cu_seqlens: Tensor | None) -> Tensor:
+    """Return the state before b [B, T, C], or before each of N packed documents [N, C], in b's dtype."""
+    if initial_state is not None:
+        return initial_state.to(b.dtype)
+    return b.new_zeros(b.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1, b.shape[2])
+
+
+def run_documents(
+    form: Callable[..., tuple[Tensor, Tensor]], a: Tensor, b: Tensor, first: Tensor | None, cu_seqlens: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Run a form, such as :func:`recurrent`, on a batch or, given their bounds, on packed documents in turn."""
+    if cu_seqlens is None:
+        return form(a, b, first)
+
+    def run(a: Tensor, b: Tensor, state: tuple[Tensor]) -> tuple[Tensor, tuple[Tensor]]:
+        h, last = form(a, b, *state)
+        return h, (last,)
+
+    h, (last,) = each_document(run, cu_seqlens, (a, b), (first_state(b, first, cu_seqlens),))
+    return h, last
 
 
 def rglru_elements(x: Tensor, r: Tensor, i: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
@@ -81,8 +106,9 @@ def _run(
     initial_state: Tensor | None = None,
     return_last_state: bool = False,
     state_dtype: torch.dtype = torch.float32,
+    cu_seqlens: Tensor | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    h, last = recurrent(*elements, initial_state)
+    h, last = run_documents(recurrent, *elements, initial_state, cu_seqlens)
     return (h.to(x.dtype), last) if return_last_state else h.to(x.dtype)
 
 

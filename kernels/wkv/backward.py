@@ -20,6 +20,7 @@ before each row. As in forward.py a program takes one tile (look-back scan) or a
 import triton
 import triton.language as tl
 
+from ..common.marks import documents_at, is_marked, load_marks
 from ..common.remember import remember_launches
 from ..common.time_tiles import load_rows, tile_offsets
 from .elements import (
@@ -29,10 +30,12 @@ from .elements import (
     add,
     decay_factor,
     exp,
+    load_first,
     program_position,
     reciprocal,
     relative_weights,
     split_rate,
+    state_before,
     step_offset,
 )
 from .exchange import look_back
@@ -64,6 +67,15 @@ def _next_exponent(
     if last_ptr is not None:
         last = tl.load(last_ptr + last_row + 2 * last_size + offs_c, mask=offs_c < C, other=0.0)[None, :]
         exponent = tl.where((left > 0) & (left <= SAVE), last, exponent)
+    return exponent
+
+
+@triton.jit
+def _within_document(exponent, m, rows, BLOCK_I: tl.constexpr):
+    """Return m instead of the next row's exponent where a row's last step ends a document, so that none is of an empty
+    state; nothing comes from there. rows: None, or see load_marks."""
+    if rows is not None:
+        exponent = tl.where(is_marked(rows[1], BLOCK_I - 1), m, exponent)
     return exponent
 
 
@@ -103,17 +115,37 @@ def _forward_step(k, v, dy, m, num, den, slow, fast, u, n, inside, PRECISE: tl.c
 
 
 @triton.jit
+def _last_gradients(m, rows, n, offs_c, mask_c, C: tl.constexpr):
+    """Return the gradients of the last states of the documents that end with step n of the rows (see load_marks),
+    relative to exponent m; else 0."""
+    ends = is_marked(rows[1], n)
+    offs = documents_at(rows, n, ends, C) + offs_c[None, :]
+    mask = ends & mask_c
+    top, dnum, dden = rows[4].last
+    scale = exp(tl.where(mask, m - tl.load(top + offs, mask=mask, other=0.0), 0.0))
+    a = tl.load(dnum + offs, mask=mask, other=0.0) * scale
+    return a, tl.load(dden + offs, mask=mask, other=0.0) * scale
+
+
+@triton.jit
 def _run_forward(
-    k, v, dy, m, num, den, x, z, dw, du, c, a, b, slow, fast, u, start, left,
-    PRECISE: tl.constexpr, SUB: tl.constexpr,
+    k, v, dy, m, num, den, x, z, dw, du, c, a, b, slow, fast, u, start, left, rows, offs_c, mask_c,
+    C: tl.constexpr, PRECISE: tl.constexpr, SUB: tl.constexpr,
 ):  # fmt: skip
     """Compute SUB steps from step ``start`` of a row, forward in time; steps beyond the sequence change nothing.
 
     Takes and returns the state, X and Z (x, z), the sums dw and du, the factor c by which the state before the row has
-    decayed, and the sums a and b of what the steps add to that state's gradients.
+    decayed, and the sums a and b of what the steps add to that state's gradients. Where a document begins (rows: None,
+    or see load_marks) nothing is left of the state before.
     """
     for n in tl.static_range(SUB):
         inside = left > n
+        m, num, den = state_before(m, num, den, slow * (start + n), rows, start + n, offs_c, mask_c, C)
+        if rows is not None:
+            begins = is_marked(rows[0], start + n)
+            x = tl.where(begins, 0.0, x)
+            z = tl.where(begins, 0.0, z)
+            c = tl.where(begins, 0.0, c)
         before_num, before_den = num, den
         past, _, p, r, d_token, old, _new, m, num, den = _forward_step(
             k[n], v[n], dy[n], m, num, den, slow, fast, u, start + n * 1.0, inside, PRECISE
@@ -125,6 +157,12 @@ def _run_forward(
         a = tl.fma(c * past, p, a)
         b = tl.fma(c * past, r, b)
         c *= old
+        if rows is not None:
+            if rows[4].last is not None:
+                last_a, last_b = _last_gradients(m - slow * (start + n + 1), rows, start + n, offs_c, mask_c, C)
+                dw += tl.fma(last_a, x, last_b * z)
+                a = tl.fma(c, last_a, a)
+                b = tl.fma(c, last_b, b)
     return m, num, den, x, z, dw, du, c, a, b
 
 
@@ -145,26 +183,45 @@ def _change_of_exponent(m, end_m, slow, left, BLOCK_I: tl.constexpr):
 
 @triton.jit
 def _run_backward(
-    dk_ptr, dv_ptr, k, v, dy, m, num, den, a, b, slow, fast, u, offs, start, left, mask_c,
+    dk_ptr, dv_ptr, k, v, dy, m, num, den, a, b, slow, fast, u, offs, start, left, rows, offs_c, mask_c,
     C: tl.constexpr, PRECISE: tl.constexpr, SUB: tl.constexpr,
 ):  # fmt: skip
     """Compute SUB steps from step ``start`` of a row from the state before them, forward in time, then backward from
     the gradients a, b of the state after them. Store dk and dv; return the gradients of the state before them."""
-    steps = ()
+    steps, tops = (), ()
     for n in tl.static_range(SUB):
+        m, num, den = state_before(m, num, den, slow * (start + n), rows, start + n, offs_c, mask_c, C)
         past, d_v, p, r, d_token, old, new, m, num, den = _forward_step(
             k[n], v[n], dy[n], m, num, den, slow, fast, u, start + n * 1.0, left > n, PRECISE
         )
         steps = steps + ((past * p, past * r, d_v, d_token, old, new),)
+        tops = tops + (m,)
     for n in tl.static_range(SUB - 1, -1, -1):
         d_num, d_den, d_v, d_token, old, new = steps[n]
         token_v, mask = v[n].to(tl.float32), (left > n) & mask_c
+        if rows is not None:
+            if rows[4].last is not None:
+                last_m = tops[n] - slow * (start + n + 1)
+                last_a, last_b = _last_gradients(last_m, rows, start + n, offs_c, mask_c, C)
+                a += last_a
+                b += last_b
         dv = tl.fma(new, a, d_v)
         dk = tl.fma(new, tl.fma(a, token_v, b), d_token)
         tl.store(dv_ptr + n * C + offs, dv.to(dv_ptr.dtype.element_ty), mask=mask)
         tl.store(dk_ptr + n * C + offs, dk.to(dk_ptr.dtype.element_ty), mask=mask)
         a = tl.fma(old, a, d_num)
         b = tl.fma(old, b, d_den)
+        if rows is not None:
+            begins = is_marked(rows[0], start + n)
+            if rows[4].dfirst is not None:
+                at = documents_at(rows, n + start, begins, C) + offs_c[None, :]
+                first_m, _num, _den = load_first(rows[4].first, at, begins & mask_c)
+                top = tl.load(rows[4].first[2] + at, mask=begins & mask_c, other=0.0)
+                scale = exp(tl.where(begins, top - first_m, 0.0))
+                tl.store(rows[4].dfirst[0] + at, a * scale, mask=begins & mask_c)
+                tl.store(rows[4].dfirst[1] + at, b * scale, mask=begins & mask_c)
+            a = tl.where(begins, 0.0, a)
+            b = tl.where(begins, 0.0, b)
     return a, b
 
 
@@ -217,9 +274,9 @@ def _store_first(dfirst_ptr, size, max_ptr, m, a, b, offs, mask):
 @remember_launches
 @triton.jit(do_not_specialize=["B", "T", "S"])
 def look_back_gradient_kernel(
-    k_ptr, v_ptr, w_ptr, u_ptr, max_ptr, saved_ptr, dy_ptr, dlast, dk_ptr, dv_ptr, dw_ptr, du_ptr, dfirst_ptr, strides,
-    word_ptr, spare_ptr, B, T, S, C: tl.constexpr, K_ROW: tl.constexpr, V_ROW: tl.constexpr, LOOK: tl.constexpr,
-    TILE: tl.constexpr,
+    k_ptr, v_ptr, w_ptr, u_ptr, max_ptr, saved_ptr, dy_ptr, dlast, dk_ptr, dv_ptr, sum_ptrs, dfirst_ptr, strides,
+    documents, word_ptr, spare_ptr, B, T, S, C: tl.constexpr, K_ROW: tl.constexpr, V_ROW: tl.constexpr,
+    LOOK: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """Compute the gradients of one tile in a single pass over memory; the first programs take the end of the sequence.
 
@@ -253,6 +310,9 @@ def look_back_gradient_kernel(
     saved_ptr += batch * S * C
     saved_size = S * stride
     used = (left > 0) & mask
+    rows, earliest = None, None
+    if documents is not None:
+        rows = load_marks(documents, T, tile * STEPS + offs_t, left, BLOCK_I)
     m, num, den = _load_saved(saved_ptr, saved_size, tile * STEPS + offs_t, offs_c, used, C, BLOCK_I)
     first_m = m
     slow, fast = split_rate(first_m, w, BLOCK_I)
@@ -275,22 +335,28 @@ def look_back_gradient_kernel(
             offs, rest, mask, C, K_ROW, V_ROW, SUB,
         )  # fmt: skip
         m, num, den, x, z, dw, du, c, a, b = _run_forward(
-            k, v, dy, m, num, den, x, z, dw, du, c, a, b, slow, fast, u, run * SUB, rest, PRECISE, SUB
-        )
+            k, v, dy, m, num, den, x, z, dw, du, c, a, b, slow, fast, u, run * SUB, rest, rows, offs_c, mask,
+            C, PRECISE, SUB,
+        )  # fmt: skip
     # Gradients that enter a row are relative to the exponent of the state after it; ``change`` converts them to m.
     end_m = _next_exponent(
         saved_ptr, saved_size, dlast[0], batch * C, stride, tile * STEPS + offs_t + BLOCK_I, offs_c, m, left, mask,
         C, BLOCK_I,
     )  # fmt: skip
+    end_m = _within_document(end_m, m, rows, BLOCK_I)
     change = _change_of_exponent(m, end_m, slow, left, BLOCK_I)
     c = tl.where(used, c * change, 1.0)
     a, b = tl.where(used, a, 0.0), tl.where(used, b, 0.0)
     _, all_a, all_b, in_c, in_a, in_b = tl.associative_scan((c, a, b, one, zero, zero), 0, _compose_rows)
     o, a, b = _load_last(dlast, stride, batch * C + offs_c, mask_c)
     if LOOK > 0:
+        if documents is not None:
+            # The document of the tile's last step; the sequence's last tile has none after it.
+            mark = documents.marks + (3 * tl.full((), T, tl.int64) + tl.minimum((tile + 1) * STEPS, T) - 1)
+            earliest = tiles - 1 - (tl.load(mark) - 1) // STEPS
         later_o, later_a, later_b = look_back(
             word_ptr + batch * C, spare_ptr + batch * C, tiles, position, stride, STEPS * w, -first_m, all_a, all_b,
-            offs_o, offs_c, mask_c, LOOK, LEAST_GRADIENT,
+            rows, earliest, offs_o, offs_c, mask_c, LOOK, LEAST_GRADIENT,
         )  # fmt: skip
         o -= tl.maximum(T - (tile + 1) * STEPS, 0).to(tl.float32) * w
         o, a, b = add(later_o, later_a, later_b, o, a, b)
@@ -312,14 +378,15 @@ def look_back_gradient_kernel(
         )  # fmt: skip
         m, num, den = _select(all_m, run, RUNS), _select(all_num, run, RUNS), _select(all_den, run, RUNS)
         a, b = _run_backward(
-            dk_ptr + at, dv_ptr + at, k, v, dy, m, num, den, a, b, slow, fast, u, offs, run * SUB, rest, mask,
-            C, PRECISE, SUB,
+            dk_ptr + at, dv_ptr + at, k, v, dy, m, num, den, a, b, slow, fast, u, offs, run * SUB, rest, rows,
+            offs_c, mask, C, PRECISE, SUB,
         )  # fmt: skip
     if dfirst_ptr is not None:
         if tile == 0:
             at = tl.broadcast_to(batch * C + offs_c[None, :], (BLOCK_O, BLOCK_C))
             last_row = (offs_o == BLOCK_O - 1)[:, None] & mask
             _store_first(dfirst_ptr, stride, max_ptr, first_m, a, b, at, last_row)
+    dw_ptr, du_ptr = sum_ptrs
     at = (tile.to(tl.int64) * B + batch) * C + offs_c[None, :]
     tl.store(dw_ptr + at, tl.sum(dw, axis=0)[None, :], mask=mask_c[None, :])
     tl.store(du_ptr + at, tl.sum(tl.where(used, du, 0.0), axis=0)[None, :], mask=mask_c[None, :])
@@ -328,8 +395,8 @@ def look_back_gradient_kernel(
 @remember_launches
 @triton.jit(do_not_specialize=["B", "T", "S"])
 def walk_gradient_kernel(
-    k_ptr, v_ptr, w_ptr, u_ptr, max_ptr, saved_ptr, dy_ptr, dlast, dk_ptr, dv_ptr, dw_ptr, du_ptr, dfirst_ptr, strides,
-    B, T, S, C: tl.constexpr, K_ROW: tl.constexpr, V_ROW: tl.constexpr, TILE: tl.constexpr,
+    k_ptr, v_ptr, w_ptr, u_ptr, max_ptr, saved_ptr, dy_ptr, dlast, dk_ptr, dv_ptr, sum_ptrs, dfirst_ptr, strides,
+    documents, B, T, S, C: tl.constexpr, K_ROW: tl.constexpr, V_ROW: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """Go backwards through all of time in order, loading BLOCK_I steps at once.
 
@@ -345,7 +412,7 @@ def walk_gradient_kernel(
     mask_c = offs_c < C
     w = tl.load(w_ptr + offs_c, mask=mask_c, other=0.0)[None, :]
     u = tl.load(u_ptr + offs_c, mask=mask_c, other=0.0)[None, :]
-    rows = tl.cdiv(T, BLOCK_I)
+    count = tl.cdiv(T, BLOCK_I)
     stride = B.to(tl.int64) * C
     saved_ptr += batch * S * C
     saved_size = S * stride
@@ -354,8 +421,8 @@ def walk_gradient_kernel(
     zero = tl.zeros((1, BLOCK_C), dtype=tl.float32)
     dw, du, dw_lost, du_lost = zero, zero, zero, zero
     offs_o = tl.arange(0, 1)
-    for step in range(rows):
-        start = (rows - 1 - step) * BLOCK_I
+    for step in range(count):
+        start = (count - 1 - step) * BLOCK_I
         base = (batch * T + start) * C
         offs, left, mask = tile_offsets(offs_o, offs_c, mask_c, C, T - start)
         k_base = step_offset(strides[0], base, batch, start, K_ROW)
@@ -363,16 +430,20 @@ def walk_gradient_kernel(
         k, v, dy = _load_run(
             k_ptr + k_base, v_ptr + v_base, dy_ptr + base, offs, offs, offs, left, mask, C, K_ROW, V_ROW, BLOCK_I
         )
+        rows = None
+        if documents is not None:
+            rows = load_marks(documents, T, start + offs_o, left, BLOCK_I)
         first_m, first_num, first_den = _load_saved(saved_ptr, saved_size, start + offs_o, offs_c, mask, C, BLOCK_I)
         slow, fast = split_rate(first_m, w, BLOCK_I)
         m, _num, _den, x, z, row_dw, row_du, _c, _a, _b = _run_forward(
             k, v, dy, first_m, first_num, first_den, zero, zero, zero, zero, one, zero, zero, slow, fast, u, 0, left,
-            PRECISE, BLOCK_I,
+            rows, offs_c, mask, C, PRECISE, BLOCK_I,
         )  # fmt: skip
         end_m = _next_exponent(
             saved_ptr, saved_size, dlast[0], batch * C, stride, start + BLOCK_I + offs_o, offs_c, m, left, mask,
             C, BLOCK_I,
         )  # fmt: skip
+        end_m = _within_document(end_m, m, rows, BLOCK_I)
         change = _change_of_exponent(m, end_m, slow, left, BLOCK_I)
         a *= change
         b *= change
@@ -380,11 +451,12 @@ def walk_gradient_kernel(
         du, du_lost = _add_up(du, du_lost, row_du)
         a, b = _run_backward(
             dk_ptr + base, dv_ptr + base, k, v, dy, first_m, first_num, first_den, a, b, slow, fast, u, offs, 0, left,
-            mask, C, PRECISE, BLOCK_I,
+            rows, offs_c, mask, C, PRECISE, BLOCK_I,
         )  # fmt: skip
     at = batch * C + offs_c[None, :]
     if dfirst_ptr is not None:
         m = tl.load(saved_ptr + 2 * saved_size + offs_c, mask=mask_c, other=0.0)[None, :]
         _store_first(dfirst_ptr, stride, max_ptr, m, a, b, at, mask_c[None, :])
+    dw_ptr, du_ptr = sum_ptrs
     tl.store(dw_ptr + at, dw, mask=mask_c[None, :])
     tl.store(du_ptr + at, du, mask=mask_c[None, :])

@@ -15,6 +15,7 @@ be subtracted from itself.
 import triton
 import triton.language as tl
 
+from ..common.marks import documents_at, is_marked
 from ..common.time_tiles import INTERPRETED
 
 EMPTY = tl.constexpr(-1e38)
@@ -37,6 +38,12 @@ LEAST_STATE = tl.constexpr(2.0**-12)
 LEAST_GRADIENT = tl.constexpr(2.0**-60)
 """An exponent is stale if num and den (LEAST_STATE), or their gradients (LEAST_GRADIENT), are both smaller than this.
 den should be of order 1, because the weight of the past is bounded by e^MAX_RATIO; gradients may all be small."""
+
+LEAST_NORMAL = tl.constexpr(2.0**-126)
+"""An initial state with a smaller den counts as empty."""
+
+DROP = tl.constexpr(2e38)
+"""A lag that leaves nothing of an element: its exponent falls below EMPTY."""
 
 SUBROW = tl.constexpr(8)
 """Steps of a run: slow rates lower an exponent once a run, and the backward pass loads a run at once."""
@@ -92,6 +99,45 @@ def renew_whole(m, a, b, AT_LEAST: tl.constexpr):
     lowered = tl.floor(tl.log(tl.where(stale, large, 1.0)) * (-1.0 / RENEWAL)) * RENEWAL
     scale = exp(lowered)
     return m - lowered, a * scale, b * scale
+
+
+@triton.jit
+def load_first(first, offs, mask):
+    """Return the first state (max, num, den) at ``offs``: the empty one for three times None, else the given one (num,
+    den, max), scaled so that den is of order 1. If den is below float32's normal numbers, the state counts as empty."""
+    m = tl.full(offs.shape, EMPTY, tl.float32)
+    num = tl.zeros(offs.shape, dtype=tl.float32)
+    den = tl.zeros(offs.shape, dtype=tl.float32)
+    if first[0] is not None:
+        den = tl.load(first[1] + offs, mask=mask, other=0.0)
+        exists = den >= LEAST_NORMAL
+        usual = (den > 1e-6) & (den < 1e6)
+        shift = tl.log(tl.where(exists & (usual == 0), den, 1.0))
+        scale = exp(-shift)
+        m = tl.where(exists, tl.load(first[2] + offs, mask=mask, other=0.0) + shift, EMPTY)
+        num = tl.where(exists, tl.load(first[0] + offs, mask=mask, other=0.0) * scale, 0.0)
+        den = tl.where(exists, den * scale, 0.0)
+    return m, num, den
+
+
+@triton.jit
+def state_before(m, num, den, raised, rows, n, offs_c, mask_c, C: tl.constexpr):
+    """Return the state before step n of the rows (None, or see load_marks): where a document begins, its first state
+    instead of (m, num, den), its exponent raised by ``raised``."""
+    if rows is not None:
+        begins = is_marked(rows[0], n)
+        offs = documents_at(rows, n, begins, C) + offs_c[None, :]
+        first_m, first_num, first_den = load_first(rows[4].first, offs, begins & mask_c)
+        m = tl.where(begins, first_m + raised, m)
+        num = tl.where(begins, first_num, num)
+        den = tl.where(begins, first_den, den)
+    return m, num, den
+
+
+@triton.jit
+def drop_where(drop, lag):
+    """Return a lag that leaves nothing where ``drop`` is true."""
+    return tl.where(drop, DROP, lag)
 
 
 @triton.jit

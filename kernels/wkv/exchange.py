@@ -21,7 +21,19 @@ from torch import Tensor
 from ..common.exchange import MAX_KEPT, PassCode, stream_of
 from ..common.sizes import cdiv
 from ..common.time_tiles import INTERPRETED
-from .elements import EMPTY, LEAST_STATE, LOG2E, MAX_RATIO, RENEWAL, SLOW_RATE, add, decay_factor, exp, renew_whole
+from .elements import (
+    EMPTY,
+    LEAST_STATE,
+    LOG2E,
+    MAX_RATIO,
+    RENEWAL,
+    SLOW_RATE,
+    add,
+    decay_factor,
+    drop_where,
+    exp,
+    renew_whole,
+)
 
 EMPTY_WORD = tl.constexpr((1 << 32) + 0xFE967699)
 """The word that _publish writes for the exponent EMPTY."""
@@ -67,6 +79,12 @@ def exchange_sums(k: Tensor, tiles: int, look: int) -> tuple[Tensor, Tensor, Cal
             _kept.pop(next(iter(_kept)), None)
 
     return words, spare, keep
+
+
+@triton.jit
+def any_begins(rows):
+    """Return whether a document begins in any of the rows, see load_marks."""
+    return tl.max(tl.max((rows[0] != 0).to(tl.int32), axis=1), axis=0) > 0
 
 
 @triton.jit
@@ -123,7 +141,7 @@ def _clear_words(word_ptr, size, offs_c, mask_c):
 
 @triton.jit
 def look_back(
-    word_ptr, spare_ptr, tiles, position, stride, lag, all_m, all_a, all_b, offs_o, offs_c, mask_c,
+    word_ptr, spare_ptr, tiles, position, stride, lag, all_m, all_a, all_b, rows, earliest, offs_o, offs_c, mask_c,
     LOOK: tl.constexpr, AT_LEAST: tl.constexpr,
 ):  # fmt: skip
     """Publish a tile's sum, and return the sum of all tiles before it [1, BLOCK_C], decayed up to the tile's start.
@@ -144,6 +162,8 @@ def look_back(
         position: number of the tile, from 0 on.
         lag: a tile decays sums by e^-lag.
         all_m, all_a, all_b: the tile's sum, in the last row.
+        rows: None, or see load_marks: of packed documents, whose sums hold the tile's last one (backward, its first).
+        earliest: number of the first tile of the document that reaches into this one.
         AT_LEAST: a group's sum gets a lower exponent if its a and b are smaller than this.
     """
     GROUP: tl.constexpr = LOOK // 2
@@ -154,7 +174,10 @@ def look_back(
     group = position // GROUP
     index = tl.arange(0, LOOK)
     tile = (group - 1) * GROUP - 1 + index
-    mask = ((tile >= 0) & (tile < position))[:, None] & mask_c[None, :]
+    used = (tile >= 0) & (tile < position)
+    if rows is not None:
+        used = used & (tile >= earliest)
+    mask = used[:, None] & mask_c[None, :]
     row = tl.where(index == 0, tiles + group - 2, tile)
     at = word_ptr + row.to(tl.int64)[:, None] * stride + offs_c[None, :]
     pair, exponent = _load_words(at, size, mask)
@@ -172,7 +195,10 @@ def look_back(
     a, b = a[None, :], b[None, :]
     if position % GROUP == GROUP - 1:
         decay = decay_factor(slow)
-        group_m, group_a, group_b = add(m - (lag - slow), a * decay, b * decay, all_m, all_a, all_b)
+        fast = lag - slow
+        if rows is not None:
+            fast = drop_where(any_begins(rows), fast)
+        group_m, group_a, group_b = add(m - fast, a * decay, b * decay, all_m, all_a, all_b)
         group_m, group_a, group_b = _renew(group_m, group_a, group_b, AT_LEAST)
         _publish(word_ptr + (tiles + group) * stride, size, group_m, group_a, group_b, offs_c, last_row)
         _clear_words(spare_ptr + (tiles + group) * stride, size, offs_c, mask_c)
@@ -189,10 +215,13 @@ def _add_rows(lag1, m1, a1, b1, gap1, p1, q1, r1, lag2, m2, a2, b2, gap2, p2, q2
 
 
 @triton.jit
-def scan_rows(m, a, b, lag):
-    """Return for each row the tile's sum up to the row's end and up to its start; a row decays sums by e^-lag."""
+def scan_rows(m, a, b, lag, rows):
+    """Return for each row the tile's sum up to the row's end and up to its start; a row decays sums by e^-lag, and
+    leaves nothing of them if a document begins in it (rows: None, or see load_marks)."""
     empty = tl.full(m.shape, EMPTY, tl.float32)
     zero = tl.zeros(m.shape, dtype=tl.float32)
+    if rows is not None:
+        lag = drop_where(rows[0] != 0, lag)
     lag = tl.broadcast_to(lag, m.shape)
     _, m, a, b, _, p, q, r = tl.associative_scan((lag, m, a, b, zero, empty, zero, zero), 0, _add_rows)
     return m, a, b, p, q, r
@@ -229,10 +258,11 @@ def gather_code(rows: int, channels: int, pack: int) -> PassCode:
 
 
 @triton.jit
-def gather_rows(m, a, b, lag, offs_o, offs_c, first_c, GATHER: tl.constexpr):
+def gather_rows(m, a, b, lag, rows, starts, offs_o, offs_c, first_c, BLOCK_I: tl.constexpr, GATHER: tl.constexpr):
     """Return the same as :func:`scan_rows`: every thread reads the sums of all rows and adds those before its own.
 
     Args:
+        starts: steps [BLOCK_O] of the tile at which the documents of the rows' first steps begin.
         first_c: first channel of the tile.
         GATHER: :func:`gather_code` for the tile.
     """
@@ -240,22 +270,22 @@ def gather_rows(m, a, b, lag, offs_o, offs_c, first_c, GATHER: tl.constexpr):
     if not INTERPRETED:
         row = tl.broadcast_to(offs_o[:, None], m.shape)
         channel = tl.broadcast_to((offs_c - first_c)[None, :], m.shape)
-        rows = tl.inline_asm_elementwise(
+        sums = tl.inline_asm_elementwise(
             GATHER.code, GATHER.constraints, [m, a, b, row, channel], dtype=(tl.float32,) * (3 * BLOCK_O - 3),
             is_pure=False, pack=GATHER.pack,
         )  # fmt: skip
     else:
-        rows = ()
+        sums = ()
         for j in tl.static_range(BLOCK_O - 1):
             here = (offs_o == j)[:, None]
             for x in tl.static_range(3):
                 part = m if x == 0 else (a if x == 1 else b)
-                rows = rows + (tl.broadcast_to(tl.sum(tl.where(here, part, 0.0), axis=0)[None, :], m.shape),)
+                sums = sums + (tl.broadcast_to(tl.sum(tl.where(here, part, 0.0), axis=0)[None, :], m.shape),)
     tops = ()
     in_m = tl.full(m.shape, EMPTY, tl.float32)
     for j in tl.static_range(BLOCK_O - 1):
         distance = (offs_o - 1 - j).to(tl.float32)[:, None]
-        top = tl.where((offs_o > j)[:, None], tl.fma(distance, -lag, rows[3 * j]), EMPTY)
+        top = tl.where(_is_before(j, offs_o, rows, starts, BLOCK_I), tl.fma(distance, -lag, sums[3 * j]), EMPTY)
         in_m = tl.maximum(in_m, top)
         tops = tops + (top,)
     in_a = tl.zeros(m.shape, dtype=tl.float32)
@@ -263,11 +293,22 @@ def gather_rows(m, a, b, lag, offs_o, offs_c, first_c, GATHER: tl.constexpr):
     for j in tl.static_range(BLOCK_O - 1):
         weight = exp(tops[j] - in_m)
         # In the first row all exponents are EMPTY, so all weights would come out as 1.
-        weight = tl.where((offs_o > j)[:, None], weight, 0.0)
-        in_a = tl.fma(weight, rows[3 * j + 1], in_a)
-        in_b = tl.fma(weight, rows[3 * j + 2], in_b)
+        weight = tl.where(_is_before(j, offs_o, rows, starts, BLOCK_I), weight, 0.0)
+        in_a = tl.fma(weight, sums[3 * j + 1], in_a)
+        in_b = tl.fma(weight, sums[3 * j + 2], in_b)
+    if rows is not None:
+        lag = drop_where(rows[0] != 0, lag)
     all_m, all_a, all_b = add(in_m - lag, in_a, in_b, m, a, b)
     return all_m, all_a, all_b, in_m, in_a, in_b
+
+
+@triton.jit
+def _is_before(j, offs_o, rows, starts, BLOCK_I: tl.constexpr):
+    """Return for which rows [BLOCK_O, 1] row j counts: later ones, of packed documents those of j's last document."""
+    before = offs_o > j
+    if rows is not None:
+        before = before & (starts < (j + 1) * BLOCK_I)
+    return before[:, None]
 
 
 @cache

@@ -18,6 +18,7 @@ decoupled look-back" (2016), for the order of programs.
 import triton
 import triton.language as tl
 
+from ..common.marks import documents_at, is_marked, load_marks
 from ..common.remember import remember_launches
 from ..common.time_tiles import INTERPRETED, load_rows, tile_offsets, widen
 from .elements import (
@@ -29,15 +30,18 @@ from .elements import (
     SUBROW,
     add,
     decay_factor,
+    drop_where,
     exp,
+    load_first,
     program_position,
     reciprocal,
     relative_weights,
     renew_whole,
     split_rate,
+    state_before,
     step_offset,
 )
-from .exchange import gather_rows, look_back, pass_state, scan_rows
+from .exchange import any_begins, gather_rows, look_back, pass_state, scan_rows
 
 MAX_BONUS = tl.constexpr(20.0)
 MAX_LEAD = tl.constexpr(20.0)
@@ -52,26 +56,11 @@ LEAST_PAIR = tl.constexpr(2.0**-44)
 LEAST_PAIR. At least half of such a denominator comes either from the last step, whose weight e^u lowers by 2^-15 at
 most, or from the state before it, so the outputs of this step and the next have large enough denominators."""
 
-LEAST_NORMAL = tl.constexpr(2.0**-126)
-"""An initial state with a smaller den counts as empty."""
-
 
 @triton.jit
 def _load_state(first, offs, mask):
-    """Return the first state (max, num, den) [1, BLOCK_C]: the empty one for three times None, else the given one (num,
-    den, max), scaled so that den is of order 1. If den is below float32's normal numbers, the state counts as empty."""
-    m = tl.full(offs.shape, EMPTY, tl.float32)
-    num = tl.zeros(offs.shape, dtype=tl.float32)
-    den = tl.zeros(offs.shape, dtype=tl.float32)
-    if first[0] is not None:
-        den = tl.load(first[1] + offs, mask=mask, other=0.0)
-        exists = den >= LEAST_NORMAL
-        usual = (den > 1e-6) & (den < 1e6)
-        shift = tl.log(tl.where(exists & (usual == 0), den, 1.0))
-        scale = exp(-shift)
-        m = tl.where(exists, tl.load(first[2] + offs, mask=mask, other=0.0) + shift, EMPTY)
-        num = tl.where(exists, tl.load(first[0] + offs, mask=mask, other=0.0) * scale, 0.0)
-        den = tl.where(exists, den * scale, 0.0)
+    """Return the first state [1, BLOCK_C], see :func:`load_first`."""
+    m, num, den = load_first(first, offs, mask)
     return m[None, :], num[None, :], den[None, :]
 
 
@@ -152,13 +141,17 @@ def _weights_below(k, late_zero, SUB: tl.constexpr):
 
 
 @triton.jit
-def _sum_run(weights, v, decay, SUB: tl.constexpr):
-    """Return the sum of a run of steps, num and den relative to the exponent of the weights."""
+def _sum_run(weights, v, decay, rows, START: tl.constexpr, SUB: tl.constexpr):
+    """Return the sum of a run of steps, num and den relative to the exponent of the weights; of packed documents that
+    of the last one (rows: None, or see load_marks)."""
     num = weights[0] * widen(v[0])
     den = weights[0]
     for n in tl.static_range(1, SUB):
-        num = tl.fma(decay, num, weights[n] * widen(v[n]))
-        den = tl.fma(decay, den, weights[n])
+        keep = decay
+        if rows is not None:
+            keep = tl.where(is_marked(rows[0], START + n), 0.0, decay)
+        num = tl.fma(keep, num, weights[n] * widen(v[n]))
+        den = tl.fma(keep, den, weights[n])
     return num, den
 
 
@@ -193,6 +186,18 @@ def _store_state(state_ptr, size, m, num, den, offs, mask):
     tl.store(state_ptr + offs, num, mask=mask)
     tl.store(state_ptr + size + offs, den, mask=mask)
     tl.store(state_ptr + 2 * size + offs, m, mask=mask)
+
+
+@triton.jit
+def _store_last(m, num, den, rows, n, offs_c, mask_c, C: tl.constexpr):
+    """Store the states after step n of the rows (None, or see load_marks) where documents end."""
+    if rows is not None:
+        if rows[4].last is not None:
+            ends = is_marked(rows[1], n)
+            offs = documents_at(rows, n, ends, C) + offs_c[None, :]
+            tl.store(rows[4].last[0] + offs, num, mask=ends & mask_c)
+            tl.store(rows[4].last[1] + offs, den, mask=ends & mask_c)
+            tl.store(rows[4].last[2] + offs, m, mask=ends & mask_c)
 
 
 @triton.jit
@@ -251,18 +256,21 @@ def _zeros_after_loads(w_ptr, offs_c, mask_c):
 
 
 @triton.jit
-def _sum_rows_by_run(k, v, w, late_zero, RUNS: tl.constexpr, SUB: tl.constexpr):
+def _sum_rows_by_run(k, v, w, late_zero, rows, RUNS: tl.constexpr, SUB: tl.constexpr):
     """Return for each row its sum (m, num, den), the smallest den of its runs, the exponents of the runs and the
     weights of all steps."""
     decay = decay_factor(w)
     m, weights = _weights_below(k[0], late_zero, SUB)
-    num, den = _sum_run(weights, v[0], decay, SUB)
+    num, den = _sum_run(weights, v[0], decay, rows, 0, SUB)
     least = den
     tops, all_weights = (m,), (weights,)
     for run in tl.static_range(1, RUNS):
         top, weights = _weights_below(k[run], 0.0, SUB)
-        new_num, new_den = _sum_run(weights, v[run], decay, SUB)
-        m, num, den = add(m - SUB * w, num, den, top, new_num, new_den)
+        new_num, new_den = _sum_run(weights, v[run], decay, rows, run * SUB, SUB)
+        lag = SUB * w
+        if rows is not None:
+            lag = drop_where(((rows[0] >> (run * SUB)) & ((1 << SUB) - 1)) != 0, lag)
+        m, num, den = add(m - lag, num, den, top, new_num, new_den)
         least = tl.minimum(least, new_den)
         tops = tops + (top,)
         all_weights = all_weights + (weights,)
@@ -271,7 +279,7 @@ def _sum_rows_by_run(k, v, w, late_zero, RUNS: tl.constexpr, SUB: tl.constexpr):
 
 @triton.jit
 def _compute_run(
-    y_ptr, saved_ptr, size, weights, v, num, den, top, decay, bonus, step, offs_c, offs, mask_c,
+    y_ptr, saved_ptr, size, weights, v, num, den, top, decay, bonus, rows, step, offs_c, offs, mask_c,
     C: tl.constexpr, SAVE: tl.constexpr, PRECISE: tl.constexpr, START: tl.constexpr, SUB: tl.constexpr,
 ):  # fmt: skip
     """Compute steps START to START + SUB of every row from the states before them, all relative to exponent ``top``.
@@ -287,17 +295,24 @@ def _compute_run(
         value = weights[n] * widen(v[n])
         if n % 2 == 1:
             least = tl.minimum(least, den)
+        if rows is not None:
+            # The first denominator of a document is its first weight alone.
+            begins = is_marked(rows[0], START + n)
+            num = tl.where(begins, 0.0, num)
+            den = tl.where(begins, 0.0, den)
+            least = tl.minimum(least, tl.where(begins, weights[n], 1.0))
         now = tl.fma(bonus, weights[n], den)
         y = tl.fma(bonus, value, num) * reciprocal(now, PRECISE)
         tl.store(y_ptr + (START + n) * C + offs, y.to(y_ptr.dtype.element_ty), mask=mask_c)
         num = tl.fma(decay, num, value)
         den = tl.fma(decay, den, weights[n])
+        _store_last(top, num, den, rows, START + n, offs_c, mask_c, C)
     return num, den, least
 
 
 @triton.jit
 def _compute_rows_by_run(
-    y_ptr, saved_ptr, size, weights, v, m, num, den, tops, w, u, step, offs_c, offs, mask_c,
+    y_ptr, saved_ptr, size, weights, v, m, num, den, tops, w, u, rows, step, offs_c, offs, mask_c,
     C: tl.constexpr, SAVE: tl.constexpr, PRECISE: tl.constexpr, RUNS: tl.constexpr, SUB: tl.constexpr,
 ):  # fmt: skip
     """Compute whole rows from the states before them; store y and the states to be saved.
@@ -314,7 +329,7 @@ def _compute_rows_by_run(
         lead = m - tops[run]
         scale = exp(lead)
         num, den, run_least = _compute_run(
-            y_ptr, saved_ptr, size, weights[run], v[run], scale * num, scale * den, tops[run], decay, bonus, step,
+            y_ptr, saved_ptr, size, weights[run], v[run], scale * num, scale * den, tops[run], decay, bonus, rows, step,
             offs_c, offs, mask_c, C, SAVE, PRECISE, run * SUB, SUB,
         )  # fmt: skip
         m = tops[run]
@@ -336,9 +351,11 @@ def _slow_rate(k_ptr, w, offs, left, mask_c, ROW: tl.constexpr, BLOCK_I: tl.cons
 
 @triton.jit
 def _sum_rows_by_step(
-    k_ptr, v_ptr, w, k_offs, v_offs, left, mask_c, K_ROW: tl.constexpr, V_ROW: tl.constexpr, BLOCK_I: tl.constexpr
+    k_ptr, v_ptr, w, rows, offs_c, k_offs, v_offs, left, mask_c,
+    C: tl.constexpr, K_ROW: tl.constexpr, V_ROW: tl.constexpr, BLOCK_I: tl.constexpr,
 ):  # fmt: skip
-    """Return for each row its sum, with a new exponent at every step.
+    """Return for each row its sum, with a new exponent at every step; of packed documents (rows: None, or see
+    load_marks) that of the last one with its initial state.
 
     Slow rates are not subtracted from m at every step, see SLOW_RATE: the exponent of the sum before step n of a run is
     m - n slow.
@@ -353,6 +370,7 @@ def _sum_rows_by_step(
             mask = (left > start + n) & mask_c
             k = tl.load(k_ptr + ((start + n) * K_ROW + k_offs), mask=mask, other=-float("inf")).to(tl.float32)
             v = tl.load(v_ptr + ((start + n) * V_ROW + v_offs), mask=mask, other=0.0).to(tl.float32)
+            m, num, den = state_before(m, num, den, n * slow, rows, start + n, offs_c, mask_c, C)
             m, num, den = _advance(m, num, den, tl.fma(slow, n + 1.0, k), v, w - slow)
         m -= RUN * slow
     return m, num, den
@@ -360,7 +378,7 @@ def _sum_rows_by_step(
 
 @triton.jit
 def _compute_rows_by_step(
-    y_ptr, saved_ptr, size, k_ptr, v_ptr, m, num, den, w, u, step, offs_c, offs, k_offs, v_offs, left, mask_c,
+    y_ptr, saved_ptr, size, k_ptr, v_ptr, m, num, den, w, u, rows, step, offs_c, offs, k_offs, v_offs, left, mask_c,
     C: tl.constexpr, K_ROW: tl.constexpr, V_ROW: tl.constexpr, SAVE: tl.constexpr, PRECISE: tl.constexpr,
     BLOCK_I: tl.constexpr,
 ):  # fmt: skip
@@ -378,9 +396,11 @@ def _compute_rows_by_step(
                     _save_state(saved_ptr, size, m - n * slow, num, den, step + start + n, offs_c, mask, C, SAVE)
             k = tl.load(k_ptr + ((start + n) * K_ROW + k_offs), mask=mask, other=-float("inf")).to(tl.float32)
             v = tl.load(v_ptr + ((start + n) * V_ROW + v_offs), mask=mask, other=0.0).to(tl.float32)
+            m, num, den = state_before(m, num, den, n * slow, rows, start + n, offs_c, mask_c, C)
             y = _output(m, num, den, tl.fma(slow, n * 1.0, k), v, u, PRECISE)
             tl.store(y_ptr + at, y.to(y_ptr.dtype.element_ty), mask=mask)
             m, num, den = _advance(m, num, den, tl.fma(slow, n + 1.0, k), v, tl.where(inside, w - slow, 0.0))
+            _store_last(m - (n + 1) * slow, num, den, rows, start + n, offs_c, mask_c, C)
         m -= tl.minimum(tl.maximum(rest, 0), RUN).to(tl.float32) * slow
     return m, num, den
 
@@ -412,8 +432,36 @@ def _tile_position(
 
 
 @triton.jit
+def _by_run(accurate, rows):
+    """Return ``accurate``, or false if documents begin in the rows (None, or see load_marks) from initial states, whose
+    exponents may be far from those of the tokens."""
+    if rows is not None:
+        if rows[4].first[0] is not None:
+            accurate = accurate & (any_begins(rows) == 0)
+    return accurate
+
+
+@triton.jit
+def _tile_documents(documents, T, position, TILE: tl.constexpr):
+    """Return load_marks for a tile, and the steps of the tile at which the documents of its rows' first steps begin."""
+    tile, _, _, _, _, _, _, _, step, _, left, _, _ = position
+    start = tl.load(documents.marks + (2 * tl.full((), T, tl.int64) + step), mask=step < T, other=0)
+    return load_marks(documents, T, step, left, TILE.block_i), start - tile * TILE.steps
+
+
+@triton.jit
+def _rows_from_tile(m, w, starts, offs_o, BLOCK_I: tl.constexpr):
+    """Return the exponents at the rows of the state before the tile, whose exponents are m; starts: None, or see
+    _tile_documents."""
+    lag = (offs_o * BLOCK_I).to(tl.float32)[:, None] * w
+    if starts is not None:
+        lag = drop_where((starts >= 0)[:, None], lag)
+    return m - lag
+
+
+@triton.jit
 def _sum_tile(
-    k_ptr, v_ptr, w_ptr, word_ptr, w, B, ahead, position,
+    k_ptr, v_ptr, w_ptr, word_ptr, w, B, ahead, position, rows,
     C: tl.constexpr, K_ROW: tl.constexpr, V_ROW: tl.constexpr, KEEP: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """Return the sum (m, num, den) of every row, the exponents of the runs and what to keep for the outputs (KEEP: see
@@ -458,13 +506,13 @@ def _sum_tile(
                     _prefetch(words, 2 * first_c, 2 * C, 2 * C, 1, 2 * BLOCK_C)
         late_zero = _zeros_after_loads(w_ptr, offs_c, mask_c) if RUNS == 1 else 0.0
         if KEEP == "tokens":
-            row_m, row_num, row_den, least, tops, _ = _sum_rows_by_run(k, v, w, late_zero, RUNS, SUB)
+            row_m, row_num, row_den, least, tops, _ = _sum_rows_by_run(k, v, w, late_zero, rows, RUNS, SUB)
         else:
-            row_m, row_num, row_den, least, tops, weights = _sum_rows_by_run(k, v, w, late_zero, RUNS, SUB)
-        accurate = _all_at_least(tl.where(mask, least, 1.0))
+            row_m, row_num, row_den, least, tops, weights = _sum_rows_by_run(k, v, w, late_zero, rows, RUNS, SUB)
+        accurate = _by_run(_all_at_least(tl.where(mask, least, 1.0)), rows)
     if accurate == 0:
         row_m, row_num, row_den = _sum_rows_by_step(
-            k_ptr + k_base, v_ptr + v_base, w, k_offs, v_offs, left, mask, K_ROW, V_ROW, BLOCK_I
+            k_ptr + k_base, v_ptr + v_base, w, rows, offs_c, k_offs, v_offs, left, mask, C, K_ROW, V_ROW, BLOCK_I
         )
     kept = ()
     if KEEP == "tokens":
@@ -476,7 +524,7 @@ def _sum_tile(
 
 @triton.jit
 def _compute_tile(
-    y_ptr, last_ptr, saved_ptr, k_ptr, v_ptr, w_ptr, m, num, den, tops, kept, w, u, stride, S, position,
+    y_ptr, last_ptr, saved_ptr, k_ptr, v_ptr, w_ptr, m, num, den, tops, kept, w, u, stride, S, position, rows,
     C: tl.constexpr, K_ROW: tl.constexpr, V_ROW: tl.constexpr, SAVE: tl.constexpr, KEEP: tl.constexpr,
     TILE: tl.constexpr,
 ):  # fmt: skip
@@ -514,16 +562,17 @@ def _compute_tile(
         else:
             weights, values = kept
         last_m, last_num, last_den, accurate = _compute_rows_by_run(
-            y_ptr + base, saved_ptr, saved_size, weights, values, m, num, den, tops, w, u, step, offs_c, offs, mask,
-            C, SAVE, PRECISE, RUNS, SUB,
+            y_ptr + base, saved_ptr, saved_size, weights, values, m, num, den, tops, w, u, rows, step, offs_c, offs,
+            mask, C, SAVE, PRECISE, RUNS, SUB,
         )  # fmt: skip
+        accurate = _by_run(accurate, rows)
     if accurate == 0:
         tl.debug_barrier()
         # With a den of order 1, bounding the weight of the past by e^MAX_RATIO does not change the result.
         m, num, den = _tighten(m, num, den)
         last_m, last_num, last_den = _compute_rows_by_step(
-            y_ptr + base, saved_ptr, saved_size, k_ptr + k_base, v_ptr + v_base, m, num, den, w, u, step, offs_c, offs,
-            k_offs, v_offs, left, mask, C, K_ROW, V_ROW, SAVE, PRECISE, BLOCK_I,
+            y_ptr + base, saved_ptr, saved_size, k_ptr + k_base, v_ptr + v_base, m, num, den, w, u, rows, step, offs_c,
+            offs, k_offs, v_offs, left, mask, C, K_ROW, V_ROW, SAVE, PRECISE, BLOCK_I,
         )  # fmt: skip
     if last_ptr is not None:
         at = tl.broadcast_to(batch * C + offs_c[None, :], (TILE.block_o, BLOCK_C))
@@ -534,8 +583,8 @@ def _compute_tile(
 @remember_launches
 @triton.jit(do_not_specialize=["call", "B", "T", "S", "ahead"])
 def serial_kernel(
-    k_ptr, v_ptr, w_ptr, u_ptr, first, y_ptr, last_ptr, saved_ptr, strides, word_ptr, call, B, T, S, ahead,
-    C: tl.constexpr, K_ROW: tl.constexpr, V_ROW: tl.constexpr, SAVE: tl.constexpr, KEEP: tl.constexpr,
+    k_ptr, v_ptr, w_ptr, u_ptr, first, y_ptr, last_ptr, saved_ptr, strides, documents, word_ptr, call, B, T,
+    S, ahead, C: tl.constexpr, K_ROW: tl.constexpr, V_ROW: tl.constexpr, SAVE: tl.constexpr, KEEP: tl.constexpr,
     GATHER: tl.constexpr, PASS: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """Compute one tile of BLOCK_I * BLOCK_O steps and BLOCK_C channels, each tile from the state that the one before
@@ -546,28 +595,35 @@ def serial_kernel(
     Reads k, v [B, T, C], whose steps are K_ROW and V_ROW elements apart and whose batch has ``strides`` (None:
     contiguous), w, u [C] and the first state, num, den, max [B, C]; writes y [B, T, C], the last state [3, B, C] and
     the states before every SAVE steps [3, B, S, C]. States are passed through words [tiles, B, C] of two
-    int64, by the code of exchange.py in GATHER and PASS.
+    int64, by the code of exchange.py in GATHER and PASS. With packed documents (marks.py) their states take the places
+    of the first and the last state.
     """
     BLOCK_I: tl.constexpr = TILE.block_i
     position = _tile_position(strides, B, T, C, K_ROW, V_ROW, TILE)
+    rows, starts = None, None
+    if documents is not None:
+        rows, starts = _tile_documents(documents, T, position, TILE)
     tile, batch, first_c, offs_c, mask_c, offs_o, _, _, _, _, _, _, _ = position
     w = tl.load(w_ptr + offs_c, mask=mask_c, other=0.0)[None, :]
     u = tl.load(u_ptr + offs_c, mask=mask_c, other=0.0)[None, :]
     row_m, row_num, row_den, tops, kept = _sum_tile(
-        k_ptr, v_ptr, w_ptr, word_ptr, w, B, ahead, position, C, K_ROW, V_ROW, KEEP, TILE
+        k_ptr, v_ptr, w_ptr, word_ptr, w, B, ahead, position, rows, C, K_ROW, V_ROW, KEEP, TILE
     )
     all_m, all_num, all_den, in_m, in_num, in_den = gather_rows(
-        row_m, row_num, row_den, BLOCK_I * w, offs_o, offs_c, first_c, GATHER
+        row_m, row_num, row_den, BLOCK_I * w, rows, starts, offs_o, offs_c, first_c, BLOCK_I, GATHER
     )
     stride = B.to(tl.int64) * C
     m, num, den = _load_state(first, batch * C + offs_c, mask_c)
+    lag = TILE.steps * w
+    if rows is not None:
+        lag = drop_where(any_begins(rows), lag)
     m, num, den = pass_state(
         word_ptr + 2 * batch * C, call, stride, tile, m, num, den, all_m, all_num, all_den,
-        TILE.steps * w, offs_o, offs_c, first_c, mask_c, PASS, LEAST_STATE,
+        lag, offs_o, offs_c, first_c, mask_c, PASS, LEAST_STATE,
     )  # fmt: skip
-    m, num, den = add(m - (offs_o * BLOCK_I).to(tl.float32)[:, None] * w, num, den, in_m, in_num, in_den)
+    m, num, den = add(_rows_from_tile(m, w, starts, offs_o, BLOCK_I), num, den, in_m, in_num, in_den)
     _compute_tile(
-        y_ptr, last_ptr, saved_ptr, k_ptr, v_ptr, w_ptr, m, num, den, tops, kept, w, u, stride, S, position,
+        y_ptr, last_ptr, saved_ptr, k_ptr, v_ptr, w_ptr, m, num, den, tops, kept, w, u, stride, S, position, rows,
         C, K_ROW, V_ROW, SAVE, KEEP, TILE,
     )  # fmt: skip
 
@@ -575,8 +631,8 @@ def serial_kernel(
 @remember_launches
 @triton.jit(do_not_specialize=["B", "T", "S", "ahead"])
 def look_back_kernel(
-    k_ptr, v_ptr, w_ptr, u_ptr, first, y_ptr, last_ptr, saved_ptr, strides, word_ptr, spare_ptr, B, T, S, ahead,
-    C: tl.constexpr, K_ROW: tl.constexpr, V_ROW: tl.constexpr, SAVE: tl.constexpr, KEEP: tl.constexpr,
+    k_ptr, v_ptr, w_ptr, u_ptr, first, y_ptr, last_ptr, saved_ptr, strides, documents, word_ptr, spare_ptr, B,
+    T, S, ahead, C: tl.constexpr, K_ROW: tl.constexpr, V_ROW: tl.constexpr, SAVE: tl.constexpr, KEEP: tl.constexpr,
     LOOK: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """Compute one tile from the sums of the tiles before it, in a single pass over memory.
@@ -588,24 +644,30 @@ def look_back_kernel(
     BLOCK_I: tl.constexpr = TILE.block_i
     STEPS: tl.constexpr = TILE.steps
     position = _tile_position(strides, B, T, C, K_ROW, V_ROW, TILE)
+    rows, starts, earliest = None, None, None
+    if documents is not None:
+        rows, starts = _tile_documents(documents, T, position, TILE)
     tile, batch, _first_c, offs_c, mask_c, offs_o, _, _, _, _, _, _, _ = position
     w = tl.load(w_ptr + offs_c, mask=mask_c, other=0.0)[None, :]
     u = tl.load(u_ptr + offs_c, mask=mask_c, other=0.0)[None, :]
     row_m, row_num, row_den, tops, kept = _sum_tile(
-        k_ptr, v_ptr, w_ptr, None, w, B, ahead, position, C, K_ROW, V_ROW, KEEP, TILE
+        k_ptr, v_ptr, w_ptr, None, w, B, ahead, position, rows, C, K_ROW, V_ROW, KEEP, TILE
     )
-    all_m, all_num, all_den, in_m, in_num, in_den = scan_rows(row_m, row_num, row_den, BLOCK_I * w)
+    all_m, all_num, all_den, in_m, in_num, in_den = scan_rows(row_m, row_num, row_den, BLOCK_I * w, rows)
     stride = B.to(tl.int64) * C
     m, num, den = _load_state(first, batch * C + offs_c, mask_c)
     if LOOK > 0:
+        if documents is not None:
+            mark = documents.marks + (2 * tl.full((), T, tl.int64) + tile * STEPS)
+            earliest = tl.load(mark) // STEPS
         before_m, before_num, before_den = look_back(
             word_ptr + batch * C, spare_ptr + batch * C, tl.cdiv(T, STEPS), tile, stride, STEPS * w,
-            all_m, all_num, all_den, offs_o, offs_c, mask_c, LOOK, LEAST_STATE,
+            all_m, all_num, all_den, rows, earliest, offs_o, offs_c, mask_c, LOOK, LEAST_STATE,
         )  # fmt: skip
         m, num, den = add(m - (tile * STEPS).to(tl.float32) * w, num, den, before_m, before_num, before_den)
-    m, num, den = add(m - (offs_o * BLOCK_I).to(tl.float32)[:, None] * w, num, den, in_m, in_num, in_den)
+    m, num, den = add(_rows_from_tile(m, w, starts, offs_o, BLOCK_I), num, den, in_m, in_num, in_den)
     _compute_tile(
-        y_ptr, last_ptr, saved_ptr, k_ptr, v_ptr, w_ptr, m, num, den, tops, kept, w, u, stride, S, position,
+        y_ptr, last_ptr, saved_ptr, k_ptr, v_ptr, w_ptr, m, num, den, tops, kept, w, u, stride, S, position, rows,
         C, K_ROW, V_ROW, SAVE, KEEP, TILE,
     )  # fmt: skip
 
@@ -613,7 +675,7 @@ def look_back_kernel(
 @remember_launches
 @triton.jit(do_not_specialize=["B", "T", "S"])
 def walk_kernel(
-    k_ptr, v_ptr, w_ptr, u_ptr, first, y_ptr, last_ptr, saved_ptr, strides, B, T, S,
+    k_ptr, v_ptr, w_ptr, u_ptr, first, y_ptr, last_ptr, saved_ptr, strides, documents, B, T, S,
     C: tl.constexpr, K_ROW: tl.constexpr, V_ROW: tl.constexpr, SAVE: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """Go through all of time in order, loading BLOCK_I steps at once.
@@ -643,6 +705,9 @@ def walk_kernel(
         offs, left, mask = tile_offsets(offs_o, offs_c, mask_c, C, T - start)
         k_base = step_offset(strides[0], base, batch, start, K_ROW)
         v_base = step_offset(strides[1], base, batch, start, V_ROW)
+        rows = None
+        if documents is not None:
+            rows = load_marks(documents, T, start + offs_o, left, BLOCK_I)
         k = load_rows(k_ptr + k_base, offs, left, mask, K_ROW, 0.0, BLOCK_I)
         v = load_rows(v_ptr + v_base, offs, left, mask, V_ROW, 0.0, BLOCK_I)
         # The exponent of the state before step n of the row is m - n slow; after the row num and den decay instead.
@@ -654,9 +719,11 @@ def walk_kernel(
                         saved_ptr, saved_size, m - n * slow, num, den, start + n + offs_o, offs_c, mask, C, SAVE
                     )
             token_k, token_v = k[n].to(tl.float32), v[n].to(tl.float32)
+            m, num, den = state_before(m, num, den, n * slow, rows, n, offs_c, mask, C)
             y = _output(m, num, den, tl.fma(slow, n * 1.0, token_k), token_v, u, PRECISE)
             tl.store(y_ptr + base + n * C + offs, y.to(y_ptr.dtype.element_ty), mask=mask)
             m, num, den = _advance(m, num, den, tl.fma(slow, n + 1.0, token_k), token_v, fast)
+            _store_last(m - (n + 1) * slow, num, den, rows, n, offs_c, mask, C)
         decay = decay_factor(BLOCK_I * slow)
         m, num, den = renew_whole(m, num * decay, den * decay, LEAST_STATE)
     for t in range(full_rows_end, T):
@@ -668,9 +735,14 @@ def walk_kernel(
         v_offs = step_offset(strides[1], (batch * T + t) * C, batch, t, V_ROW) + offs_c[None, :]
         token_k = tl.load(k_ptr + k_offs, mask=mask_c[None, :], other=0.0).to(tl.float32)
         token_v = tl.load(v_ptr + v_offs, mask=mask_c[None, :], other=0.0).to(tl.float32)
+        rows = None
+        if documents is not None:
+            rows = load_marks(documents, T, t + offs_o, tl.full((1, 1), 1, tl.int32), 1)
+        m, num, den = state_before(m, num, den, 0.0, rows, 0, offs_c, mask_c[None, :], C)
         y = _output(m, num, den, token_k, token_v, u, PRECISE)
         tl.store(y_ptr + offs, y.to(y_ptr.dtype.element_ty), mask=mask_c[None, :])
         m, num, den = _advance(m, num, den, token_k, token_v, w)
+        _store_last(m, num, den, rows, 0, offs_c, mask_c[None, :], C)
     if last_ptr is not None:
         _store_state(last_ptr, stride, m, num, den, batch * C + offs_c[None, :], mask_c[None, :])
 

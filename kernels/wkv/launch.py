@@ -16,12 +16,14 @@ from ..common.arguments import CASE_DTYPES
 from ..common.device import capability
 from ..common.differentiable import Differentiable, Tensors, contiguous_like, sequence_strides
 from ..common.exchange import exchange_words
+from ..common.marks import Documents, mark_documents
 from ..common.sizes import REMEMBERED, cdiv
 from ..common.sums import sum_parts
 from .backward import look_back_gradient_kernel, walk_gradient_kernel
 from .config import WkvConfig, invalid_reason, select_config
 from .exchange import exchange_sums, gather_code, pass_code
 from .forward import look_back_kernel, serial_kernel, step_kernel, walk_kernel
+from .reference import EMPTY
 
 STEP_BLOCK = 256
 
@@ -63,14 +65,20 @@ def _launches(
 def _forward(request: WkvRequest, k: Tensor, *others: Any) -> tuple[Tensors, Tensors]:
     """Return y and the last state; and, to save, the states before each row [3, B, S, C] and the last one [3, B, C]."""
     B, T, C = k.shape
+    *parameters, cu_seqlens = others
+    first = tuple(parameters[3:])
     config = launches(request, k)
     tile, save = config.forward, config.backward.block_i
     slots = cdiv(T, save)
     y = contiguous_like(k)
-    last = _states(k) if request.want_last else None
+    last = _last_states(k, first, cu_seqlens) if request.want_last else None
+    after, documents = last, None
+    if cu_seqlens is not None:
+        documents = Documents(mark_documents(cu_seqlens, config, T), first, None if last is None else tuple(last))
+        first, after = (None, None, None), None
     saved = k.new_empty(3, B, slots, C, dtype=torch.float32) if request.save else None
     strides, rows = _layout(k, others[0])
-    tensors = (k, *others[:3], others[3:], y, last, saved, strides)
+    tensors = (k, *others[:3], first, y, after, saved, strides, documents)
     flags: dict[str, Any] = {"C": C, **rows, "SAVE": save if request.save else 0, **tile.options}
     if request.impl == "naive":
         walk_kernel[tile.grid(B, T, C, T)](*tensors, B, T, slots, **flags)
@@ -96,19 +104,31 @@ def _forward(request: WkvRequest, k: Tensor, *others: Any) -> tuple[Tensors, Ten
     return (y, *parts), (saved, last)
 
 
-def _shapes(request: WkvRequest, k: Tensor, *_: Tensor | None) -> tuple[Tensors, Tensors]:
+def _last_states(k: Tensor, first: tuple[Tensor | None, ...], cu_seqlens: Tensor | None) -> Tensor:
+    """Return memory for the last states; of packed documents holding those of empty ones, which no kernel writes."""
+    if cu_seqlens is None:
+        return _states(k)
+    if first[0] is not None:
+        return torch.stack(first)
+    last = k.new_empty(3, cu_seqlens.shape[0] - 1, k.shape[2], dtype=torch.float32).zero_()
+    last[2].fill_(EMPTY)
+    return last
+
+
+def _shapes(request: WkvRequest, k: Tensor, *others: Tensor | None) -> tuple[Tensors, Tensors]:
     B, T, C = k.shape
-    parts = tuple(k.new_empty(B, C, dtype=torch.float32) if request.want_last else None for _ in range(3))
+    last = _last_states(k, others[3:6], others[6]) if request.want_last else None
+    parts = (None, None, None) if last is None else tuple(torch.empty_like(x) for x in last)
     slots = cdiv(T, launches(request, k).backward.block_i)
     saved = k.new_empty(3, B, slots, C, dtype=torch.float32) if request.save else None
-    return (contiguous_like(k), *parts), (saved, _states(k) if request.want_last else None)
+    return (contiguous_like(k), *parts), (saved, last)
 
 
 def _backward(
     request: WkvRequest, needs: tuple[bool, ...], tensors: Tensors, saved: Tensors, gradients: Tensors
 ) -> Tensors:
     """Return the gradients of k, v, w, u and the first state's num and den."""
-    k, *parameters, _, _, top = tensors
+    k, *parameters, num, den, top, cu_seqlens = tensors
     states, last = saved
     dy, dnum, dden, _ = gradients
     dy = k.new_zeros(k.shape) if dy is None else dy
@@ -121,9 +141,19 @@ def _backward(
     dk, dv = contiguous_like(k), contiguous_like(k)
     parts = 1 if request.impl == "naive" else cdiv(T, tile.steps)
     dw, du = (k.new_empty(parts, B, C, dtype=torch.float32) for _ in range(2))
-    dfirst = k.new_empty(2, B, C, dtype=torch.float32) if any(needs[4:6]) else None
+    dfirst = k.new_empty(2, *top.shape, dtype=torch.float32) if any(needs[4:6]) else None
+    before, documents = dfirst, None
+    if cu_seqlens is not None:
+        if dfirst is not None:
+            # An empty document's; kernels write the others.
+            dfirst = dfirst.zero_() if dlast[0] is None else torch.stack(dlast[1:])
+        into = None if dfirst is None else tuple(dfirst)
+        of_last = None if dlast[0] is None else (last[2], *dlast[1:])
+        marks = mark_documents(cu_seqlens, config, T)
+        documents = Documents(marks, (num, den, top), of_last, into)
+        top, before, dlast = None, None, (None, None, None)
     strides, rows = _layout(k, parameters[0])
-    used = (k, *parameters, top, states, dy, dlast, dk, dv, dw, du, dfirst, strides)
+    used = (k, *parameters, top, states, dy, dlast, dk, dv, (dw, du), before, strides, documents)
     flags = {"C": C, **rows, **tile.options}
     if request.impl == "naive":
         walk_gradient_kernel[tile.grid(B, T, C, T)](*used, B, T, slots, **flags)
@@ -132,13 +162,13 @@ def _backward(
         look = config.look if parts > 1 else 0
         look_back_gradient_kernel[tile.grid(B, T, C, tile.steps)](*used, words, spare, B, T, slots, LOOK=look, **flags)
         keep()
-    return dk, dv, sum_parts(dw), sum_parts(du), *((None, None) if dfirst is None else dfirst), None
+    return dk, dv, sum_parts(dw), sum_parts(du), *((None, None) if dfirst is None else dfirst), None, None
 
 
 WKV = Differentiable(
     "wkv4",
     request=WkvRequest,
-    tensors=("k", "v", "w", "u", "num?", "den?", "max?"),
+    tensors=("k", "v", "w", "u", "num?", "den?", "max?", "cu_seqlens?"),
     outputs=("y", "num", "den", "max"),
     saved=("states", "last"),
     strided=2,
@@ -155,7 +185,7 @@ def _step(request: WkvRequest, k: Tensor, *others: Any) -> tuple[Tensors, Tensor
     B, _, C = k.shape
     y, last = contiguous_like(k), _states(k)
     strides, _ = _layout(k, others[0])
-    tensors = (k, *others[:3], others[3:], y, last, strides)
+    tensors = (k, *others[:3], others[3:6], y, last, strides)
     step_kernel[(B, cdiv(C, STEP_BLOCK))](*tensors, B, C=C, BLOCK_C=STEP_BLOCK, num_warps=4)
     return (y, *last), ()
 

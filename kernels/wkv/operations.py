@@ -10,7 +10,7 @@ from ..common.calls import remember_calls
 from ..common.channel_tensors import check_channels, portable_chunk_size, runs_kernels
 from . import OPERATION, portable
 from .config import WkvConfig
-from .reference import State, associative, first_state
+from .reference import State, associative, first_state, run_documents
 
 
 @remember_calls
@@ -25,6 +25,7 @@ def wkv4(
     state_dtype: torch.dtype = torch.float32,
     initial_state: State | None = None,
     return_last_state: bool = False,
+    cu_seqlens: Tensor | None = None,
     config: WkvConfig | None = None,
 ) -> Tensor | tuple[Tensor, State]:
     """Compute WKV, the mean of the values so far, weighted by exp(key) that decays over time.
@@ -48,6 +49,11 @@ def wkv4(
         initial_state: (num, den, max) [B, C] in w's dtype, which stand for num e^max and den e^max; None is the state
             before the first token. max carries no gradient.
         return_last_state: also return (num, den, max) after the last token.
+        cu_seqlens: bounds of N packed documents [N + 1], int32 or int64: document n is positions cu_seqlens[n] to
+            cu_seqlens[n + 1], rising from 0 to T, of a batch of 1. Results are those of each document alone, and states
+            [N, C]. The kernels read it on the GPU: it may change in a CUDA graph, and its values are not checked; an
+            infinite state reaches the next document as nan, and initial states cost ``scan`` time where a document
+            begins. The forms in torch take one document after the other; ``step`` takes none.
         config: launches of the kernels; chosen for the device when None.
 
     Returns:
@@ -63,10 +69,10 @@ def wkv4(
         check_three(initial_state, "num, den, max")
     names = ("initial_state num", "initial_state den", "initial_state max")
     states = dict(zip(names, initial_state or (None,) * 3, strict=True))
-    check_channels({"k": k, "v": v}, {"w": w, "u": u}, states, state_dtype)
+    check_channels({"k": k, "v": v}, {"w": w, "u": u}, states, state_dtype, cu_seqlens, OPERATION, impl)
     is_kernel = runs_kernels(OPERATION, impl, "k", k, chunk_size=chunk_size, config=config)
     if 0 in k.shape[:2]:
-        y, last = without_tokens(v, (k, w, u), first_state(k, initial_state))
+        y, last = without_tokens(v, (k, w, u), first_state(k, initial_state, cu_seqlens))
         return (y, last) if return_last_state else y
     if is_kernel:
         # launch imports Triton, which the forms below do without.
@@ -76,12 +82,16 @@ def wkv4(
         # max is left out: it has no gradient, even if it requires one.
         save = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (k, v, w, u, num, den))
         run, request = STEP if impl == "step" else WKV, WkvRequest(impl, return_last_state, save, config)
-        y, num, den, top = run(request, k, v, w, u, num, den, top)
+        y, num, den, top = run(request, k, v, w, u, num, den, top, cu_seqlens)
         return (y, (num, den, top)) if return_last_state else y
     k, v = k.contiguous(), v.contiguous()
     if impl == "torch":
         refuse_transforms("k")
-        y, last = portable.chunkwise(k, v, w, u, initial_state, portable_chunk_size(k, chunk_size))
-    else:
-        y, last = associative(k, v, w, u, initial_state, torchs_own=impl == "torch_associative_scan")
+
+    def form(k: Tensor, v: Tensor, first: State | None) -> tuple[Tensor, State]:
+        if impl == "torch":
+            return portable.chunkwise(k, v, w, u, first, portable_chunk_size(k, chunk_size))
+        return associative(k, v, w, u, first, torchs_own=impl == "torch_associative_scan")
+
+    y, last = run_documents(form, k, v, initial_state, cu_seqlens)
     return (y, last) if return_last_state else y

@@ -14,11 +14,14 @@ positive rate; "Faster LLMs: Improving RWKV with Parallel Cumulative Sums" for t
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from ..common.arguments import compute_dtype
+from ..common.documents import each_document
 from ..common.inputs import Draw
 
 TORCHS_OWN = "torch._higher_order_ops.associative_scan"
@@ -30,14 +33,30 @@ State = tuple[Tensor, Tensor, Tensor]
 """num, den, max [B, C]."""
 
 
-def first_state(k: Tensor, initial_state: State | None) -> State:
-    """Return the state before the first step of k [B, T, C], in the dtype of the computation; max has no gradient."""
+def first_state(k: Tensor, initial_state: State | None, cu_seqlens: Tensor | None = None) -> State:
+    """Return the state before the first step of k [B, T, C], or of each of N packed documents [N, C], in the dtype of
+    the computation; max has no gradient."""
     dtype = compute_dtype(k.dtype)
     if initial_state is None:
-        zero = torch.zeros(k.shape[0], k.shape[2], dtype=dtype, device=k.device)
+        count = k.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+        zero = torch.zeros(count, k.shape[2], dtype=dtype, device=k.device)
         return zero, zero, torch.full_like(zero, EMPTY)
     num, den, top = (x.to(dtype) for x in initial_state)
     return num, den, top.detach()
+
+
+def run_documents(
+    form: Callable[[Tensor, Tensor, State | None], tuple[Tensor, State]],
+    k: Tensor,
+    v: Tensor,
+    first: State | None,
+    cu_seqlens: Tensor | None,
+) -> tuple[Tensor, State]:
+    """Run a form on a batch or, given their bounds, on one packed document after the other."""
+    if cu_seqlens is None:
+        return form(k, v, first)
+    y, (num, den, top) = each_document(form, cu_seqlens, (k, v), first_state(k, first, cu_seqlens))
+    return y, (num, den, top)
 
 
 def add(num1: Tensor, den1: Tensor, max1: Tensor, num2: Tensor, den2: Tensor, max2: Tensor) -> State:
@@ -62,6 +81,7 @@ def recurrent(
     initial_state: State | None = None,
     return_last_state: bool = False,
     state_dtype: torch.dtype = torch.float32,
+    cu_seqlens: Tensor | None = None,
 ) -> Tensor | tuple[Tensor, State]:
     """Run WKV one step at a time.
 
@@ -72,10 +92,16 @@ def recurrent(
         initial_state: (num, den, max) [B, C]; None is the state before the first token. max carries no gradient.
         return_last_state: also return (num, den, max) after the last step.
         state_dtype: ignored, there because all operations share one signature.
+        cu_seqlens: bounds of N packed documents [N + 1] in a batch of 1, whose states are [N, C].
 
     Returns:
         y [B, T, C] in v's dtype, or (y, (num, den, max)).
     """
+    y, state = run_documents(partial(_recurrent, w, u), k, v, initial_state, cu_seqlens)
+    return (y, state) if return_last_state else y
+
+
+def _recurrent(w: Tensor, u: Tensor, k: Tensor, v: Tensor, initial_state: State | None) -> tuple[Tensor, State]:
     dtype = compute_dtype(v.dtype)
     keys, values, rate, bonus = (x.to(dtype) for x in (k, v, w, u))
     num, den, top = first_state(k, initial_state)
@@ -83,8 +109,7 @@ def recurrent(
     for key, value in zip(keys.unbind(1), values.unbind(1), strict=True):
         ys.append(outputs(num, den, top, key, value, bonus))
         num, den, top = add(num, den, top - rate, value, torch.ones_like(value), key)
-    y = torch.stack(ys, dim=1).to(v.dtype)
-    return (y, (num, den, top)) if return_last_state else y
+    return torch.stack(ys, dim=1).to(v.dtype), (num, den, top)
 
 
 def associative(

@@ -76,9 +76,10 @@ def packed(op: str, head_dims: tuple[int, int]) -> Case:
     return Case(op=op, impl="whole_state", dtype=BF16, sizes=heads(1, SEQ_LEN, 2, *head_dims), options=options)
 
 
-def over_channels(op: str, impl: str, sizes: dict[str, int], dtype: Any = BF16) -> Case:
-    """Return a case of an operation over channels."""
-    return Case(op=op, impl=impl, dtype=dtype, sizes=sizes, kwargs=chunks(op, impl, 256))
+def over_channels(op: str, impl: str, sizes: dict[str, int], dtype: Any = BF16, *, documents: bool = False) -> Case:
+    """Return a case of an operation over channels, with packed documents (one, as the batch is 1) or without."""
+    options = {"cu_seqlens": torch.tensor([0, sizes["seq_len"]], dtype=torch.int32)} if documents else {}
+    return Case(op=op, impl=impl, dtype=dtype, sizes=sizes, kwargs=chunks(op, impl, 256), options=options)
 
 
 def mlp(
@@ -189,6 +190,14 @@ SCANS = [
         ],
         stack=SCAN_STACK_BYTES,
         ci=False,
+    ),
+    *compiled(
+        [
+            over_channels(op, impl, channels(1, 512, width), documents=True)
+            for op, impl, width in (("rglru", "fused", 2560), ("wkv4", "scan", 1024), ("wkv4", "scan", 4096))
+        ],
+        stack=SCAN_STACK_BYTES,
+        carry=False,
     ),
     *compiled([over_channels("rglru_layer", "fused", SCAN_FULL)], stack=SCAN_STACK_BYTES, ci=False),
     *compiled([over_channels("wkv4", "scan", WKV_WIDE)], older=True),

@@ -40,7 +40,8 @@ CHUNK_SIZE = 64
 
 
 def cases_of(operation: Operation, implementation: Implementation) -> list[laws.Case]:
-    """Return a case of several chunks, and one of a decoding step where there is one; of WKV's scan a wide one too."""
+    """Return a case of several chunks, and one of a decoding step where there is one; of WKV's scan a wide one too, and
+    of operations over channels one of packed documents, which take a kernel of their own."""
     sizes = {name: SIZES[name] for name in operation.sizes}
     kwargs = {"chunk_size": CHUNK_SIZE} if implementation.chunked else {}
     layout = "columns" if implementation.prepare else None
@@ -48,7 +49,11 @@ def cases_of(operation: Operation, implementation: Implementation) -> list[laws.
     case = laws.Case(**names, dtype=torch.bfloat16, sizes=sizes, layout=layout, kwargs=kwargs)
     step = replace(case, impl="step", sizes={**sizes, "seq_len": 1}, kwargs={})
     wide = [replace(case, sizes={**sizes, "channels": 2048})] if case.op == "wkv4" and case.impl == "scan" else []
-    return [case, *wide, step] if "step" in implementation.modes else [case, *wide]
+    cases = [case, *wide]
+    if operation.channelwise:
+        bounds = torch.tensor([0, SIZES["seq_len"]])
+        cases.append(replace(case, sizes={**sizes, "batch": 1}, options={"cu_seqlens": bounds}))
+    return [*cases, step] if "step" in implementation.modes else cases
 
 
 class Launches(list[tuple[Any, int]]):

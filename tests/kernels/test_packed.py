@@ -170,27 +170,33 @@ def test_lengths_may_change(case: Case) -> None:
 )
 def test_bad_bounds_write_nowhere_else(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a GPU nobody reads cu_seqlens before the kernels: whatever it holds, they write only their tensors."""
+    monkeypatch.setattr(engine, "check_documents", lambda *_, **__: None)
+    check_writes_nowhere_else(packed(case, LENGTHS).draw(), case.function, monkeypatch)
+
+
+def check_writes_nowhere_else(problem: Problem, function: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the bounds of six documents are, nothing is written around the tensors that the kernels are given."""
     buffers = []
 
     def guarded(allocate: Callable[..., Tensor]) -> Callable[..., Tensor]:
         def run(*args: Any, **keywords: Any) -> Tensor:
             like = allocate(*args, **keywords)
-            buffer = torch.full((like.numel() + 2 * GUARD,), math.nan, dtype=torch.float64).to(like.dtype)
-            if like.dtype.is_floating_point:
-                buffers.append(buffer)
-            return buffer[GUARD : GUARD + like.numel()].view(like.shape)
+            filled = torch.full((like.numel() + 2 * GUARD,), math.nan, dtype=torch.float64)
+            buffers.append(filled.to(like.dtype) if like.is_floating_point() else filled.fill_(-77).to(like.dtype))
+            return buffers[-1][GUARD : GUARD + like.numel()].view(like.shape)
 
         return run
 
-    problem = packed(case, LENGTHS).draw()
-    monkeypatch.setattr(engine, "check_documents", lambda *_, **__: None)
     for owner, name in ((torch, "empty"), (torch, "empty_like"), (Tensor, "new_empty")):
         monkeypatch.setattr(owner, name, guarded(getattr(owner, name)))
-    for bounds in ([-9, 40, 20, 9000, -(2**31), 91, 2**31 - 1], [91] * 7, [0] * 7, [90, 80, 70, 60, 50, 40, 30]):
-        evaluate(replace(problem, options={"cu_seqlens": torch.tensor(bounds)}), case.function)
+    total = len(problem.cotangents["h"][0])
+    falling = [total - 1 - n * total // 9 for n in range(7)]
+    for bounds in ([-9, 2 * total // 5, 7, 9000, -(2**31), total, 2**31 - 1], [total] * 7, [0] * 7, falling):
+        evaluate(replace(problem, options={"cu_seqlens": torch.tensor(bounds)}), function)
     assert len(buffers) > 20
     for buffer in buffers:
-        assert buffer[:GUARD].isnan().all() and buffer[-GUARD:].isnan().all()
+        edges = torch.cat((buffer[:GUARD], buffer[-GUARD:]))
+        assert (edges.isnan() if edges.is_floating_point() else edges == -77).all()
 
 
 @on_each(portable("simple_gla", "torch", F32))
@@ -324,7 +330,12 @@ def test_many_documents_on_gpu(case: Case) -> None:
 @pytest.mark.parametrize("how", ["graph", "compile"])
 def test_lengths_may_change_on_gpu(case: Case, how: str) -> None:
     """A captured graph and a compiled call read cu_seqlens anew."""
-    problem = packed(replace(case, initial_state=False), LENGTHS).draw()
+    check_lengths_may_change(case, how, LENGTHS, OTHER_LENGTHS)
+
+
+def check_lengths_may_change(case: Case, how: str, *lengths_of: Sequence[int]) -> None:
+    """Replays of a graph ("graph"), or calls of a compiled function, are right with other lengths of the same total."""
+    problem = packed(replace(case, initial_state=False), lengths_of[0]).draw()
     bounds = problem.options["cu_seqlens"]
     leaves = [x.requires_grad_() for x in problem.inputs.values()]
     grad, function = problem.cotangents["h"].to(case.dtype), case.function
@@ -334,7 +345,7 @@ def test_lengths_may_change_on_gpu(case: Case, how: str) -> None:
         return [h.detach(), *torch.autograd.grad(h, leaves, grad)]
 
     expected = []
-    for lengths in (LENGTHS, OTHER_LENGTHS):
+    for lengths in lengths_of:
         bounds.copy_(bounds_of(lengths))
         expected.append([x.clone() for x in step()])
     if how == "compile":
@@ -354,6 +365,6 @@ def test_lengths_may_change_on_gpu(case: Case, how: str) -> None:
             graph.replay()
             return captured
 
-    for lengths, wanted in zip((LENGTHS, OTHER_LENGTHS) * 2, expected * 2, strict=True):
+    for lengths, wanted in zip(lengths_of * 2, expected * 2, strict=True):
         bounds.copy_(bounds_of(lengths))
         assert all(map(torch.equal, run(), wanted)), lengths
