@@ -104,7 +104,7 @@ def _forward(request: WkvRequest, k: Tensor, *others: Any) -> tuple[Tensors, Ten
     return (y, *parts), (saved, last)
 
 
-def _last_states(k: Tensor, first: tuple[Tensor | None, ...], cu_seqlens: Tensor | None) -> Tensor:
+def _last_states(k: Tensor, first: tuple[Any, ...], cu_seqlens: Tensor | None) -> Tensor:
     """Return memory for the last states; of packed documents holding those of empty ones, which no kernel writes."""
     if cu_seqlens is None:
         return _states(k)
@@ -132,7 +132,7 @@ def _backward(
     states, last = saved
     dy, dnum, dden, _ = gradients
     dy = k.new_zeros(k.shape) if dy is None else dy
-    dlast: tuple[Tensor | None, ...] = (None, None, None)
+    dlast: tuple[Any, ...] = (None, None, None)
     if dnum is not None or dden is not None:
         dlast = (last, *(torch.zeros_like(last[0]) if x is None else x for x in (dnum, dden)))
     B, T, C = k.shape
