@@ -67,13 +67,15 @@ def lines_in_order(rows: pd.DataFrame, x: str) -> list[Line]:
     return [*lines[["op", "impl"]].itertuples(index=False, name=None)]
 
 
-def main_lines(chosen: Chosen, rows: pd.DataFrame, x: str) -> tuple[Chosen, pd.DataFrame, Line, str]:
-    """Leave out all but the first :data:`MAX_LINES` lines.
+def main_lines(
+    chosen: Chosen, rows: pd.DataFrame, x: str, most: int = MAX_LINES
+) -> tuple[Chosen, pd.DataFrame, Line, str]:
+    """Leave out all but the first ``most`` lines.
 
     Returns:
         what is chosen, its points, the line that the figure's statement is about, and a note.
     """
-    shown = lines_in_order(rows, x)[:MAX_LINES]
+    shown = lines_in_order(rows, x)[:most]
     if chosen.every:
         return chosen, rows, shown[0], ""
     points = in_lines(rows, shown)

@@ -57,12 +57,17 @@ def drawn(kind: str, family: str, width: float | None) -> Figure:
         return plot(kind, decoding(), Selection(batch=16, head_dim=256), width=width)
     frame = committed() if kind in (*RESULT_KINDS, MODEL, *ROOFLINES) else None
     if kind in ROOFLINES:
-        return roofline(frame, ROOFLINES[kind], COMMITTED[family], width)
+        selection = Selection() if kind == "kernels" else COMMITTED[family]
+        return roofline(frame, ROOFLINES[kind], selection, width)
     return plot(kind, frame, COMMITTED[family], width=width)
 
 
-ROOFLINES = {"roofline": ["h200", "b200"], "roofs": ["a100", "h100", "h200", "b200"]}
-OF_ONE_FAMILY = ("context", "roofs", MODEL, *THEORY_KINDS)
+ROOFLINES = {
+    "roofline": ["h200", "b200"],
+    "roofs": ["a100", "h100", "h200", "b200"],
+    "kernels": ["a100", "h100", "b200"],
+}
+OF_ONE_FAMILY = ("context", "roofs", "kernels", MODEL, *THEORY_KINDS)
 NOT_MEASURED = {
     "wkv": ("chunk-size", "trade-off", "rate", "sustained", "energy"), "rglru": ("head-dim",),
     "gated-mlp": ("chunk-size", "trade-off", "rate", "head-dim"),
