@@ -97,9 +97,7 @@ def roofline(
         setting = sizes_held(chosen)
         finding = share_of_roof(at_best, first, {mode: MODE_NAMES[mode] for mode in modes_of(at_best)})
     else:
-        notes += (
-            [] if parts[0][0].every else ["Of each family ours and its fastest rival; more with --kernel or --all."]
-        )
+        notes += [] if parts[0][0].every else ["Of each family ours and its fastest rival; --all: every line."]
         setting = ["sizes of most rows", *(f"{part[0].kernel}: {', '.join(sizes_held(part[0]))}" for part in parts)]
         best = pd.concat([part[2] for part in parts])
         best = best[in_lines(best, [part[3] for part in parts]) & (best["mode"] == modes_of(best)[0])]
