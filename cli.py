@@ -8,6 +8,7 @@ import functools
 import gc
 import inspect
 import io
+import itertools
 import os
 import re
 import shlex
@@ -871,7 +872,7 @@ def reproduce(
     asked = entries.chosen(claims, ids) if ids else claims
     drawn = {each.id: each.entry.figure for each in asked if ids and each.entry.figure}
     if figure is not None:
-        from .analysis.figures.style import check_format
+        from .analysis.figures.style import check_format, save_figure
 
         check_format(figure)
         if len(drawn) != 1:
@@ -909,10 +910,16 @@ def reproduce(
     if format == "table" and (coverage := published.in_words(found)):
         display.say(coverage)
     if figure is not None:
-        words = [[*map(str, pool())] if word == "RESULTS" else [word] for word in shlex.split("".join(drawn.values()))]
-        arguments = [text.replace("GPU", device) for texts in words for text in texts]
+        from .analysis.figures.plots import OF_ENTRIES
+
+        kind, *taken = shlex.split("".join(drawn.values()))
         with contextlib.redirect_stdout(sys.stderr):
-            typer.main.get_command(app).main([*arguments, "-o", str(figure)], standalone_mode=False)
+            if kind in OF_ENTRIES:
+                print(save_figure(OF_ENTRIES[kind](*taken).at(), figure))
+            else:
+                words = [[*map(str, pool())] if word == "RESULTS" else [word.replace("GPU", device)] for word in taken]
+                arguments = [kind, *itertools.chain(*words), "-o", str(figure)]
+                typer.main.get_command(app).main(arguments, standalone_mode=False)
     raise typer.Exit(int(left))
 
 
@@ -946,7 +953,7 @@ def plot(
         typer.Argument(
             help="From results: runtime, memory, runtime-memory, throughput, chunk-size, trade-off, head-dim, rate, "
             "context, sustained, energy. From the counts: flops, flop-optimal, runtime-optimal, intensity-optimal, "
-            "intensity; model takes both. From definitions: transfer, kv-savings."
+            "intensity; model takes both."
         ),
     ],
     results: Annotated[list[Path] | None, files(", for the kinds that show some")] = None,

@@ -39,10 +39,14 @@ THEORY_KINDS: Mapping[str, Callable[[Theory], Drawing]] = {
     "runtime-optimal": theories.runtime_optimal_over_head_dim,
     "intensity-optimal": theories.runtime_optimal_over_intensity,
     "intensity": theories.intensity_over_chunk_size,
+}
+"""Figures of the counts and the model."""
+
+OF_ENTRIES: Mapping[str, Callable[..., Drawing]] = {
     "transfer": theories.gain_over_input_gate,
     "kv-savings": theories.tokens_of_cache,
 }
-"""Figures of the counts and the model."""
+"""Figures that only entries of `lrbench reproduce` have."""
 
 MODEL = "model"
 """The figure of the model that takes results where there are some."""
