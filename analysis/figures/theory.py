@@ -76,6 +76,7 @@ class Theory:
                 raise ValueError(f"{name} must be a positive integer, got {value}")
         if not self.gpus:
             raise ValueError("gpu must name at least one accelerator, got none")
+        self.accelerators()
         if not 0.5 <= self.causal_factor <= 1:
             raise ValueError(f"causal_factor must be in [0.5, 1], got {self.causal_factor}")
         one_of("dtype", self.dtype, tuple(DTYPE_BYTES))
