@@ -970,11 +970,12 @@ def plot(
     said otherwise.
     """
     from .analysis.figures.plots import OVER_LENGTH, RESULT_KINDS, check_kind, drawing
-    from .analysis.figures.style import check_format, save_figure
+    from .analysis.figures.style import check_format, check_size, save_figure
     from .analysis.figures.theory import Theory
     from .results.select import load_results
 
     check_format(output)
+    check_size(width, dpi)
     check_kind(kind, results=bool(results))
     given = {**vars(shown), "device": device, "gpu": gpu, "causal_factor": causal_factor}
     of_results = ("device", "kernel", "impl", "channels", "d_model", "d_ff", "batch")
@@ -1012,9 +1013,10 @@ def roofline(
     its FLOPs, bytes, intensity, time and share of the bound.
     """
     from .analysis.figures.roofline import roofline as drawing
-    from .analysis.figures.style import check_format, save_figure
+    from .analysis.figures.style import check_format, check_size, save_figure
 
     check_format(output)
+    check_size(width, dpi)
     if of is not None:
         from .bench.drive.own_function import roofline_of
 
