@@ -488,7 +488,7 @@ def sweep(
         requests = (dataclasses.replace(one, shard=parse_shard(shard)),)
     requests = tuple(dataclasses.replace(each, sustained=sustained or each.sustained) for each in requests)
     about: dict[str, Any] = {"gpu": gpu, "output": output, "jobs": jobs, "devices": devices}
-    about |= {"resume": resume, "tritons": tritons}
+    about |= {"resume": resume, "tritons": tritons, "pairs": pairs}
     if dry_run:
         rows = session.planned_rows(*requests, **about)
         if format == "table" and not every:
@@ -499,7 +499,6 @@ def sweep(
     outcome = session.run_sweep(
         *requests,
         **about,
-        pairs=pairs,
         timeout_s=timeout,
         budget_s=budget,
         time_limit_s=time_limit,
