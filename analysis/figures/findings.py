@@ -89,8 +89,11 @@ def main_lines(
 
 def in_lines(rows: pd.DataFrame, lines: Iterable[Line]) -> pd.Series:
     """Return which rows are of one of the lines."""
+    import pandas as pd
+
     wanted = set(lines)
-    return rows["op"].combine(rows["impl"], lambda op, impl: (op, impl) in wanted).astype(bool)
+    found = [line in wanted for line in zip(rows["op"].tolist(), rows["impl"].tolist(), strict=True)]
+    return pd.Series(found, rows.index, dtype=bool)
 
 
 def beside_others(rows: pd.DataFrame, first: Line, x: str, over: str, column: str) -> str:
