@@ -1432,12 +1432,14 @@ def _show_rows(terms: str, pool: Sequence[Path] | None, output: Path | None, out
     from .analysis.derive import derived_rows
     from .bench.show import display
     from .results.arguments import check_file
+    from .results.schema import CASE_COLUMNS
     from .results.store import write_parquet
 
     if output is not None:
         one_of("--output's ending", output.suffix, (".parquet", ".csv", ".json"))
         check_file(output, "--output")
     found = derived_rows(_selected(terms, pool))
+    found.sort(key=lambda row: [(row[name] is not None, row[name]) for name in CASE_COLUMNS])
     if output is None:
         display.show([display.brief_row(row) for row in found] if output_format == "table" else found, output_format)
         return

@@ -56,6 +56,8 @@ KINDS = (*RESULT_KINDS, *THEORY_KINDS, MODEL)
 
 def check_kind(kind: str, *, results: bool) -> None:
     """Raise ValueError for an unknown kind, or where results are missing or of no use."""
+    if kind in OF_ENTRIES:
+        raise ValueError(f"the figure {kind} belongs to entries of `lrbench reproduce`, which draws it with -o")
     one_of("kind", kind, KINDS)
     if kind in RESULT_KINDS and not results:
         raise ValueError(f"the figure {kind} shows results: name files or folders of them")
