@@ -85,7 +85,7 @@ def roofline(
         here = points[points["mode"] == mode].sort_values("chunk_size")
         lines = _lines(here, accelerators, "intensity", "reached", colours, ends=True)
         roofs.append(Panel(title=MODE_TITLES[mode], lines=lines, **roof_axes))
-        lines = _lines(here, accelerators, "place", "share", colours)
+        lines = _lines(here, accelerators, "place", "share", colours, ends=False)
         shares.append(Panel(title=f"{MODE_TITLES[mode]}: % of roof", lines=lines, **share_axes))
     # Without chunk sizes the roofs say it all.
     shares = shares if chunks else []
@@ -211,13 +211,7 @@ def _points(rows: pd.DataFrame, accelerators: Sequence[Accelerator]) -> pd.DataF
 
 
 def _lines(
-    points: pd.DataFrame,
-    accelerators: Sequence[Accelerator],
-    x: str,
-    y: str,
-    colours: Mapping[str, str],
-    *,
-    ends: bool = False,
+    points: pd.DataFrame, accelerators: Sequence[Accelerator], x: str, y: str, colours: Mapping[str, str], *, ends: bool
 ) -> list[Line]:
     """Return a line per implementation and accelerator; all but the first accelerator's are pale.
 
