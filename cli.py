@@ -8,6 +8,7 @@ import functools
 import gc
 import inspect
 import io
+import itertools
 import os
 import re
 import shlex
@@ -487,7 +488,7 @@ def sweep(
         requests = (dataclasses.replace(one, shard=parse_shard(shard)),)
     requests = tuple(dataclasses.replace(each, sustained=sustained or each.sustained) for each in requests)
     about: dict[str, Any] = {"gpu": gpu, "output": output, "jobs": jobs, "devices": devices}
-    about |= {"resume": resume, "tritons": tritons}
+    about |= {"resume": resume, "tritons": tritons, "pairs": pairs}
     if dry_run:
         rows = session.planned_rows(*requests, **about)
         if format == "table" and not every:
@@ -498,7 +499,6 @@ def sweep(
     outcome = session.run_sweep(
         *requests,
         **about,
-        pairs=pairs,
         timeout_s=timeout,
         budget_s=budget,
         time_limit_s=time_limit,
@@ -871,7 +871,7 @@ def reproduce(
     asked = entries.chosen(claims, ids) if ids else claims
     drawn = {each.id: each.entry.figure for each in asked if ids and each.entry.figure}
     if figure is not None:
-        from .analysis.figures.style import check_format
+        from .analysis.figures.style import check_format, save_figure
 
         check_format(figure)
         if len(drawn) != 1:
@@ -909,10 +909,16 @@ def reproduce(
     if format == "table" and (coverage := published.in_words(found)):
         display.say(coverage)
     if figure is not None:
-        words = [[*map(str, pool())] if word == "RESULTS" else [word] for word in shlex.split("".join(drawn.values()))]
-        arguments = [text.replace("GPU", device) for texts in words for text in texts]
+        from .analysis.figures.plots import OF_ENTRIES
+
+        kind, *taken = shlex.split("".join(drawn.values()))
         with contextlib.redirect_stdout(sys.stderr):
-            typer.main.get_command(app).main([*arguments, "-o", str(figure)], standalone_mode=False)
+            if kind in OF_ENTRIES:
+                print(save_figure(OF_ENTRIES[kind](*taken).at(), figure))
+            else:
+                words = [[*map(str, pool())] if word == "RESULTS" else [word.replace("GPU", device)] for word in taken]
+                arguments = [kind, *itertools.chain(*words), "-o", str(figure)]
+                typer.main.get_command(app).main(arguments, standalone_mode=False)
     raise typer.Exit(int(left))
 
 
@@ -946,7 +952,7 @@ def plot(
         typer.Argument(
             help="From results: runtime, memory, runtime-memory, throughput, chunk-size, trade-off, head-dim, rate, "
             "context, sustained, energy. From the counts: flops, flop-optimal, runtime-optimal, intensity-optimal, "
-            "intensity; model takes both. From definitions: transfer, kv-savings."
+            "intensity; model takes both."
         ),
     ],
     results: Annotated[list[Path] | None, files(", for the kinds that show some")] = None,
@@ -963,11 +969,12 @@ def plot(
     said otherwise.
     """
     from .analysis.figures.plots import OVER_LENGTH, RESULT_KINDS, check_kind, drawing
-    from .analysis.figures.style import check_format, save_figure
+    from .analysis.figures.style import check_format, check_size, save_figure
     from .analysis.figures.theory import Theory
     from .results.select import load_results
 
     check_format(output)
+    check_size(width, dpi)
     check_kind(kind, results=bool(results))
     given = {**vars(shown), "device": device, "gpu": gpu, "causal_factor": causal_factor}
     of_results = ("device", "kernel", "impl", "channels", "d_model", "d_ff", "batch")
@@ -1005,9 +1012,10 @@ def roofline(
     its FLOPs, bytes, intensity, time and share of the bound.
     """
     from .analysis.figures.roofline import roofline as drawing
-    from .analysis.figures.style import check_format, save_figure
+    from .analysis.figures.style import check_format, check_size, save_figure
 
     check_format(output)
+    check_size(width, dpi)
     if of is not None:
         from .bench.drive.own_function import roofline_of
 
@@ -1424,12 +1432,14 @@ def _show_rows(terms: str, pool: Sequence[Path] | None, output: Path | None, out
     from .analysis.derive import derived_rows
     from .bench.show import display
     from .results.arguments import check_file
+    from .results.schema import CASE_COLUMNS
     from .results.store import write_parquet
 
     if output is not None:
         one_of("--output's ending", output.suffix, (".parquet", ".csv", ".json"))
         check_file(output, "--output")
     found = derived_rows(_selected(terms, pool))
+    found.sort(key=lambda row: [(row[name] is not None, row[name]) for name in CASE_COLUMNS])
     if output is None:
         display.show([display.brief_row(row) for row in found] if output_format == "table" else found, output_format)
         return

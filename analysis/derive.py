@@ -29,6 +29,9 @@ DERIVED_COLUMNS = (
     "model_time_ms",
 )  # fmt: skip
 
+DERIVED = "derived today"
+"""Attribute of frames whose columns are."""
+
 ONCE_SINCE = "2026-11-21T15:00"
 """Since then rows count the output's gradient once in the memory of a forward and backward call; older ones, twice."""
 
@@ -42,7 +45,8 @@ def without_removed(frame: pd.DataFrame) -> pd.DataFrame:
     ours = {(op, impl) for op, impl, provider in pairs.itertuples(index=False) if provider == "lrbench"}
     kept = {(op, each.name) for ops in FAMILIES.values() for op in ops for each in get_operation(op).implementations}
     gone = {(op, impl) for op, impl in ours - kept if any(op in ops for ops in FAMILIES.values())}
-    return frame[[pair not in gone for pair in zip(frame["op"], frame["impl"], strict=True)]] if gone else frame
+    there = zip(frame["op"].tolist(), frame["impl"].tolist(), strict=True)
+    return frame[[pair not in gone for pair in there]] if gone else frame
 
 
 def derive(
@@ -81,10 +85,12 @@ def derive(
 
 
 def derive_anew(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows with the derived columns that they have, as they are counted today.
+    """Return the rows with the derived columns that they have, as they are counted today; once is enough.
 
     Only the machine that measured a CPU knows its roof, so what depends on that roof stays as stored.
     """
+    if frame.attrs.get(DERIVED):
+        return frame
     named = {*frame["accelerator"].dropna(), *frame["device_accelerator"].dropna()} & {*known_accelerators()} - {"cpu"}
     known = {key: get_accelerator(key) for key in named}
     derived = {name: frame[name].tolist() for name in DERIVED_COLUMNS if name in frame.columns}
@@ -94,7 +100,9 @@ def derive_anew(frame: pd.DataFrame) -> pd.DataFrame:
         columns = derive(target, device, count, row["dtype"], row["time_ms"])
         for name in derived.keys() & columns.keys():
             derived[name][n] = columns[name]
-    return frame.assign(**derived)
+    today = frame.assign(**derived)
+    today.attrs[DERIVED] = True
+    return today
 
 
 def derived_rows(rows: Sequence[Row]) -> list[dict[str, Any]]:

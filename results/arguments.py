@@ -26,7 +26,7 @@ def parse_size(text: str, what: str = "a size") -> int:
     if match is None or not digits:
         meant = ""
         with contextlib.suppress(ValueError, OverflowError):
-            if (number := float(text)) == int(number) > 0:
+            if (number := float(re.sub(r",(?=\d{3}\b)", "", text))) == int(number) > 0:
                 thousands = f"{number / 1000:g}k ({1.024 * number:.0f}) or " if number % 1000 == 0 else ""
                 meant = f"; did you mean {thousands}{int(number)}?"
         raise ValueError(f"{what} must be a positive integer such as 512 or 8k, got {text!r}{meant}")

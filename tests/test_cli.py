@@ -111,6 +111,8 @@ def test_completion_as_a_module_is_of_the_command() -> None:
 def test_a_sweep_ends_with_the_fastest_of_each_package_in_turn(tmp_path: Path, run: Run) -> None:
     """Once: --resume finds the pair there."""
     asked = f"sweep --kernel tfla --op simple_gla,attention {SMALL} --impl torch,torch.sdpa_cpu --no-calibrate --pairs"
+    run(f"{asked} --dry-run")
+    assert "of these about 7 s at the end, to time the fastest of each package in turn (--no-pairs)" in run.err
     shown = run.json(asked, "--output", tmp_path)
     assert "timing the fastest of each package at each problem in turn: 2 cases" in run.err
     pairs, swept = sorted(tmp_path.glob("*.parquet"))

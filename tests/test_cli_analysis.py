@@ -601,7 +601,7 @@ NUMERICS = HEAVY | {"numpy", "pyarrow", "sympy"}
     ("arguments", "heavy", "limit_s"),
     [
         ("gpus", HEAVY, 1.0),
-        ("chunk-size tfla --gpu h200 --seq-len 64k --mode fwbw", HEAVY, 1.5),
+        ("chunk-size tfla --gpu h200 --seq-len 64k --mode fwbw", HEAVY, 1.0),
         ("chunk-size tfla --gpu h200 --roofs measured", HEAVY, 1.0),
         ("count rglru --channels 1024", NUMERICS, 1.0),
         ("count tfla --formulation walk --seq-len 64k --chunk-size 64k", NUMERICS, 1.0),

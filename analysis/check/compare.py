@@ -328,7 +328,8 @@ def in_words(found: Comparison) -> str:
     interval = f" ({every.interval.low:.4g} to {every.interval.high:.4g})" if known else ""
     verdicts = ", ".join(f"{number} {name}" for name, number in counts.items() if number)
     unmatched = f"; {len(found.unmatched)} not compared" if found.unmatched else ""
-    return f"B takes {every.ratio:.4g}{interval} times as long as A, of {every.cases} cases {verdicts}{unmatched}"
+    cases = f"{every.cases} case{'s' * (every.cases != 1)}"
+    return f"B takes {every.ratio:.4g}{interval} times as long as A, of {cases} {verdicts}{unmatched}"
 
 
 def _times(pair: Pair) -> dict[str, Any]:

@@ -67,13 +67,15 @@ def lines_in_order(rows: pd.DataFrame, x: str) -> list[Line]:
     return [*lines[["op", "impl"]].itertuples(index=False, name=None)]
 
 
-def main_lines(chosen: Chosen, rows: pd.DataFrame, x: str) -> tuple[Chosen, pd.DataFrame, Line, str]:
-    """Leave out all but the first :data:`MAX_LINES` lines.
+def main_lines(
+    chosen: Chosen, rows: pd.DataFrame, x: str, most: int = MAX_LINES
+) -> tuple[Chosen, pd.DataFrame, Line, str]:
+    """Leave out all but the first ``most`` lines.
 
     Returns:
         what is chosen, its points, the line that the figure's statement is about, and a note.
     """
-    shown = lines_in_order(rows, x)[:MAX_LINES]
+    shown = lines_in_order(rows, x)[:most]
     if chosen.every:
         return chosen, rows, shown[0], ""
     points = in_lines(rows, shown)
@@ -87,8 +89,11 @@ def main_lines(chosen: Chosen, rows: pd.DataFrame, x: str) -> tuple[Chosen, pd.D
 
 def in_lines(rows: pd.DataFrame, lines: Iterable[Line]) -> pd.Series:
     """Return which rows are of one of the lines."""
+    import pandas as pd
+
     wanted = set(lines)
-    return rows["op"].combine(rows["impl"], lambda op, impl: (op, impl) in wanted).astype(bool)
+    found = [line in wanted for line in zip(rows["op"].tolist(), rows["impl"].tolist(), strict=True)]
+    return pd.Series(found, rows.index, dtype=bool)
 
 
 def beside_others(rows: pd.DataFrame, first: Line, x: str, over: str, column: str) -> str:

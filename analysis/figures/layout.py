@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from .style import MUTED, WARNING, SeriesStyle, log_axis, new_figure, size_axis, styled
+from .style import MUTED, WARNING, SeriesStyle, check_size, log_axis, new_figure, size_axis, styled
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -28,7 +28,7 @@ PANEL_WIDTH = 3.5
 NARROW = 5.5
 """Inches under which a figure is laid out for a column of text."""
 
-MIN_WIDTH, MAX_WIDTH, MIN_PANEL = 2.5, 50.0, 2.4
+MIN_PANEL = 2.4
 TITLE_SIZE, LABEL_SIZE, NOTE_SIZE = 12, 8.5, 7.5
 """Points, at full size."""
 
@@ -114,8 +114,7 @@ class Drawing:
 
     def at(self, width: float | None = None) -> Figure:
         """Return the figure at a width in inches [the usual one]; ValueError for one in which nothing can be read."""
-        if width is not None and not MIN_WIDTH <= width <= MAX_WIDTH:
-            raise ValueError(f"width must be from {MIN_WIDTH} to {MAX_WIDTH:g} inches, got {width:g}")
+        check_size(width)
         return _compose(self, self.usual_width if width is None else width)
 
     @property

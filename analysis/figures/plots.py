@@ -39,10 +39,14 @@ THEORY_KINDS: Mapping[str, Callable[[Theory], Drawing]] = {
     "runtime-optimal": theories.runtime_optimal_over_head_dim,
     "intensity-optimal": theories.runtime_optimal_over_intensity,
     "intensity": theories.intensity_over_chunk_size,
+}
+"""Figures of the counts and the model."""
+
+OF_ENTRIES: Mapping[str, Callable[..., Drawing]] = {
     "transfer": theories.gain_over_input_gate,
     "kv-savings": theories.tokens_of_cache,
 }
-"""Figures of the counts and the model."""
+"""Figures that only entries of `lrbench reproduce` have."""
 
 MODEL = "model"
 """The figure of the model that takes results where there are some."""
@@ -52,6 +56,8 @@ KINDS = (*RESULT_KINDS, *THEORY_KINDS, MODEL)
 
 def check_kind(kind: str, *, results: bool) -> None:
     """Raise ValueError for an unknown kind, or where results are missing or of no use."""
+    if kind in OF_ENTRIES:
+        raise ValueError(f"the figure {kind} belongs to entries of `lrbench reproduce`, which draws it with -o")
     one_of("kind", kind, KINDS)
     if kind in RESULT_KINDS and not results:
         raise ValueError(f"the figure {kind} shows results: name files or folders of them")

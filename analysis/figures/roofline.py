@@ -8,28 +8,30 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
-from ...results.select import MODE_NAMES, best_rows, grouped, ok_rows, short_size
+from ...results.select import MODE_NAMES, best_rows, families, grouped, ok_rows, short_size
 from ..accelerators.known import Accelerator, Roofs, get_accelerator
 from ..accelerators.roofs import with_stored_roofs
-from .findings import in_lines, main_lines, share_of_roof
+from .findings import MAX_LINES, in_lines, main_lines, share_of_roof
 from .layout import Drawing, Line, Panel, measured_line, write
 from .measured import LABELS
 from .selection import (
     MODE_TITLES,
+    Chosen,
     Selection,
     busy_note,
     choose,
-    describe,
+    describe_devices,
     failure_note,
     modes_of,
+    sizes_held,
     suspect_notes,
     unmeasured,
 )
-from .style import INK, MUTED, axis_prefix, rate, series_style
+from .style import CURVES, INK, MUTED, axis_prefix, operation_label, rate, series_style
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -47,6 +49,9 @@ def roofline(
     trajectories over chunk size (the longest and fastest one labelled at its ends), others as points. The first
     accelerator's newest measured roof, where there is one and it is not the roof that is drawn, is dashed.
 
+    Of what the selection leaves open the value of most rows is shown. If it names no kernels, every family is that has
+    rows: ours and its fastest rival, in one colour.
+
     Args:
         gpus: one or several accelerators, or their keys or aliases; at least one must have rows. Their rates, specified
             or measured (:func:`.roofs.with_roofs`), are the roofs. Points of all but the first with rows are pale.
@@ -55,16 +60,15 @@ def roofline(
     Raises:
         ValueError: unknown accelerators, the CPU beside a GPU, or no row measured on any of them.
     """
+    import pandas as pd
+
     accelerators = _accelerators(frame, gpus)
     main = accelerators[0]
-    keys = [each.key for each in accelerators]
-    chosen = choose(frame[frame["device_accelerator"].isin(keys)], selection, over="", devices=True)
-    points = _points(chosen.rows, accelerators)
-    chosen = dataclasses.replace(chosen, rows=chosen.rows[chosen.rows["device_accelerator"] == main.key])
-    at_best = best_rows(points[points["device_accelerator"] == main.key], ("op", "impl", "mode"))
-    chosen, at_best, first, hidden = main_lines(chosen, at_best, "seq_len")
-    points = points[in_lines(points, zip(at_best["op"], at_best["impl"], strict=True))]
-    dtype = str(chosen.dtype)
+    parts = _parts(frame, selection, accelerators)
+    points = pd.concat([part[1] for part in parts])
+    dtype = str(parts[0][0].dtype)
+    several = len(parts) > 1
+    colours = {op: CURVES[n % len(CURVES)] for n, part in enumerate(parts) for op in part[1]["op"] if several}
     unit, roof_axes = _roof_axes(accelerators, dtype, points["intensity"], points["tflops"])
     chunks = sorted(map(float, set(points["chunk_size"].dropna())))
     beyond = 2 * max(chunks, default=8)
@@ -79,22 +83,66 @@ def roofline(
     roofs, shares = [], []
     for mode in modes_of(points[points["device_accelerator"] == main.key]):
         here = points[points["mode"] == mode].sort_values("chunk_size")
-        lines = _lines(here, accelerators, "intensity", "reached", ends=True)
+        lines = _lines(here, accelerators, "intensity", "reached", colours, ends=True)
         roofs.append(Panel(title=MODE_TITLES[mode], lines=lines, **roof_axes))
-        lines = _lines(here, accelerators, "place", "share")
+        lines = _lines(here, accelerators, "place", "share", colours, ends=False)
         shares.append(Panel(title=f"{MODE_TITLES[mode]}: % of roof", lines=lines, **share_axes))
     # Without chunk sizes the roofs say it all.
     shares = shares if chunks else []
     one_row = len(roofs) == 1 or not shares
-    notes = (*_notes(points, accelerators, dtype), busy_note(points), failure_note(unmeasured(chosen)), hidden)
+    notes = [*_notes(points, accelerators, dtype), busy_note(points)]
+    if not several:
+        ((chosen, _, at_best, first, hidden),) = parts
+        notes += [failure_note(unmeasured(chosen)), hidden]
+        setting = sizes_held(chosen)
+        finding = share_of_roof(at_best, first, {mode: MODE_NAMES[mode] for mode in modes_of(at_best)})
+    else:
+        notes += [] if parts[0][0].every else ["Of each family ours and its fastest rival; --all: every line."]
+        setting = ["sizes of most rows", *(f"{part[0].kernel}: {', '.join(sizes_held(part[0]))}" for part in parts)]
+        best = pd.concat([part[2] for part in parts])
+        best = best[in_lines(best, [part[3] for part in parts]) & (best["mode"] == modes_of(best)[0])]
+        reached = ", ".join(f"{operation_label(row.op)} {row.share:.0f} %" for row in best.itertuples())
+        finding = f"Of the roof {MODE_NAMES[best['mode'].iloc[0]]}: {reached}"
     return Drawing(
         grid=[[*roofs, *shares]] if one_row else [roofs, shares],
         title=f"Roofline: {main.name}" + "".join(f", {each.name.removeprefix('NVIDIA ')}" for each in accelerators[1:]),
-        finding=share_of_roof(at_best, first, {mode: MODE_NAMES[mode] for mode in modes_of(at_best)}),
-        setting=describe(chosen, "counted FLOPs and bytes"),
+        finding=finding,
+        setting=" · ".join([describe_devices(parts[0][0]), *setting, "counted FLOPs and bytes"]),
         note=" ".join(filter(None, notes)),
-        heights=None if one_row else (1.3, 0.85),
+        heights=None if one_row else (1.8 if several else 1.3, 0.85),
     )
+
+
+def _parts(
+    frame: pd.DataFrame, selection: Selection, accelerators: Sequence[Accelerator]
+) -> list[tuple[Chosen, pd.DataFrame, pd.DataFrame, tuple[str, str], str]]:
+    """Return the lines of the kernels that a selection names, or of every family that has what it asks for.
+
+    Returns:
+        what is chosen on the first accelerator, the points at every chunk size, those of the first accelerator at the
+        best, the line that a statement is about, and a note on hidden ones.
+    """
+    main, refused, parts = accelerators[0].key, None, []
+    rows = frame[frame["device_accelerator"].isin([each.key for each in accelerators])]
+    kernels: Sequence[str | None]
+    kernels = [selection.kernel] if selection.kernel or selection.ops else families(rows) or [selection.kernel]
+    for kernel in kernels:
+        try:
+            chosen = choose(rows, dataclasses.replace(selection, kernel=kernel), over="", devices=True, most=True)
+            points = _points(chosen.rows, accelerators)
+        except ValueError as error:
+            refused = refused or error
+            continue
+        # One roof: the further families are of the first one's dtype.
+        selection = dataclasses.replace(selection, dtype=chosen.dtype)
+        chosen = dataclasses.replace(chosen, rows=chosen.rows[chosen.rows["device_accelerator"] == main])
+        at_best = best_rows(points[points["device_accelerator"] == main], ("op", "impl", "mode"))
+        chosen, at_best, *about = main_lines(chosen, at_best, "seq_len", MAX_LINES if len(kernels) == 1 else 2)
+        points = points[in_lines(points, zip(at_best["op"], at_best["impl"], strict=True))]
+        parts.append((chosen, points, at_best, *about))
+    if refused and not parts:
+        raise refused
+    return parts
 
 
 def roofline_point(name: str, accelerator: Accelerator, dtype: str, intensity: float, tflops: float) -> Drawing:
@@ -163,12 +211,13 @@ def _points(rows: pd.DataFrame, accelerators: Sequence[Accelerator]) -> pd.DataF
 
 
 def _lines(
-    points: pd.DataFrame, accelerators: Sequence[Accelerator], x: str, y: str, *, ends: bool = False
+    points: pd.DataFrame, accelerators: Sequence[Accelerator], x: str, y: str, colours: Mapping[str, str], *, ends: bool
 ) -> list[Line]:
     """Return a line per implementation and accelerator; all but the first accelerator's are pale.
 
     Args:
         points: of one mode, in the order of chunk size.
+        colours: of operations that do not have their usual one.
         ends: whether the longest trajectory's ends are named and suspect points ringed.
     """
     lines = []
@@ -177,6 +226,7 @@ def _lines(
         labelled = _longest_trajectory(rows) if ends and not n else None
         for (op, impl), group in rows.groupby(["op", "impl"], sort=True):
             style = series_style(str(op), str(impl), alone=points["op"].nunique() == 1)
+            style = dataclasses.replace(style, colour=colours.get(str(op), style.colour))
             if n:
                 style = style.pale(f"{style.label}, {accelerator.key}")
             line = measured_line(group, x, group[y], style)

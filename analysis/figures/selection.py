@@ -329,16 +329,26 @@ def failure_note(failures: pd.DataFrame) -> str:
 
 
 def describe(chosen: Chosen, *extra: str) -> str:
-    """Return the setting that a figure holds constant: device, dtype, tokens, widths, ``extra`` if not empty."""
-    rows = ok_rows(chosen.rows)
-    parts = [" / ".join(sorted(set(rows["device_name"].dropna())))]
+    """Return the setting that a figure holds constant: device, sizes, ``extra`` if not empty."""
+    return " · ".join([describe_devices(chosen), *sizes_held(chosen), *filter(None, extra)])
+
+
+def describe_devices(chosen: Chosen) -> str:
+    """Return what the rows were measured on, as its driver names it."""
+    return " / ".join(sorted(set(ok_rows(chosen.rows)["device_name"].dropna())))
+
+
+def sizes_held(chosen: Chosen) -> list[str]:
+    """Return the sequence length, tokens or batch, widths, dtype, head dims, context and layers, as far as constant."""
+    rows, parts = ok_rows(chosen.rows), []
     if chosen.seq_len is not None:
         parts.append(length_in_words(chosen.seq_len, tokens=chosen.without_order))
     parts += setting_in_words(chosen)
     for name, said in (("context", "context {:,}"), ("layers", "{} layers")):
         if (size := _only(rows[name])) is not None:
             parts.append(said.format(size))
-    return " · ".join([*parts, *filter(None, extra)])
+    # Of an operation that mixes nothing along a sequence, tokens are its length.
+    return [*dict.fromkeys(parts)]
 
 
 def setting_in_words(chosen: Chosen) -> list[str]:

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 FORMATS = {".png": ("Software", "Description"), ".svg": ("Date", "Title"), ".pdf": ("CreationDate", "Subject")}
 """Ending -> names in its metadata: of what would make equal figures differ, and of the figure's description."""
 
+MIN_WIDTH, MAX_WIDTH = 2.5, 50.0
 DPI, MAX_DPI = 130, 1200
 """Pixels per inch of a PNG on a page of the documentation; print takes SVG, PDF or more."""
 
@@ -249,6 +250,14 @@ def check_format(path: Path) -> None:
         raise ValueError(f"output must end in one of {', '.join(FORMATS)}, got {path.name!r}")
 
 
+def check_size(width: float | None = None, dpi: int = DPI) -> None:
+    """Raise ValueError for a width in inches in which nothing can be read, or a resolution that no picture has."""
+    if width is not None and not MIN_WIDTH <= width <= MAX_WIDTH:
+        raise ValueError(f"width must be from {MIN_WIDTH} to {MAX_WIDTH:g} inches, got {width:g}")
+    if not 1 <= dpi <= MAX_DPI:
+        raise ValueError(f"dpi must be from 1 to {MAX_DPI}, got {dpi}")
+
+
 def save_figure(figure: Figure, path: Path, *, dpi: int = DPI) -> Path:
     """Write a figure in the format of the file's ending (.png, .svg, .pdf); equal figures give equal files.
 
@@ -259,8 +268,7 @@ def save_figure(figure: Figure, path: Path, *, dpi: int = DPI) -> Path:
         ValueError: another ending, a resolution that no picture has, or a file that cannot be written.
     """
     check_format(path)
-    if not 1 <= dpi <= MAX_DPI:
-        raise ValueError(f"dpi must be from 1 to {MAX_DPI}, got {dpi}")
+    check_size(dpi=dpi)
     text, ending, file = str(figure.get_label()), path.suffix.lower(), io.BytesIO()
     undated, described = FORMATS[ending]
     metadata = {undated: None, **({described: text} if text else {})}

@@ -105,10 +105,7 @@ class Question:
         # That does not depend on the chunk length.
         if count_case(*cases[0], launches=False) is None:
             raise ValueError(f"mode must be one that is counted for {self.op} {impl}, got {self.mode!r}")
-
-        def fit() -> Fit | None:
-            return self.fit(impl)[0]
-
+        fit = functools.partial(self.fits.of, self.op, impl) if self.fits else lambda: None
         return [Answer(case=case, accelerator=self.accelerator, rows=rows, fit=fit) for case in cases]
 
     def _sizes(self, chunk: int | None) -> dict[str, int]:

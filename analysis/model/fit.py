@@ -24,7 +24,7 @@ from ...results.schema import HIDDEN_HOST_MS, PROBLEM_SIZES, SIZE_COLUMNS
 from ...results.select import grouped
 from ..accelerators.known import Accelerator, get_accelerator
 from ..accelerators.roofs import with_roofs
-from ..counts import count_case
+from ..counts.formulations import formulation_of, is_counted
 from ..counts.model import DTYPE_BYTES
 from .terms import Kind, Query, carried_ms, expected, gains, kind_of, walks
 
@@ -193,11 +193,10 @@ def surface(rows: Sequence[Row], mode: str, dtype: str, here: Accelerator, roofs
     kept, cases, there = [], [], []
     for row in rows:
         case, key = case_of(row, mode, dtype), row["device_accelerator"]
-        device = here if key == here.key else accelerator_of(key, roofs)
-        if count_case(*case, launches=device is not here) is not None:
+        if is_counted(row["op"], formulation_of(row["op"], row["impl"], mode, dtype), mode):
             kept.append(row)
             cases.append(case)
-            there.append(device)
+            there.append(here if key == here.key else accelerator_of(key, roofs))
     if not kept:
         return None
     apart = [

@@ -76,8 +76,13 @@ def runtime_model(count: Count, accelerator: Accelerator, dtype: str) -> Runtime
 
 def launches_ms(count: Count, accelerator: Accelerator) -> float:
     """Return the time of the launches that a call makes at least, however small the problem; a CPU has none."""
-    forward, backward = (0, 0) if accelerator.key == "cpu" else _LAUNCHES.get(count.formulation, (1, 1))
-    return LAUNCH_MS * sum(backward if name == "backward" else forward for name in PASSES[count.mode])
+    return launches_of(count.formulation, count.mode, accelerator)
+
+
+def launches_of(formulation: str, mode: str, accelerator: Accelerator) -> float:
+    """Return :func:`launches_ms` of what need not be counted for it."""
+    forward, backward = (0, 0) if accelerator.key == "cpu" else _LAUNCHES.get(formulation, (1, 1))
+    return LAUNCH_MS * sum(backward if name == "backward" else forward for name in PASSES[mode])
 
 
 def model_time_ms(count: Count, accelerator: Accelerator, dtype: str) -> float:

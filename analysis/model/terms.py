@@ -22,7 +22,7 @@ from ...kernels.scalar_decay.choice import backward_chunk, sizes_of_case, time_u
 from ...kernels.scalar_decay.plan import kept_chunk
 from ..accelerators.known import Accelerator, get_accelerator
 from ..counts import FORMULATIONS, chunk_of, count_case, formulation_of, scalar_decay
-from .runtime_model import flop_rate, launches_ms, runtime_model
+from .runtime_model import flop_rate, launches_ms, launches_of, runtime_model
 
 STEP_MS = 1e-4
 """Time of a step beside its work: the order of it."""
@@ -110,15 +110,16 @@ def _walked_ms(case: Any) -> tuple[float, float]:
 
 def expected(case: Query, accelerator: Accelerator) -> Parts:
     """Return what a counted case should take; ValueError if the accelerator has no rate for its dtype."""
-    count = count_case(*case, launches=False)
-    assert count is not None, "only counted cases are asked about"
-    launches = launches_ms(count, accelerator)
+    scheme = formulation_of(case.op, case.impl, case.mode, case.dtype)
+    launches = launches_of(scheme, case.mode, accelerator)
     if walks(case):
         usual = get_accelerator("h200_sxm")
         walked, states = _walked_ms(case._replace(sizes=tuple(case.sizes.items())))  # type: ignore[arg-type]
-        time_ms = launches_ms(count, usual) + walked + states
+        time_ms = launches_of(scheme, case.mode, usual) + walked + states
         share = (carried_ms(time_ms, case, usual, accelerator) - launches) / (walked + states)
         return Parts(launches, 0.0, share * walked, share * states, 0.0, 0.0)
+    count = count_case(*case, launches=False)
+    assert count is not None, "only counted cases are asked about"
     model, steps = runtime_model(count, accelerator, case.dtype), sequential_steps(case)
     products, memory = model.flops_ms / FLOPS_REACHED, model.bytes_ms / BYTES_REACHED
     both = math.hypot(products, memory)

@@ -215,4 +215,4 @@ def in_words(found: Sequence[LeftOut]) -> str:
             f"chance, {few} fewer, {many} more"
         )
     unfitted = sum(not each.likely_ms for each in found)
-    return "\n".join([*lines, *([f"no fit for {unfitted} rows"] if unfitted else [])])
+    return "\n".join([*lines, *([f"no fit for {unfitted} row{'s' * (unfitted > 1)}"] if unfitted else [])])

@@ -143,7 +143,8 @@ class Entry:
         claims: what it claims.
         rows: keys of every side, but for a side's own.
         over: key -> the values that it takes; the points are their product.
-        figure: the command that draws it, with RESULTS and GPU to be filled in.
+        figure: the command that draws it, with RESULTS and GPU to be filled in; or one of :data:`.plots.OF_ENTRIES`,
+            and what that takes.
     """
 
     where: str

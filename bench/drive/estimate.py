@@ -15,7 +15,7 @@ from ..environment import Environment
 from ..plan import PlannedCase
 from ..worker.sustained import LIMIT_S
 from .compile_ahead import uncompiled, unit_of
-from .run import refuse
+from .run import refuse, rivals
 
 WORKER_S = {"cpu": 3.0, "cuda": 5.0}
 """Seconds of a worker's start and first call, which import torch: measured on two CPU cores and on an H200."""
@@ -54,6 +54,15 @@ each counts half of what both take together."""
 
 COMPILE_ANY_S = 15.0
 """The least that compiling takes: a backward pass compiles its kernels one after the other."""
+
+
+PAIR_S = 3.5
+"""What a case takes that is timed in turn with others at the end of a sweep: 28 took 100 s on an H200."""
+
+
+def pairs_s(planned: Sequence[PlannedCase]) -> float:
+    """Return the seconds that it takes to time the fastest of each package in turn."""
+    return PAIR_S * sum(map(len, rivals(planned)))
 
 
 def cases_s(planned: Sequence[PlannedCase], environment: Environment) -> list[float]:

@@ -1,9 +1,10 @@
 """A user's function: found by name, called once to see what it does, timed (:mod:`.own_case`), on the roofline.
 
 FLOPs are what torch's FlopCounterMode counts. Bytes are those of tensors, each once: read are the arguments, and what
-was there before the call and an operator takes; written are what is returned, gradients left in ``.grad``, and what was
-there before and an operator changes. What a call makes and drops counts nothing. Other tensors that only kernels which
-are no operators of torch take or change are not seen.
+was there before the call and an operator takes, of :data:`GATHERS` as much as they return, and nothing of what is only
+overwritten; written are what is returned, gradients left in ``.grad``, and what was there before and an operator
+changes. What a call makes and drops counts nothing. Other tensors that only kernels which are no operators of torch
+take or change are not seen.
 """
 
 from __future__ import annotations
@@ -39,6 +40,10 @@ if TYPE_CHECKING:
 
 BUDGET_S = 2.0
 INPUTS = "get_inputs"
+GATHERS = ("embedding", "gather", "index", "index_select", "take")
+"""Operators of torch that read of their first argument as many bytes as they return."""
+OVERWRITES = ("copy_", "fill_", "zero_", "normal_", "uniform_")
+"""Operators that only write their first argument, as all do what they take as ``out``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +54,14 @@ class OwnFunction:
     function: Callable[..., Any]
     arguments: tuple[Any, ...] = ()
     keywords: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for an argument with a tensor that is not dense."""
+        named = {f"argument {n}": x for n, x in enumerate(self.arguments, 1)} | {**self.keywords}
+        for name, value in named.items():
+            for x in tensors(value):
+                if layout := _no_layout(x):
+                    raise ValueError(f"{name} of {self.target} must be dense, got a {layout} tensor")
 
     def __call__(self) -> Any:
         try:
@@ -147,21 +160,29 @@ def observe(function: OwnFunction) -> Observed:
     read: list[Tensor] = []
     written: list[Tensor] = []
     made: set[int] = set()
+    gathered: list[tuple[Tensor, int]] = []
+    partly: set[int] = set()
 
     class Traffic(TorchDispatchMode):
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            result = func(*args, **(kwargs or {}))
+            kwargs, name = kwargs or {}, func._schema.name.partition("::")[2]
+            result = func(*args, **kwargs)
             given = [x for x in tensors((args, kwargs)) if _place(x) not in made]
             # The first is no view, so it has the gradient.
             before.update((_place(x), x) for x in given if _place(x) not in before)
             if not func.is_view:
-                read.extend(given)
+                outs = [x.name for x in func._schema.arguments if x.kwarg_only and x.is_out]
+                first = tensors(args[:1]) if name in (*GATHERS, *OVERWRITES) else []
+                targets = [*map(id, (*first, *tensors([kwargs.get(x) for x in outs])))]
+                read.extend(x for x in given if id(x) not in targets)
+                partly.update(_place(x) for x in given if id(x) in targets)
+                gathered.extend((x, result.nbytes) for x in first if name in GATHERS and _place(x) not in made)
                 written.extend(x for x in tensors(result) if _place(x) in before)
                 made.update(_place(x) for x in tensors(result) if _place(x) not in before)
             return result
 
-    read += tensors((function.arguments, function.keywords))
-    before |= {_place(x): x for x in read}
+    arguments = tensors((function.arguments, function.keywords))
+    before |= {_place(x): x for x in arguments}
     counter = FlopCounterMode(display=False)
     # Its tracker of modules refuses gradients of their parameters by torch.autograd.grad; what all do is counted alike.
     no_modules = SimpleNamespace(parents={"Global"}, __enter__=lambda: None, __exit__=lambda *_: None)
@@ -169,9 +190,11 @@ def observe(function: OwnFunction) -> Observed:
     # Without it torch runs a compiled function uncompiled for good, once it was called in a mode.
     with torch.compiler.set_stance("force_eager"), counter, Traffic():
         results = function()
+    partly -= {_place(x) for x in read}
+    read += [x for x in arguments if _place(x) not in partly]
     gradients = [x.grad for x in before.values() if x.is_leaf]
     written += [x for x in tensors((results, gradients)) if _place(x) not in before]
-    if not (seen := [x for x in read + written if x.nbytes]):
+    if not (seen := [x for x in (*read, *written, *(table for table, _ in gathered)) if x.nbytes]):
         raise ValueError(f"{function.target} must read or return tensors, got none")
     largest = max(seen, key=lambda x: x.nbytes)
     if largest.device.type not in ("cpu", "cuda"):
@@ -179,7 +202,7 @@ def observe(function: OwnFunction) -> Observed:
     counted, vector = counter.get_flop_counts().get("Global", ()), tuple(f"lrbench.{x}" for x in WITHOUT_PRODUCTS)
     return Observed(
         flops=counter.get_total_flops(),
-        bytes=_bytes(read) + _bytes(written),
+        bytes=_bytes(read, gathered) + _bytes(written),
         products=any(not str(op).startswith(vector) for op in counted),
         dtype=DTYPES.get(str(largest.dtype), "fp32"),
         device=largest.device.type,
@@ -261,14 +284,29 @@ def _place_of(error: BaseException) -> str:
     return f"{Path(at.filename).name}, line {at.lineno}"
 
 
+def _no_layout(x: Tensor) -> str:
+    """Return what a tensor is that has no storage of its elements: nested, sparse_coo, ...; or ""."""
+    layout = "nested" if x.is_nested else str(x.layout).removeprefix("torch.")
+    return "" if layout == "strided" else layout
+
+
 def _place(x: Tensor) -> int:
+    if layout := _no_layout(x):
+        raise ValueError(f"tensors of a call must be dense to be counted, got a {layout} one")
     return x.untyped_storage()._cdata
 
 
-def _bytes(tensors: Iterable[Tensor]) -> int:
-    """Return the bytes of tensors without their broadcast elements; parts of one storage have no more than it has."""
+def _bytes(tensors: Iterable[Tensor], parts_of: Iterable[tuple[Tensor, int]] = ()) -> int:
+    """Return the bytes of tensors without their broadcast elements; parts of one storage have no more than it has.
+
+    Args:
+        parts_of: tensors, and how many bytes of them count.
+    """
     parts: Counter[int] = Counter()
     whole: dict[int, int] = {}
+    for x, number in parts_of:
+        parts[_place(x)] += number
+        whole[_place(x)] = x.untyped_storage().nbytes()
     for x in {(_place(x), x.storage_offset(), x.shape, x.stride()): x for x in tensors}.values():
         own = math.prod(size for size, stride in zip(x.shape, x.stride(), strict=True) if stride)
         parts[_place(x)] += own * x.element_size()

@@ -15,7 +15,7 @@ import signal
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable, Generator, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from operator import attrgetter
@@ -347,14 +347,19 @@ def fastest_of_each(planned: Sequence[PlannedCase], records: Sequence[Record]) -
     out if of each of these a case was timed in turn with the others already.
     """
     timed = {record.case_id: record for record in records if record.status == "ok" and record.suspect is None}
-    rival = attrgetter(*(f"case.{name}" for name in ("provider", "op", "state_dtype", "head_dim_qk", "head_dim_v")))
     found = []
-    for group in grouped((item for item in planned if item.case.case_id in timed), problem).values():
-        by = grouped(group, rival).values()
+    for by in rivals(item for item in planned if item.case.case_id in timed):
         in_turn = [{timed[item.case.case_id].pair_id for item in each} - {None} for each in by]
-        if len({item.case.provider for item in group}) > 1 and not set.intersection(*in_turn):
+        if not set.intersection(*in_turn):
             found += [min(each, key=lambda item: timed[item.case.case_id].time_ms or math.inf) for each in by]
     return found
+
+
+def rivals(planned: Iterable[PlannedCase]) -> list[list[list[PlannedCase]]]:
+    """Return the cases of each problem that several packages compute, those of a package and operation together."""
+    rival = attrgetter(*(f"case.{name}" for name in ("provider", "op", "state_dtype", "head_dim_qk", "head_dim_v")))
+    groups = grouped(planned, problem).values()
+    return [[*grouped(of, rival).values()] for of in groups if len({item.case.provider for item in of}) > 1]
 
 
 def problem_beside(ignore: Sequence[str] = ()) -> Callable[[PlannedCase], Hashable]:

@@ -39,7 +39,7 @@ from . import calibrate as calibration
 from . import ncu, profiling, run
 from .compile_ahead import default_jobs
 from .derived import Run
-from .estimate import cases_s, compile_s
+from .estimate import cases_s, compile_s, pairs_s
 from .executors import LocalExecutor, hold_gpus
 from .profiling import ProfileRow
 from .progress import SweepProgress, describe_s
@@ -143,7 +143,7 @@ def run_sweep(
         environment_s = time.monotonic() - began
         jobs = default_jobs(environment.device_kind, devices) if jobs is None else jobs
         accelerator, planned, expected_s, done = _begin(
-            requests, environment, gpu, output, jobs, devices, resume=resume, retry=retry, tritons=tritons
+            requests, environment, gpu, output, jobs, devices, resume=resume, retry=retry, tritons=tritons, pairs=pairs
         )
         if budget_s is None:
             budget_s = max(plan.preset_for(request, environment.device_kind).budget_s for request in requests)
@@ -164,11 +164,9 @@ def run_sweep(
             done=done,
         )
         note(*conclusion(outcome))
-        parts = any(request.shard != (1, 1) for request in requests)
-        if pairs is None:
-            pairs = environment.device_kind == "cuda" and not (tritons or sustained or parts)
         left_s = math.inf if time_limit_s is None else began + time_limit_s - time.monotonic()
-        rivals = run.fastest_of_each(planned, outcome.resumed + outcome.records) if pairs else []
+        ends = _ends_with_pairs(pairs, requests, environment, tritons)
+        rivals = run.fastest_of_each(planned, outcome.resumed + outcome.records) if ends else []
         if rivals and not outcome.remaining:
             note(f"timing the fastest of each package at each problem in turn: {len(rivals)} cases")
             how: dict[str, Any] = {"group_by": run.problem, "time_limit_s": left_s, "output": output}
@@ -215,6 +213,7 @@ def planned_rows(
     devices: int,
     resume: bool,
     tritons: Sequence[Triton] = (),
+    pairs: bool | None = None,
 ) -> list[Row]:
     """Return a row for each case that a sweep would run, and say how long it would take; see :func:`run_sweep`."""
     _check_names(requests, gpu)
@@ -222,7 +221,7 @@ def planned_rows(
     environment = (None if resume else without_gpu()) or probe_environment()
     jobs = default_jobs(environment.device_kind, devices) if jobs is None else jobs
     _, planned, expected_s, _ = _begin(
-        requests, environment, gpu, output, jobs, devices, resume=resume, tritons=tritons
+        requests, environment, gpu, output, jobs, devices, resume=resume, tritons=tritons, pairs=pairs
     )
     rows = []
     for item in planned:
@@ -253,6 +252,7 @@ def _begin(
     resume: bool,
     retry: bool = True,
     tritons: Sequence[Triton] = (),
+    pairs: bool | None = None,
 ) -> tuple[str | None, list[PlannedCase], dict[Identity, float], dict[Identity, Record]]:
     """Say what will run, where its rows go, and what is left out.
 
@@ -294,11 +294,22 @@ def _begin(
     times = cases_s(left, environment)
     expected_s = dict(zip((item.identity for item in left), times, strict=True))
     tried = [item for item, seconds in zip(left, times, strict=True) if seconds]
-    seconds = sum(times) / devices + compile_s(tried, environment, jobs)
+    in_turn_s = pairs_s(tried) if _ends_with_pairs(pairs, requests, environment, tritons) else 0.0
+    seconds = sum(times) / devices + compile_s(tried, environment, jobs) + in_turn_s
     note(*introduction(requests, environment, accelerator, left, seconds))
+    if in_turn_s:
+        note(f"of these {describe_s(in_turn_s)} at the end, to time the fastest of each package in turn (--no-pairs)")
     if output.is_dir() and (beside := len(list(output.rglob("*.parquet")))):
         note(f"rows go to a file of their own in {output}, beside {beside} that {'is' if beside == 1 else 'are'} there")
     return accelerator, planned, expected_s, finished
+
+
+def _ends_with_pairs(
+    asked: bool | None, requests: Sequence[Request], environment: Environment, tritons: Sequence[Triton]
+) -> bool:
+    """Whether a sweep ends with the fastest of each package in turn, see :func:`run_sweep`."""
+    alone = not any(request.sustained or request.shard != (1, 1) for request in requests)
+    return asked if asked is not None else environment.device_kind == "cuda" and alone and not tritons
 
 
 def _running_s() -> float:

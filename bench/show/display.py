@@ -15,6 +15,7 @@ from dataclasses import asdict
 from operator import itemgetter
 from typing import Any
 
+from rich.cells import cell_len
 from rich.console import Console, RenderableType
 from rich.measure import measure_renderables
 from rich.table import Table
@@ -106,11 +107,13 @@ def _print_table(rows: Sequence[Row], title: str | None, fold: bool = False) -> 
                 _print_table([{n: row.get(n) for n in columns if n not in shared} for row in rows], said, fold)
                 return
             for line in zip(*columns.values(), strict=True):
-                pairs = [f"{name}: {text}" for name, text in zip(columns, line, strict=True) if text]
-                # A pair that fits on a line is not broken.
-                text = (GAP * " ").join(x.replace(" ", "\0") if len(x) <= screen - 4 else x for x in pairs)
-                broken = textwrap.wrap(text, screen - 4, break_long_words=False, break_on_hyphens=False)
-                print("\n    ".join(broken).replace("\0", " "))
+                broken = [""]
+                for pair in (f"{name}: {text}" for name, text in zip(columns, line, strict=True) if text):
+                    # A pair that fits on a line is not broken.
+                    for n, word in enumerate([pair] if cell_len(pair) <= screen - 4 else pair.split()):
+                        longer = f"{broken[-1]}{' ' if n else GAP * ' '}{word}".strip()
+                        broken[-1:] = [longer] if cell_len(longer) <= screen - 4 else [*filter(None, broken[-1:]), word]
+                print("\n    ".join(broken))
             return
         for _ in range(sum(widths) - available):
             spare = [(w > of.minimum, w > low, w) for w, of, low in zip(widths, measured, least, strict=True)]

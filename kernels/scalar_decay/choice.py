@@ -108,10 +108,18 @@ def best_chunk(sizes: Sizes, scheme: str, costs: Costs = COSTS, *, kept: int | N
     Args:
         kept: None for a forward pass; for a backward pass see :func:`time_us`.
     """
-    config = sizes.config(scheme, WHOLE_STATE_BLOCK_T)  # longer chunks have the same
-    times = {chunk: sum(time_us(sizes, config, chunk, costs, kept=kept)) for chunk in chunk_lengths(sizes)}
+    times = dict(_times(sizes, scheme, costs, kept and 0))
+    if kept in times:  # kept states serve chunks of their own length alone
+        times[kept] = sum(time_us(sizes, sizes.config(scheme, WHOLE_STATE_BLOCK_T), kept, costs, kept=kept))
     enough = min(times.values()) * (1 + WORTH_CUTTING if scheme == "whole_state" and kept is None else 1)
     return next(chunk for chunk, time in times.items() if time <= enough)
+
+
+@functools.lru_cache(REMEMBERED)
+def _times(sizes: Sizes, scheme: str, costs: Costs, kept: int | None) -> dict[int, float]:
+    """Return the time of a pass by chunk length."""
+    config = sizes.config(scheme, WHOLE_STATE_BLOCK_T)  # longer chunks have the same
+    return {chunk: sum(time_us(sizes, config, chunk, costs, kept=kept)) for chunk in chunk_lengths(sizes)}
 
 
 def time_us(sizes: Sizes, config: EngineConfig, chunk: int, costs: Costs = COSTS, *, kept: int | None = None) -> Times:

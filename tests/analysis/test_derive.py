@@ -84,3 +84,11 @@ def test_a_file_is_brought_up_to_date(tmp_path: Path, lrbench: Lrbench) -> None:
 def test_all_committed_rows_are_derived_quickly() -> None:
     frame = latest_rows(load_results(committed_results()))
     assert full_speed_seconds(lambda: derive_anew(frame)) < 2.0
+
+
+def test_rows_are_derived_once() -> None:
+    """A report draws many figures of one frame, and of parts of it."""
+    rows = made.frame([made.row("mlstm_sig", "fused_chunk"), made.row("mlstm_sig", "xl_chunk")])
+    derived = derive_anew(rows)
+    part = derived[derived["impl"] == "xl_chunk"]
+    assert derived is not rows and derive_anew(part) is part

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 
 import pytest
+from rich.cells import cell_len
 from rich.console import Console
 
 from lrbench.analysis.accelerators.known import get_accelerator
@@ -37,6 +38,15 @@ def test_texts_in_brackets_are_printed_as_they_are(text: str, capsys: pytest.Cap
 def test_lists_in_csv_are_json(capsys: pytest.CaptureFixture[str]) -> None:
     display.show([{"lengths": ["1k", "4k"], "name": "a"}], "csv")
     assert capsys.readouterr().out == 'lengths,name\n"[""1k"", ""4k""]",a\n'
+
+
+def test_wide_characters_count_twice(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    letters = ("\N{CJK UNIFIED IDEOGRAPH-6E2C}", "a")
+    display.show([{f"column {n}": f"{x * 12}{n}" for n in range(6)} for x in letters], "table", fold=True)
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(cell_len, lines)) <= 40
+    assert [line.split(": ")[0].strip() for line in lines[:7]] == [*(f"column {n}" for n in range(6)), "column 0"]
 
 
 def test_the_progress_bar_fits_eighty_columns() -> None:

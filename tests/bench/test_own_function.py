@@ -7,8 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
-from lrbench.bench.drive.own_function import load, observe
+from lrbench.bench.drive.own_function import OwnFunction, load, observe
 from lrbench.tests import ROOT
 from lrbench.tests.command_line import Lrbench, Run, refused
 
@@ -53,6 +54,17 @@ def empty():
 
 def exits():
     raise SystemExit(3)
+
+rows, table, sparse = torch.arange(10), torch.ones(1000, 64), a.to_sparse()
+
+def lookup():
+    return torch.nn.functional.embedding(rows, table)
+
+def overwrites():
+    out.copy_(a[:, :16])
+
+def multiplies_sparse():
+    return sparse @ b
 """
 
 
@@ -76,6 +88,8 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("mine_to_count:product", 2 * 64 * 16 * (32 + 8), 64 * 32 + 32 * 16 + 64 * 8 / 2),
         ("mine_to_count:in_place", 2 * 64 * 16 * 32, 64 * 32 + 32 * 16 + 2 * 64 * 16),
         ("mine_to_count:part", 0, 32 + 64 * 32),
+        ("mine_to_count:lookup", 0, 2 * 10 + 2 * 10 * 64),
+        ("mine_to_count:overwrites", 0, 2 * 64 * 16),
         ("mine_to_count:linear", 2 * 2 * 64 * 32 * 16, 64 * 32 + 2 * 32 * 16),
         ("layer_with_inputs:layer", 2 * 64 * 32 * 16, 64 * 32 + 32 * 16 + 64 * 16),
         ("my_module:project", 4 * 128 * 256 * 256, 128 * 256 + 2 * 256 * 256),
@@ -102,6 +116,21 @@ def test_the_example_is_drawn(run: Run, tmp_path: Path) -> None:
     assert not (tmp_path / "b.svg").exists()
 
 
+def test_arguments_are_counted_as_far_as_they_are_read() -> None:
+    """A table as far as rows are taken, a target not at all; sparse and nested ones are refused by name."""
+    table, x = torch.ones(100, 4), torch.ones(4, 4)
+    for function, arguments, moved in (
+        (lambda table, rows: table[rows], (table, torch.arange(3)), 3 * 8 + 2 * 3 * 16),
+        (lambda table, rows: table[rows] + table.sum(), (table, torch.arange(3)), 3 * 8 + 1600 + 3 * 16),
+        (lambda x, out: torch.mm(x, x, out=out), (x, x.clone()), 2 * 64),
+        (lambda out: out.zero_(), (x.clone(),), 64),
+    ):
+        assert observe(OwnFunction(target="f", function=function, arguments=arguments)).bytes == moved
+    for refused_one, kind in ((x.to_sparse(), "sparse_coo"), (torch.nested.nested_tensor([x]), "nested")):
+        with pytest.raises(ValueError, match=f"argument 2 of f must be dense, got a {kind} tensor"):
+            OwnFunction(target="f", function=torch.mm, arguments=(x, refused_one))
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -116,6 +145,9 @@ def test_the_example_is_drawn(run: Run, tmp_path: Path) -> None:
         ("--of mine_to_count:empty", "must read or return tensors, got none"),
         ("--of mine_to_count:raises", "raised in mine_to_count.py, line 32: RuntimeError: mat1 and mat2 shapes"),
         ("--of mine_to_count:nothing", "must read or return tensors, got none"),
+        ("--of mine_to_count:multiplies_sparse", "must be dense to be counted, got a sparse_coo one"),
+        ("--of mine_to_count:sleeps --width 0", "width must be from 2.5 to 50 inches, got 0"),
+        ("--of mine_to_count:sleeps --dpi 0", "dpi must be from 1 to 1200, got 0"),
         ("--of mine_to_count:part --gpu h100", "--gpu cannot be given with --of"),
         ("--of mine_to_count:part --counters", "--counters needs a GPU"),
     ],

@@ -9,7 +9,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from lrbench.analysis.figures.layout import Drawing, Line, Panel
-from lrbench.analysis.figures.plots import KINDS, MODEL, RESULT_KINDS, THEORY_KINDS
+from lrbench.analysis.figures.plots import KINDS, MODEL, OF_ENTRIES, RESULT_KINDS, THEORY_KINDS
 from lrbench.analysis.figures.selection import Selection
 from lrbench.analysis.figures.style import curve_style
 
@@ -55,21 +55,28 @@ def drawn(kind: str, family: str, width: float | None) -> Figure:
     """Draw a figure of what was measured on the H200 of a family, up to 16 implementations, or of the counts."""
     if kind == "context":
         return plot(kind, decoding(), Selection(batch=16, head_dim=256), width=width)
+    if kind in OF_ENTRIES:
+        return OF_ENTRIES[kind]().at(width)
     frame = committed() if kind in (*RESULT_KINDS, MODEL, *ROOFLINES) else None
     if kind in ROOFLINES:
-        return roofline(frame, ROOFLINES[kind], COMMITTED[family], width)
+        selection = Selection() if kind == "kernels" else COMMITTED[family]
+        return roofline(frame, ROOFLINES[kind], selection, width)
     return plot(kind, frame, COMMITTED[family], width=width)
 
 
-ROOFLINES = {"roofline": ["h200", "b200"], "roofs": ["a100", "h100", "h200", "b200"]}
-OF_ONE_FAMILY = ("context", "roofs", MODEL, *THEORY_KINDS)
+ROOFLINES = {
+    "roofline": ["h200", "b200"],
+    "roofs": ["a100", "h100", "h200", "b200"],
+    "kernels": ["a100", "h100", "b200"],
+}
+OF_ONE_FAMILY = ("context", "roofs", "kernels", MODEL, *THEORY_KINDS, *OF_ENTRIES)
 NOT_MEASURED = {
     "wkv": ("chunk-size", "trade-off", "rate", "sustained", "energy"), "rglru": ("head-dim",),
     "gated-mlp": ("chunk-size", "trade-off", "rate", "head-dim"),
 }  # fmt: skip
 FIGURES = [
     pytest.param(kind, family, width, marks=[pytest.mark.slow] if width == 7.0 or (width and family != "tfla") else [])
-    for kind in (*KINDS, *ROOFLINES)
+    for kind in (*KINDS, *ROOFLINES, *OF_ENTRIES)
     for family in (("tfla",) if kind in OF_ONE_FAMILY else COMMITTED)
     for width in (None, 3.3, 7.0)
     if kind not in NOT_MEASURED.get(family, ())

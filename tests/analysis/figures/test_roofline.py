@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import re
+
 import pandas as pd
 import pytest
 
 from lrbench.analysis.accelerators.known import get_accelerator
 from lrbench.analysis.accelerators.roofs import with_stored_roofs
+from lrbench.analysis.figures import roofline as rooflines
 from lrbench.analysis.figures.selection import Selection
 from lrbench.analysis.figures.style import series_label
+from lrbench.kernels import FAMILIES
 
 from .. import rows as made
-from .drawing import lines, roofline, sweep, text
+from .drawing import committed, lines, roofline, sweep, text
 
 
 def ours() -> pd.DataFrame:
@@ -81,3 +85,18 @@ def test_an_accelerator_named_twice_is_drawn_once() -> None:
     selection = Selection(head_dim=256, seq_len=8192, modes=("fw",))
     once, twice = (roofline(sweep(), gpus, selection) for gpus in ("h200", ["h200", "h200_sxm"]))
     assert lines(once, 0) == lines(twice, 0)
+
+
+def test_without_a_selection_every_family_has_a_line_of_ours_and_its_fastest_rival() -> None:
+    shown = rooflines.roofline(committed(), ["a100", "h100", "b200"])
+    drawn = [line.style for line in shown.grid[0][0].lines]
+    ours = {style.label.partition(" ·")[0]: style.colour for style in drawn if style.bold}
+    assert ours.keys() == {"mLSTMsig", "Lightning", "RG-LRU", "WKV-4", "gated MLP"}
+    assert len(drawn) == 2 * len(ours) and len({*ours.values()}) == len(ours)
+    for kernel in FAMILIES:
+        assert f" · {kernel}: " in shown.setting
+    assert re.fullmatch(r"Of the roof forward: mLSTMsig \d+ %(, [\w -]+ \d+ %){4}", shown.finding)
+    # What only one family has leaves that.
+    assert rooflines.roofline(committed(), "h200", Selection(channels=1024)).finding.startswith("RG-LRU fused reaches")
+    with pytest.raises(ValueError, match="seq_len must be one of 512"):
+        rooflines.roofline(committed(), "h200", Selection(seq_len=7))

@@ -78,4 +78,4 @@ def test_a_fit_is_held_against_rows_of_another_accelerator(tmp_path: Path, facto
 
 def test_rows_without_a_fit_are_said(tmp_path: Path) -> None:
     path = made.write(rows_of("xl_chunk", "h200_sxm", 1.0, 0.0)[:1], tmp_path / "r.parquet")
-    assert by_implementation([*validate([path])]) == [] and in_words([*validate([path])]) == "no fit for 1 rows"
+    assert by_implementation([*validate([path])]) == [] and in_words([*validate([path])]) == "no fit for 1 row"

@@ -15,6 +15,7 @@ import pytest
 
 from lrbench.analysis.figures import style
 from lrbench.analysis.figures.layout import Drawing
+from lrbench.analysis.figures.plots import OF_ENTRIES
 from lrbench.analysis.reproduce import entries, published, verdicts, written
 from lrbench.analysis.reproduce.entries import Asked
 from lrbench.bench import plan
@@ -332,9 +333,11 @@ def test_commands_of_committed_figures_draw_something(
     entry: str, lrbench: Lrbench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """But where nothing was measured yet. How a figure is composed is tested where figures are, which takes longer."""
-    monkeypatch.setattr(Drawing, "at", lambda drawing, width: drawing)
-    monkeypatch.setattr(style, "save_figure", lambda drawing, output, dpi: output.write_text(drawing.described))
+    monkeypatch.setattr(Drawing, "at", lambda drawing, width=None: drawing)
+    monkeypatch.setattr(style, "save_figure", lambda drawing, output, dpi=0: output.write_text(drawing.described))
     words = FIGURES[entry].replace("GPU", "h200_sxm").split("RESULTS")
+    if FIGURES[entry].split()[0] in OF_ENTRIES:
+        words = [f"reproduce {entry}"]
     results = map(str, committed_results("h200_sxm"))
     code, _, err = lrbench(" ".join(results).join(words), "-o", tmp_path / "figure.svg")
     lacking = all(each.verdict == "not measured" or each.missing for each in evaluated() if each.asked.id == entry)
