@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
 from ...kernels.baselines import get_operation
-from ...kernels.common.spec import resolve
+from ...kernels.common.spec import Implementation, resolve
 from ...results.arguments import one_of
+from ...results.documents import lengths_of
 from ...results.schema import SIZE_COLUMNS
 from . import baselines, lightning, mlstm, rglru, scalar_decay
 from .executed import engine_pass, executed, executed_mlp, sweep_tile
@@ -38,6 +39,10 @@ PASSES: Mapping[str, tuple[str, ...]] = {
 """Mode -> the passes it runs."""
 
 
+BOUND_BYTES = 4
+"""Of a bound of packed documents, int32."""
+
+
 def count(
     op: str,
     *,
@@ -50,7 +55,7 @@ def count(
     causal_factor: float | None = None,
     counting: str = "detailed",
     factors: Factors | None = None,
-    **sizes: int | None,
+    **sizes: Any,
 ) -> Count:
     """Count the FLOPs and bytes of one problem: all heads, the whole batch and every chunk.
 
@@ -69,7 +74,8 @@ def count(
             are no heads; d_model and d_ff; of a selective scan channels and, as head_dim_qk, its state size. chunk_size
             for the formulations of :data:`CHUNKED` of operations with heads, and for ``chunked``; a shorter last chunk
             is counted as such. num_groups, that share q and k (Mamba-2's B and C): 1 for mamba2_ssd and one a head
-            elsewhere, where left out.
+            elsewhere, where left out. documents packed into a batch of 1 (:mod:`..results.documents`): quadratic forms
+            have a square each, all others cost what one sequence does, and their bounds are read in every pass.
 
     Returns:
         the count, part by part.
@@ -134,8 +140,8 @@ def _count_case(
     formulation, wide = formulation_of(op, impl, mode, dtype), "fp64" if dtype == "fp64" else "fp32"
     if not is_counted(op, formulation, mode):
         return None
-    known: dict[str, int | None] = {"batch": 1, "num_heads": 1, **dict(sizes)}
-    known["chunk_size"] = chunk_of(op, impl, formulation, known.get("chunk_size"))
+    known: dict[str, Any] = {"batch": 1, "num_heads": 1, **dict(sizes)}
+    known["chunk_size"] = chunk_of(op, impl, formulation, known.get("chunk_size") or _own_chunk(op, impl, known, dtype))
     full = 1.0 if declared(op, impl).full_square else None
     problem = _problem(op, formulation, known, (dtype, wide, state_dtype or wide), causal_factor=full)
     forward_state = dtype if state_dtype is None and declared(op, impl).states_as_inputs else None
@@ -146,7 +152,7 @@ def _count_case(
 def _problem(
     op: str,
     formulation: str,
-    sizes: Mapping[str, int | None],
+    sizes: Mapping[str, Any],
     dtypes: tuple[str, str, str],
     *,
     causal_factor: float | None,
@@ -159,15 +165,25 @@ def _problem(
     for name, named in zip(("dtype", "gate_dtype", "state_dtype"), dtypes, strict=True):
         one_of(name, named, tuple(DTYPE_BYTES))
     qkv, gate, state = (DTYPE_BYTES[name] for name in dtypes)
-    share = _causal_factor(op, formulation, size, qkv, causal=causal, causal_factor=causal_factor)
+    documents = sizes.get("documents")
+    lengths = () if documents is None else lengths_of(documents, size["seq_len"])
+    share = _causal_factor(op, formulation, size, lengths, qkv, causal=causal, causal_factor=causal_factor)
     chunk_size, num_groups = size.pop("chunk_size", 0), size.pop("num_groups", 0)
     groups = num_groups or (1 if op == "mamba2_ssd" else size["num_heads"])
     qk_share = 1 if groups == size["num_heads"] else groups / size["num_heads"]
     return Problem(
         op=op, formulation=formulation, published=published, dtype=dtypes[0], causal=share, f=factors or Factors(),
         **size, chunk_size=chunk_size or size["seq_len"], qk_share=qk_share,
-        widths=Widths(qkv=qkv, gate=gate, state=state),
+        widths=Widths(qkv=qkv, gate=gate, state=state), documents=len(lengths),
     )  # fmt: skip
+
+
+def _own_chunk(op: str, impl: str, sizes: Mapping[str, Any], dtype: str) -> int | None:
+    """Return the chunk length that a call of ours over packed documents chooses, None for other cases."""
+    known = declared(op, impl)
+    if sizes.get("documents") is None or not isinstance(known, Implementation):
+        return None
+    return known.chosen_chunk(sizes, dtype)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -184,6 +200,9 @@ def _count(problem: Problem, mode: str, forward_state: str | None = None) -> Cou
             widths = dataclasses.replace(problem.widths, state=DTYPE_BYTES[forward_state])
             of_pass = dataclasses.replace(problem, widths=widths)
         one, least = _passed(of_pass, name)
+        if problem.documents:
+            bounds = BOUND_BYTES * (problem.documents + 1)
+            one, least = one + Tally(traffic={"document bounds": bounds}), least + bounds
         tally += one.prefixed(f"{name}: ") if len(PASSES[mode]) > 1 else one
         compulsory += least
     return Count(
@@ -222,9 +241,21 @@ def _checked_sizes(op: str, formulation: str, sizes: Mapping[str, int | None]) -
 
 
 def _causal_factor(
-    op: str, formulation: str, size: Mapping[str, int], width: int, *, causal: bool, causal_factor: float | None
+    op: str,
+    formulation: str,
+    size: Mapping[str, int],
+    lengths: Sequence[int],
+    width: int,
+    *,
+    causal: bool,
+    causal_factor: float | None,
 ) -> float | None:
-    """Return the share of the square that is computed, None where there is no square; ``width`` is of an input."""
+    """Return the share of the square that is computed, None where there is no square.
+
+    Args:
+        lengths: of packed documents, of which each has a square of its own inside that of all positions.
+        width: of an input, in bytes.
+    """
     if causal_factor is not None and not 0.5 <= causal_factor <= 1:
         raise ValueError(f"causal_factor must be in [0.5, 1], got {causal_factor}")
     if not causal:
@@ -239,6 +270,9 @@ def _causal_factor(
     tile = ATTENTION_TILE if formulation in ("flash", "lightning1") else TILE
     if formulation == "sweep":
         tile = sweep_tile(width)
+    if quadratic and lengths:
+        shares = (causal_factor or tile_rounded_causal_factor(length, tile) for length in lengths)
+        return sum(share * length**2 for share, length in zip(shares, lengths, strict=True)) / size["seq_len"] ** 2
     square = size["seq_len"] if quadratic else min(size["chunk_size"], size["seq_len"])
     # A walk computes squares of single tiles.
     return causal_factor or tile_rounded_causal_factor(tile if formulation in scalar_decay.WALKS else square, tile)

@@ -226,14 +226,14 @@ def _cases(kernel: str, terms: Mapping[str, Any]) -> Iterator[PlannedCase]:
         return
     op, mode, dtype = terms["op"], terms["mode"], terms["dtype"]
     operation = baselines.get_operation(op)
-    sizes = {name: terms[name] for name in operation.sizes}
+    sizes = {name: terms[name] for name in (*operation.sizes, *({"documents"} & terms.keys()))}
     target = target_of(op, impl)
     options = dict.fromkeys(terms["options"].split(), True) if "options" in terms else {}
     columns: dict[str, Any] = {"impl": impl, "provider": package_of(target)}
     if isinstance(target, Implementation):
         columns["state_dtype"] = "fp32" if target.state_dtypes else None
         # What the implementation chooses, in the row as in a sweep: counts depend on it.
-        own = target.chosen_chunk(sizes, dtype)
+        own = None if "documents" in sizes else target.chosen_chunk(sizes, dtype)
     else:
         own = next(iter(target.chunk_sizes), None)
         if options:

@@ -337,7 +337,8 @@ def problem(item: PlannedCase) -> Hashable:
     """Return what all cases of a problem have in common, whatever computes it: mode, dtype, tokens and model width."""
     case = item.case
     width = case.channels or case.d_model or (case.num_heads or 0) * (case.head_dim_v or 0)
-    return case.mode, case.dtype, case.batch, case.seq_len, case.context, case.layers, width, case.d_ff
+    length = case.batch, case.seq_len, case.documents, case.context
+    return case.mode, case.dtype, *length, case.layers, width, case.d_ff
 
 
 def fastest_of_each(planned: Sequence[PlannedCase], records: Sequence[Record]) -> list[PlannedCase]:

@@ -83,7 +83,10 @@ def scalar_decay_operation(
         recurrent=f"{function}:recurrent",
         parallel=f"{function}:parallel",
         formulations=(*FORMULATIONS, *formulations),
-        implementations=(*implementations, *_implementations(normalised)),
+        implementations=(
+            *implementations,
+            *(replace(each, documents=each.name in PACKED) for each in _implementations(normalised)),
+        ),
         **declared,
     )
 
