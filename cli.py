@@ -446,7 +446,9 @@ def sweep(
     baselines: Annotated[str | None, option("Baselines or packages, or none [all].")] = None,
     sweeps: Annotated[
         str | None,
-        option("Run a TOML of sweeps, not KERNEL and axes: a path, or triton, sustained, calibration or readme."),
+        option(
+            "Run a TOML of sweeps, not KERNEL and axes: a path, or triton, sustained, calibration, readme or documents."
+        ),
     ] = None,
     triton: Annotated[
         list[str] | None,

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
+import operator
+from collections import Counter
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -18,6 +20,7 @@ from .executed import engine_pass, executed, executed_mlp, sweep_tile
 from .formulations import (
     ATTENTION_TILE,
     FORMULATIONS,
+    QUADRATIC,
     TILE,
     check_formulation,
     chunk_of,
@@ -165,16 +168,22 @@ def _problem(
     for name, named in zip(("dtype", "gate_dtype", "state_dtype"), dtypes, strict=True):
         one_of(name, named, tuple(DTYPE_BYTES))
     qkv, gate, state = (DTYPE_BYTES[name] for name in dtypes)
-    documents = sizes.get("documents")
-    lengths = () if documents is None else lengths_of(documents, size["seq_len"])
-    share = _causal_factor(op, formulation, size, lengths, qkv, causal=causal, causal_factor=causal_factor)
+    share = _causal_factor(op, formulation, size, qkv, causal=causal, causal_factor=causal_factor)
+    documents, alone = sizes.get("documents"), tuple[Problem, ...]()
+    lengths = Counter(() if documents is None else lengths_of(documents, size["seq_len"]))
+    if formulation in QUADRATIC and lengths:
+        how: dict[str, Any] = {"causal_factor": causal_factor, "causal": causal, "factors": factors}
+        each = ({**sizes, "documents": None, "seq_len": length, "batch": n} for length, n in lengths.items())
+        alone = tuple(_problem(op, formulation, one, dtypes, **how) for one in each)
+        share = sum(one.batch * one.causal * one.seq_len**2 for one in alone) / size["seq_len"] ** 2
     chunk_size, num_groups = size.pop("chunk_size", 0), size.pop("num_groups", 0)
     groups = num_groups or (1 if op == "mamba2_ssd" else size["num_heads"])
     qk_share = 1 if groups == size["num_heads"] else groups / size["num_heads"]
     return Problem(
         op=op, formulation=formulation, published=published, dtype=dtypes[0], causal=share, f=factors or Factors(),
         **size, chunk_size=chunk_size or size["seq_len"], qk_share=qk_share,
-        widths=Widths(qkv=qkv, gate=gate, state=state), documents=len(lengths),
+        widths=Widths(qkv=qkv, gate=gate, state=state), documents=lengths.total(),
+        alone=alone,
     )  # fmt: skip
 
 
@@ -241,21 +250,9 @@ def _checked_sizes(op: str, formulation: str, sizes: Mapping[str, int | None]) -
 
 
 def _causal_factor(
-    op: str,
-    formulation: str,
-    size: Mapping[str, int],
-    lengths: Sequence[int],
-    width: int,
-    *,
-    causal: bool,
-    causal_factor: float | None,
+    op: str, formulation: str, size: Mapping[str, int], width: int, *, causal: bool, causal_factor: float | None
 ) -> float | None:
-    """Return the share of the square that is computed, None where there is no square.
-
-    Args:
-        lengths: of packed documents, of which each has a square of its own inside that of all positions.
-        width: of an input, in bytes.
-    """
+    """Return the share of the square that is computed, None where there is no square; ``width`` is of an input."""
     if causal_factor is not None and not 0.5 <= causal_factor <= 1:
         raise ValueError(f"causal_factor must be in [0.5, 1], got {causal_factor}")
     if not causal:
@@ -264,15 +261,12 @@ def _causal_factor(
         if causal_factor not in (None, 1):
             raise ValueError(f"causal_factor must be 1 for attention that is not causal, got {causal_factor}")
         causal_factor = 1.0
-    quadratic = formulation in ("parallel", "flash", "lightning1")
+    quadratic = formulation in QUADRATIC
     if not has_heads(op) or not (quadratic or is_chunked(op, formulation)):
         return None
     tile = ATTENTION_TILE if formulation in ("flash", "lightning1") else TILE
     if formulation == "sweep":
         tile = sweep_tile(width)
-    if quadratic and lengths:
-        shares = (causal_factor or tile_rounded_causal_factor(length, tile) for length in lengths)
-        return sum(share * length**2 for share, length in zip(shares, lengths, strict=True)) / size["seq_len"] ** 2
     square = size["seq_len"] if quadratic else min(size["chunk_size"], size["seq_len"])
     # A walk computes squares of single tiles.
     return causal_factor or tile_rounded_causal_factor(tile if formulation in scalar_decay.WALKS else square, tile)
@@ -321,12 +315,12 @@ def _passed(problem: Problem, direction: str) -> tuple[Tally, Any]:
             parts = {name: Work(matrix=matrix, vector=vector) for name, (matrix, vector) in work.items()}
             tally = Tally(work=parts, traffic=problem.moved(elements))
         return tally, tally.bytes if step or least is None else least
-    if op == "attention":
-        tally = baselines.ATTENTION[direction](problem) * problem.rows
-    elif problem.formulation == "whole_state":
+    if problem.formulation == "whole_state":
         tally = _whole_state(problem, direction, least)
     else:
-        tally = _linear_rnn(problem, direction, least) * problem.rows
+        formula = functools.partial(_linear_rnn, direction=direction, least=least)
+        head = baselines.ATTENTION[direction] if op == "attention" else formula
+        tally = functools.reduce(operator.add, (head(one) * one.rows for one in problem.alone or (problem,)))
     least = tally.bytes if step else least * problem.rows
     model = scalar_decay.GATE_MODELS.get(op)
     if model is None or not model.head_constants:

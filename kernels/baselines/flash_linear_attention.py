@@ -108,6 +108,7 @@ BASELINES = (
             kernels=kernels,
             own_sizes=op == "lightning",
             modes=("step",),
+            documents=False,
             dtypes=("bf16", "fp16", "fp32"),
             chunk_sizes=(),
             settings=f"{of}, from the state in float32, the new state returned",
