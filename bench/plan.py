@@ -410,9 +410,8 @@ def _our_problems(
     """The sizes of an implementation's cases, with chunk lengths and dtypes of states."""
     for sizes in _problems(request, preset, operation, mode):
         chunks: list[int | None] = [None]
-        # In a model, and of documents, an implementation chooses its chunk length, unless one is asked for.
-        of_batch = mode in ("fw", "fwbw", "bw") and not request.documents
-        if implementation.chunked and mode != "step" and (of_batch or request.chunk_sizes):
+        # In a model an implementation chooses its chunk length, unless one is asked for.
+        if implementation.chunked and (mode in ("fw", "fwbw", "bw") or (mode == "train" and request.chunk_sizes)):
             axis = request.chunk_sizes or preset.chunk_sizes
             if not request.chunk_sizes and (chosen := implementation.chosen_chunk(sizes, dtype)):
                 axis = (*axis, chosen)

@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any
 
 from ...kernels.baselines import get_operation
-from ...kernels.common.spec import Implementation, resolve
+from ...kernels.common.spec import resolve
 from ...results.arguments import one_of
 from ...results.documents import lengths_of
 from ...results.schema import SIZE_COLUMNS
@@ -144,7 +144,7 @@ def _count_case(
     if not is_counted(op, formulation, mode):
         return None
     known: dict[str, Any] = {"batch": 1, "num_heads": 1, **dict(sizes)}
-    known["chunk_size"] = chunk_of(op, impl, formulation, known.get("chunk_size") or _own_chunk(op, impl, known, dtype))
+    known["chunk_size"] = chunk_of(op, impl, formulation, known.get("chunk_size"))
     full = 1.0 if declared(op, impl).full_square else None
     problem = _problem(op, formulation, known, (dtype, wide, state_dtype or wide), causal_factor=full)
     forward_state = dtype if state_dtype is None and declared(op, impl).states_as_inputs else None
@@ -185,14 +185,6 @@ def _problem(
         widths=Widths(qkv=qkv, gate=gate, state=state), documents=lengths.total(),
         alone=alone,
     )  # fmt: skip
-
-
-def _own_chunk(op: str, impl: str, sizes: Mapping[str, Any], dtype: str) -> int | None:
-    """Return the chunk length that a call of ours over packed documents chooses, None for other cases."""
-    known = declared(op, impl)
-    if sizes.get("documents") is None or not isinstance(known, Implementation):
-        return None
-    return known.chosen_chunk(sizes, dtype)
 
 
 @functools.lru_cache(maxsize=4096)

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...kernels.baselines import get_implementation, why_unsupported
-from ...kernels.common.spec import Implementation
 from ...kernels.scalar_decay.declare import FUSED_CHUNK
 from ...results.arguments import one_of, parse_size
 from ...results.schema import CASE_COLUMNS
@@ -17,7 +16,7 @@ from ...results.select import describe_sizes
 from ...results.store import committed_results
 from ..accelerators.accelerator import ACCELERATORS
 from ..counts import count, count_case, formulation_of, is_chunked
-from ..counts.formulations import MODES, TILE, state_dtype_of
+from ..counts.formulations import MODES, state_dtype_of
 from ..counts.model import DTYPE_BYTES
 from .chunk_size import check_chunkwise, chunks_taken, coefficients, too_short
 from .fit import Fit, Fits, Row
@@ -122,9 +121,6 @@ class Question:
             if given is not None:
                 raise ValueError(f"chunk_size must be left out for {self.op} {impl} {self.mode}, got {given!r}")
             return (None,)
-        if given is None and "documents" in self.sizes and isinstance(known, Implementation):
-            # A call over them chooses its own.
-            return (known.chosen_chunk(self.sizes, self.dtype) or TILE,)
         if given is not None:
             chunk = parse_size(given, "chunk_size")
             if chunk > seq_len:

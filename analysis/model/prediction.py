@@ -154,8 +154,6 @@ class Answer:
         the fastest one."""
         sizes = {**dict.fromkeys(PROBLEM_SIZES), **stored_sizes(self.case.sizes)}
         wanted = {"state_dtype": self.case.state_dtype, "suspect": None, **sizes}
-        if "documents" in self.case.sizes:
-            del wanted["chunk_size"]  # a call over them chooses its own, which its row does not name
         found = [row for row in self.rows if all(row[name] == value for name, value in wanted.items())]
         order = sorted(found, key=lambda row: (not row["noise"], row["measured_at"] or ""))
         by_chunk = {(row["device_accelerator"], row["chunk_size"]): row for row in order}.values()

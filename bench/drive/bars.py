@@ -233,7 +233,7 @@ def _cases(kernel: str, terms: Mapping[str, Any]) -> Iterator[PlannedCase]:
     if isinstance(target, Implementation):
         columns["state_dtype"] = "fp32" if target.state_dtypes else None
         # What the implementation chooses, in the row as in a sweep: counts depend on it.
-        own = None if "documents" in sizes else target.chosen_chunk(sizes, dtype)
+        own = target.chosen_chunk(sizes, dtype)
     else:
         own = next(iter(target.chunk_sizes), None)
         if options:

@@ -368,7 +368,9 @@ def target_of(op: str, impl: str) -> Implementation | Baseline:
     """Return what a case's implementation runs, :data:`DEFAULT` what a call without one does; ValueError for others."""
     if impl != DEFAULT:
         return baselines.get_implementation(op, impl.partition("+")[0])
-    return Implementation(name=DEFAULT, call=baselines.get_operation(op).call, chunked=False, requires=("triton",))
+    operation = baselines.get_operation(op)
+    packed = any(each.documents for each in operation.implementations)
+    return Implementation(name=DEFAULT, call=operation.call, chunked=False, requires=("triton",), documents=packed)
 
 
 def planned_again(row: Row) -> PlannedCase:

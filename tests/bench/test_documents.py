@@ -28,6 +28,7 @@ from lrbench.kernels.baselines import BASELINES, plan_sizes
 from lrbench.kernels.baselines import get_operation as get_any_operation
 from lrbench.kernels.baselines.spec import Baseline
 from lrbench.kernels.common.inputs import bounds_of
+from lrbench.kernels.scalar_decay.declare import PACKED
 from lrbench.results import store
 from lrbench.results.documents import lengths_of
 from lrbench.results.schema import Case
@@ -50,15 +51,17 @@ def planned(device_kind: str = "cuda", **axes: object) -> list[PlannedCase]:
 def test_documents_are_an_axis() -> None:
     asked = {"ops": ("simple_gla",), "documents": ("2k", "64x1024"), "head_dims": (128,)}
     cases = [item.case for item in planned(**asked)]
-    found = {(case.op, case.impl, case.batch, case.seq_len, case.chunk_size) for case in cases}
-    assert {("simple_gla", "whole_state", 1, 65536, None), ("simple_gla", "fla.chunk_simple_gla", 1, 65536, 64)} < found
-    assert {op for op, *_ in found} >= {"attention", "simple_gla"}
+    assert {(case.batch, case.seq_len) for case in cases} == {(1, 65536)}
+    found = {(case.op, case.impl) for case in cases}
+    assert {
+        ("simple_gla", "whole_state"),
+        ("simple_gla", "fla.chunk_simple_gla"),
+        ("attention", "flash_attn.v3"),
+    } < found
     assert {case.documents for case in cases} == {"2048", "64x1024"}
     lengths = {item.case.seq_len for item in planned(**asked | {"documents": ("64",)}, seq_lens=(1024, 8192))}
     assert lengths == {1024, 8192}
     assert {item.case.seq_len for item in planned(**asked | {"documents": ("64",)}, tokens=4096)} == {4096}
-    (chunked,) = planned(impls=("fused_chunk",), chunk_sizes=(256,), modes=("fw",), **asked | {"documents": ("64",)})
-    assert chunked.case.chunk_size == 256
 
 
 @pytest.mark.parametrize(
@@ -98,8 +101,8 @@ def test_what_declares_documents_takes_cu_seqlens(family: str) -> None:
             if each.documents:
                 function = operation.function(each)
                 assert "cu_seqlens" in inspect.signature(function).parameters, (operation.name, each.name)
-    assert all(each.documents == (each.name not in ("xl_chunk", "limit_chunk")) for op in FAMILIES["tfla"]
-               for each in get_operation(op).implementations)  # fmt: skip
+    ours = [each for op in FAMILIES["tfla"] for each in get_operation(op).implementations]
+    assert {each.name for each in ours if each.documents} == {*PACKED} & {each.name for each in ours}
 
 
 def test_rows_with_documents_are_cases_of_their_own() -> None:
@@ -157,12 +160,10 @@ def test_counted_pairs_of_attention() -> None:
         assert rounded.tensor_flops == pytest.approx(tiles * 2 * (128 + 128))
 
 
-@pytest.mark.parametrize("impl", ["whole_state", "fused_chunk"])
-def test_rows_of_the_engine_are_counted_as_one_sequence_at_its_chunk_length(impl: str) -> None:
-    sizes = {"batch": 1, "seq_len": 65536, "num_heads": 16, "head_dim_qk": 128, "head_dim_v": 128}
-    chunk = get_operation("simple_gla").implementation(impl).chosen_chunk(sizes, "bf16")
-    for mode in ("fw", "fwbw"):
-        one = count_case("simple_gla", impl, mode, "bf16", "fp32", {**sizes, "chunk_size": chunk or 0})
+def test_rows_of_the_engine_are_counted_as_one_sequence() -> None:
+    sizes = {"batch": 1, "seq_len": 65536, "num_heads": 16, "head_dim_qk": 128, "head_dim_v": 128, "chunk_size": 8192}
+    for impl, mode in itertools.product(("whole_state", "fused_chunk"), ("fw", "fwbw")):
+        one = count_case("simple_gla", impl, mode, "bf16", "fp32", sizes)
         packed = count_case("simple_gla", impl, mode, "bf16", "fp32", {**sizes, "documents": "64"})
         assert one and packed
         assert (packed.flops, packed.executed_tensor_flops) == (one.flops, one.executed_tensor_flops)
@@ -357,7 +358,7 @@ def test_bounds() -> None:
 
 
 SWEEP = (
-    "sweep --kernel tfla --op simple_gla,attention --impl torch,torch.sdpa_cpu --head-dim 16 --num-heads 2 --mode fwbw "
+    "sweep --kernel tfla --op simple_gla,attention --impl torch,torch.sdpa_cpu --chunk-size 16 --head-dim 16 --num-heads 2 --mode fwbw "
     "--budget 0 --no-calibrate --documents"
 )
 
@@ -410,17 +411,19 @@ def test_figures_and_reports_leave_documents_out(tmp_path: Path) -> None:
 
 def test_answers_about_documents(tmp_path: Path, run: Run) -> None:
     """Measured where it was, else as of one sequence; never from a row of other documents."""
-    sizes = {"op": "simple_gla", "impl": "whole_state", "batch": 1, "seq_len": 65536, "chunk_size": None}
+    sizes = {"op": "simple_gla", "impl": "whole_state", "batch": 1, "seq_len": 65536, "chunk_size": 8192}
     sizes |= {"num_heads": 16, "head_dim_qk": 128, "head_dim_v": 128}
     path = write([measured(**sizes, documents="64", times=[3.0] * 10)], tmp_path / "rows.parquet")
-    asked = "predict simple_gla --impl whole_state --gpu h200 --seq-len 64k --num-heads 16 --head-dim 128"
+    asked = (
+        "predict simple_gla --impl whole_state --gpu h200 --seq-len 64k --num-heads 16 --head-dim 128 --chunk-size 8192"
+    )
     found = {
         documents: run.json(f"{asked} --documents {documents} --results", path, "--no-fit")
         for documents in ("64", "64x1024")
     }
     assert found["64"]["measured_time_ms"] == 3.0
     assert found["64x1024"]["measured_time_ms"] is None
-    one = run.json(f"{asked} --batch 1 --no-fit --chunk-size {found['64']['chunk_size']}")
+    one = run.json(f"{asked} --batch 1 --no-fit")
     assert found["64"]["low_ms"] == pytest.approx(one["low_ms"], rel=1e-3)
     sizes = "--seq-len 64k --num-heads 16 --head-dim 128 --documents 64"
     ranked = run.json(f"best simple_gla --gpu h200 {sizes} --results", path)
