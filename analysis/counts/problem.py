@@ -182,8 +182,7 @@ def _problem(
     return Problem(
         op=op, formulation=formulation, published=published, dtype=dtypes[0], causal=share, f=factors or Factors(),
         **size, chunk_size=chunk_size or size["seq_len"], qk_share=qk_share,
-        widths=Widths(qkv=qkv, gate=gate, state=state), documents=lengths.total(),
-        alone=alone,
+        widths=Widths(qkv=qkv, gate=gate, state=state), documents=lengths.total(), alone=alone,
     )  # fmt: skip
 
 

@@ -358,8 +358,8 @@ def test_bounds() -> None:
 
 
 SWEEP = (
-    "sweep --kernel tfla --op simple_gla,attention --impl torch,torch.sdpa_cpu --chunk-size 16 --head-dim 16 --num-heads 2 --mode fwbw "
-    "--budget 0 --no-calibrate --documents"
+    "sweep --kernel tfla --op simple_gla,attention --impl torch,torch.sdpa_cpu --chunk-size 16 --head-dim 16 "
+    "--num-heads 2 --mode fwbw --budget 0 --no-calibrate --documents"
 )
 
 
