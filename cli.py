@@ -300,6 +300,14 @@ class Axes:
         Lengths, axis("Tokens in attention's key-value cache, of mode step: 1k,128k.", parse_sizes, "--context")
     ]
     layers: Annotated[int | None, axis("Layers of a model, of mode train [by its width].", min=1)]
+    documents: Annotated[
+        Names,
+        axis(
+            "Packed documents, in a batch of 1 of --seq-len or --tokens positions: 64, of lengths drawn uniformly from "
+            "0.1 to 1.9 times their mean; 64x1024 or 300+700, of these; or a file with a length a line.",
+            parse_names,
+        ),
+    ]
     modes: Annotated[Names, axis("fw, fwbw, bw, step, train.", parse_names, "--mode")]
     dtypes: Annotated[Names, axis("bf16, fp16, fp32, fp64.", parse_names, "--dtype")]
     state_dtypes: Annotated[
@@ -325,9 +333,13 @@ class OneProblem:
         str | None, field("Sizes of a published model: mamba2-2.7b, xlstm-7b, ... [the operation's authors'].")
     ]
     seq_len: Annotated[
-        int, size("Sequence length; 8k = 8192. Of mode step the context.", also=("--context",), default="8k")
+        int | None,
+        size("Sequence length [8k = 8192]; of mode step the context, of documents their sum.", also=("--context",)),
     ]
-    batch: Annotated[int, size("Batch.", default="8")]
+    batch: Annotated[int | None, size("Batch [8; of documents 1].")]
+    documents: Annotated[
+        str | None, field("Packed documents: 64, of drawn lengths; 64x1024 or 300+700; or a file with a length a line.")
+    ]
     embedding: Annotated[int | None, size("Heads x value head dim; channels; model dim [4096; RG-LRU 1024, WKV 2048].")]
     num_heads: Annotated[int | None, size("Heads [embedding / head dim].")]
     head_dim: Annotated[int | None, size("Value head dim [embedding / heads; without heads the authors'].")]
@@ -373,9 +385,10 @@ class OneProblem:
         from .analysis.model.answers import ask
         from .kernels.baselines.published import problem_sizes
 
-        op, length = self.operation(kernel), self.seq_len
+        op = self.operation(kernel)
         more |= {"mode": self.mode, "dtype": self.dtype or accelerator.usual_dtype, "state_dtype": self.state_dtype}
         sizes = problem_sizes(op, **self.given())
+        length = problem_sizes(op, **self.given() | {"mode": "fw"})["seq_len"]
         question = ask(op, sizes, accelerator=accelerator, results=results or (), length=length, **more)
         if question.stands_in:
             note(f"no rows of {self.mode} {question.dtype}: times are estimated from rows of {question.stands_in}")
@@ -434,7 +447,9 @@ def sweep(
     baselines: Annotated[str | None, option("Baselines or packages, or none [all].")] = None,
     sweeps: Annotated[
         str | None,
-        option("Run a TOML of sweeps, not KERNEL and axes: a path, or triton, sustained, calibration or readme."),
+        option(
+            "Run a TOML of sweeps, not KERNEL and axes: a path, or triton, sustained, calibration, readme or documents."
+        ),
     ] = None,
     triton: Annotated[
         list[str] | None,
@@ -705,8 +720,9 @@ def count(
     chunked = counts.is_chunked(operation, chosen)
     if chunk_size is not None and not chunked:
         raise ValueError(f"chunk_size must be left out for {operation} {chosen} {problem.mode}, got {chunk_size!r}")
-    chunk = min(128, problem.seq_len) if chunk_size is None else parse_size(chunk_size, "chunk_size")
-    sizes: dict[str, Any] = problem_sizes(operation, **problem.given()) | {"chunk_size": chunk if chunked else None}
+    sizes = problem_sizes(operation, **problem.given())
+    chunk = min(128, sizes["seq_len"]) if chunk_size is None else parse_size(chunk_size, "chunk_size")
+    sizes |= {"chunk_size": chunk if chunked else None}
     dtype = problem.dtype or "bf16"
     dtypes: dict[str, Any] = {"dtype": dtype, "state_dtype": problem.state_dtype}
     result = counts.count(
@@ -766,8 +782,9 @@ def chunk_size(
     from .bench.show import choice, display
 
     accelerator = _accelerator(gpu, roofs)
-    check_chunkwise(problem.operation(kernel), problem.mode, problem.seq_len)
+    check_chunkwise(problem.operation(kernel), problem.mode)
     question = problem.ask(kernel, accelerator, results, roofs=roofs)
+    check_chunkwise(question.op, question.mode, question.sizes["seq_len"])
     chosen = choice.implementation(question, impl, chunked=True)
     report = answers.chunk_size_report(question, chosen, causal_factor)
     if format == "json":

@@ -27,7 +27,7 @@ DECLARATIONS = (
 
 ARROWS = {
     "results": frozenset({"results"}),
-    "kernels": frozenset({"kernels", "results.schema", "results.arguments"}),
+    "kernels": frozenset({"kernels", "results.schema", "results.arguments", "results.documents"}),
     "analysis": frozenset({"analysis", "results", *DECLARATIONS}),
     "bench": frozenset({"bench", "analysis", "kernels", "results"}),
 }

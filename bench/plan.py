@@ -14,6 +14,7 @@ from ..kernels import baselines
 from ..kernels.baselines.spec import Baseline
 from ..kernels.common.spec import DTYPES, MODES, Implementation, Operation
 from ..results.arguments import MAX_SIZE, nearest, one_of, unknown
+from ..results.documents import lengths_of, parse_documents, positions_of
 from ..results.schema import CASE_COLUMNS, Case, Environment
 from ..results.select import describe
 from .presets import Preset, get_preset
@@ -38,6 +39,8 @@ class Request:
         tokens: batch * seq_len held constant; ``batches`` fixes the batch instead, and the two exclude each other.
         contexts: tokens in the cache of a decoding step, of operations that have one; others are planned once.
         layers: of the model of a training step; None is as many as the usual one of that width has.
+        documents: packed into a batch of 1 of as many positions as ``seq_lens`` or ``tokens`` say, as
+            :func:`..results.documents.parse_documents` takes them; None: sequences in a batch.
         sustained: whether each case is also called until clocks and power settle, see :mod:`.sustained`.
         shard: (i, n): of the cases, the i-th, and every n-th after it.
     """
@@ -62,6 +65,7 @@ class Request:
     batches: tuple[int, ...] | None = None
     contexts: tuple[int, ...] | None = None
     layers: int | None = None
+    documents: tuple[str, ...] | None = None
     sustained: bool = False
     shard: tuple[int, int] = (1, 1)
 
@@ -289,6 +293,13 @@ def _check_axes(request: Request, ops: Sequence[Operation], chosen: Sequence[Bas
             raise ValueError(f"{option} is no axis of mode step: its call is of one token, after --context of them")
     if request.layers and "train" not in modes:
         raise ValueError(f"--layers is no axis of mode {', '.join(modes)}: a training step (--mode train) has them")
+    if request.documents:
+        if unpacked := [mode for mode in modes if mode in ("step", "train")]:
+            raise ValueError(f"--documents is no axis of mode {', '.join(unpacked)}: give --mode fw, fwbw or bw")
+        if ops and all("d_model" in operation.sizes for operation in ops):
+            raise ValueError(f"--documents is no axis of {names}: it mixes no tokens")
+        if request.batches not in (None, (1,)):
+            raise ValueError("--batch must be left out beside --documents, which are packed into a batch of 1")
 
 
 def _select(request: Request, preset: Preset, device_kind: str) -> tuple[list[Operation], list[Baseline]]:
@@ -335,14 +346,26 @@ def _wanted(target: Implementation | Baseline, request: Request, preset: Preset,
     return device_kind in target.devices and (preset.portable_on_gpu or device_kind == "cpu" or not portable)
 
 
-def _problems(request: Request, preset: Preset, operation: Operation, mode: str) -> Iterable[dict[str, int]]:
+def _problems(request: Request, preset: Preset, operation: Operation, mode: str) -> Iterable[dict[str, Any]]:
     """The sizes that describe an operation's problems, without a chunk length, in the order they are run."""
     seq_lens = (1,) if mode == "step" else request.seq_lens or preset.seq_lens
     for width in _widths(request, preset, operation):
+        if request.documents:
+            yield from ({**packed, **width} for packed in _packed(request, preset))
+            continue
         for seq_len in seq_lens:
             for batch in _batches(request, preset, operation, mode, seq_len):
                 sizes = {"batch": batch, "seq_len": seq_len, **width}
                 yield {name: size for name, size in sizes.items() if name in operation.sizes}
+
+
+def _packed(request: Request, preset: Preset) -> Iterator[dict[str, Any]]:
+    """The lengths of problems of packed documents."""
+    for documents in map(parse_documents, request.documents or ()):
+        usual = request.tokens or positions_of(documents) or preset.tokens
+        for seq_len in request.seq_lens or (usual,):
+            lengths_of(documents, seq_len)
+            yield {"batch": 1, "seq_len": seq_len, "documents": documents}
 
 
 def _batches(request: Request, preset: Preset, operation: Operation, mode: str, seq_len: int) -> tuple[int, ...]:
@@ -461,6 +484,6 @@ def in_run_order(planned: Iterable[PlannedCase]) -> list[PlannedCase]:
         case = item.case
         *problem, chunk_size = (size or 0 for size in sizes(case))
         code = impls[case.provider, case.impl], ops[case.op], case.dtype
-        return (*code, *problem, MODE_ORDER.index(case.mode), case.state_dtype or "", chunk_size)
+        return (*code, *problem, case.documents or "", MODE_ORDER.index(case.mode), case.state_dtype or "", chunk_size)
 
     return sorted(unique.values(), key=place)

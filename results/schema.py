@@ -59,6 +59,7 @@ class _Problem:
     Attributes:
         context: tokens that a decoding step of attention reads from its key-value cache, its own as the last of them.
         layers: of the model that a training step trains.
+        documents: packed into the batch of 1, as :mod:`.documents` writes them; None: the batch is of sequences.
     """
 
     mode: str
@@ -75,14 +76,15 @@ class _Problem:
     d_model: int | None = None
     d_ff: int | None = None
     layers: int | None = None
+    documents: str | None = None
 
     @property
-    def sizes(self) -> dict[str, int]:
+    def sizes(self) -> dict[str, Any]:
         """The size columns that apply."""
         return {name: value for name in SIZE_COLUMNS if (value := getattr(self, name)) is not None}
 
     @property
-    def problem_sizes(self) -> tuple[tuple[str, int], ...]:
+    def problem_sizes(self) -> tuple[tuple[str, Any], ...]:
         """The same without the chunk size, which is a setting: what cases of one problem share."""
         return tuple((name, size) for name, size in self.sizes.items() if name != "chunk_size")
 
@@ -156,8 +158,9 @@ class Case(_Problem, _Code):
 
 
 def case_id(row: Mapping[str, Any]) -> str:
-    """Return the id of a row's case; a null context and null layers are left out, since early versions had neither."""
-    named = {name: row[name] for name in CASE_COLUMNS if name not in ("context", "layers") or row[name] is not None}
+    """Return the id of a row's case; null values of columns that early versions did not have are left out."""
+    later = ("context", "layers", "documents")
+    named = {name: row[name] for name in CASE_COLUMNS if name not in later or row[name] is not None}
     return hashlib.sha256(json.dumps(named, sort_keys=True, separators=(",", ":")).encode()).hexdigest()[:16]
 
 
@@ -238,7 +241,7 @@ class _Target:
 class Record(_Versions, Sustained, DeviceState, _Target, _Device, _Measured, _Problem, _SameMath, _Code, _Run):
     """One row of the results, see docs/results.md. Null where a column does not apply; units are in the names."""
 
-    schema_version: int = 4
+    schema_version: int = 5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -303,7 +306,7 @@ class _Counters:
 class ProfileRow(_Versions, _Device, _Counters, _Problem, _Package, _Code, _Run):
     """One profiled case, see "Hardware counters" in docs/accelerators.md."""
 
-    profile_version: int = 3
+    profile_version: int = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -329,7 +332,7 @@ class ErrorsRow(_Versions, _Device, _Differences, _Problem, _Code, _Run):
         relative: norm of the difference over the norm of the results compared with.
     """
 
-    errors_version: int = 2
+    errors_version: int = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -350,7 +353,7 @@ class TrainingRow(_Versions, _Device, _Trained, _Problem, _Code, _Run):
         losses, gradient_norms: at each step; the norms are from before clipping.
     """
 
-    training_version: int = 1
+    training_version: int = 2
 
 
 def _names(row: type) -> tuple[str, ...]:

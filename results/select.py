@@ -17,6 +17,7 @@ from statistics import median_high
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from .arguments import nearest, parse_size, unknown
+from .documents import documents_in_words
 from .schema import CASE_COLUMNS, OWN, RECORD_COLUMNS, SIZE_COLUMNS, Record, TritonRow
 from .store import Where, read_results, result_files
 
@@ -157,8 +158,7 @@ def _where(terms: Mapping[str, str]) -> Where:
         if key in PREFIXES:
             where += [[(columns[0], ">=", wanted)], [(columns[0], "<=", f"{wanted}{LAST}")]]
         else:
-            value = parse_size(wanted) if key in SIZE_COLUMNS else wanted
-            where.append([(name, "==", value) for name in columns])
+            where.append([(name, "==", _value(key, wanted)) for name in columns])
     return where
 
 
@@ -178,12 +178,16 @@ def matching(rows: Sequence[dict[str, Any]], terms: Mapping[str, str]) -> list[d
                 raise ValueError(f"{key}:{wanted} must name one {key}, got {', '.join(found)}")
             kept = [row for row in rows if row[column] in found]
         else:
-            value = parse_size(wanted) if key in SIZE_COLUMNS else wanted
-            kept = [row for row in rows if any(row[name] == value for name in columns)]
+            kept = [row for row in rows if any(row[name] == _value(key, wanted) for name in columns)]
         if not kept:
             raise ValueError(f"{key}:{wanted} selects no row; {_near(key, wanted, rows)}")
         rows = kept
     return list(rows)
+
+
+def _value(key: str, wanted: str) -> int | str:
+    """Return what a column has where a term holds."""
+    return parse_size(wanted) if key in SIZE_COLUMNS and key != "documents" else wanted
 
 
 def _near(key: str, wanted: str, rows: Sequence[Row]) -> str:
@@ -267,6 +271,7 @@ def describe_sizes(row: Row) -> str:
     parts = [
         f"B={row['batch']}" if row["batch"] is not None else "",
         f"T={short_size(row['seq_len'])}" if row["seq_len"] is not None else "",
+        documents_in_words(row["documents"]) if row["documents"] is not None else "",
         f"context {short_size(row['context'])}" if row["context"] is not None else "",
         f"H={row['num_heads']} dim {dims}" if row["head_dim_v"] else "",
         *(f"{name} {short_size(row[name])}" for name in NAMED_SIZES if row[name] is not None),
@@ -286,6 +291,7 @@ def describe_axes(rows: Sequence[Row]) -> str:
             name.removesuffix("_size"): [short_size(row[name]) for row in rows if row[name] is not None]
             for name in ("context", *NAMED_SIZES, "chunk_size")
         },
+        "packed": [documents_in_words(row["documents"]) for row in rows if row["documents"] is not None],
         "": [row["dtype"] for row in rows],
         "states": [row["state_dtype"] for row in rows if row["state_dtype"] not in (None, "fp32")],
     }
@@ -340,7 +346,8 @@ def load_results(paths: str | Path | Iterable[str | Path], *, samples: bool = Fa
     """Load result files, and every parquet file under result folders, into one frame.
 
     Args:
-        own: also rows of a user's functions, which have no sizes that figures and reports could show.
+        own: also rows of a user's functions, which have no sizes that figures and reports could show, and of packed
+            documents, which these would show as sequences.
 
     Returns:
         a frame in the record's column order, with two columns more: ``tokens`` (batch x seq_len) and ``embedding_dim``
@@ -351,7 +358,8 @@ def load_results(paths: str | Path | Iterable[str | Path], *, samples: bool = Fa
     """
     columns = [name for name in RECORD_COLUMNS if samples or name != "time_samples_ms"]
     frame = read_results(paths, columns).to_pandas(split_blocks=True, self_destruct=True)
-    return with_totals(frame if own or not (frame["kernel"] == OWN).any() else frame[frame["kernel"] != OWN].copy())
+    shown = frame["kernel"].ne(OWN) & frame["documents"].isna()
+    return with_totals(frame if own or shown.all() else frame[shown].copy())
 
 
 def records(frame: pd.DataFrame, columns: Iterable[str] | None = None) -> list[dict[str, Any]]:
@@ -364,7 +372,7 @@ def records(frame: pd.DataFrame, columns: Iterable[str] | None = None) -> list[d
     values: dict[str, list[Any]] = {}
     for name in columns:
         values[name] = [None if value != value else value for value in frame[name].tolist()]
-        if name in SIZE_COLUMNS:
+        if name in SIZE_COLUMNS and name != "documents":
             values[name] = [value and int(value) for value in values[name]]
     return [dict(zip(values, row, strict=True)) for row in zip(*values.values(), strict=True)]
 

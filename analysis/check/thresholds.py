@@ -18,7 +18,8 @@ from ...results.select import Row
 from ...results.toml_tables import AMOUNT, SIZE, Must, Refused, read_toml
 
 TEXT_COLUMNS = (
-    "kernel", "op", "impl", "provider", "mode", "dtype", "state_dtype", "device_kind", "device_accelerator",
+    "kernel", "op", "impl", "provider", "mode", "dtype", "state_dtype", "documents", "device_kind",
+    "device_accelerator",
 )  # fmt: skip
 
 
@@ -124,7 +125,7 @@ class _Span:
 _SPAN = Annotated[_Span, Must("a table with min, max or both, positive integers", lambda span: span != _Span())]
 _TEXTS = str | Annotated[tuple[str, ...], Must("a list of texts", bool)]
 _SIZES = SIZE | Annotated[tuple[SIZE, ...], Must("a list of some", bool)] | _SPAN
-_MATCH = dict.fromkeys(TEXT_COLUMNS, _TEXTS) | dict.fromkeys(SIZE_COLUMNS, _SIZES)
+_MATCH = dict.fromkeys(SIZE_COLUMNS, _SIZES) | dict.fromkeys(TEXT_COLUMNS, _TEXTS)
 _COMPARED = {quantity.limit for quantity in QUANTITIES}
 _LIMITS = {name: AMOUNT | Literal[False] if name in _COMPARED else AMOUNT for name in LIMITS}
 _RULE = {"why": str, "match": _MATCH, **_LIMITS}

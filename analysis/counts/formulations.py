@@ -31,6 +31,9 @@ TILED = ("walk", "whole_state", "sweep", "lightning1", "lightning2")
 CHUNKED = ("chunkwise", "walk", "whole_state", "sweep", "fused", "lightning2")
 """Formulations that take a chunk length, of operations with heads; of those without, ``chunked`` does."""
 
+QUADRATIC = ("parallel", "flash", "lightning1")
+"""Formulations over the square of a whole sequence."""
+
 DECODING = ("attention", "gla", "selective_scan")
 """Operations whose formulation ``recurrent`` is decoding alone."""
 

@@ -145,6 +145,8 @@ class Problem:
         f: costs of elementary functions.
         widths: bytes of elements; without heads inputs, outputs, weights and parameters are ``widths.qkv`` wide.
         dtype: of the inputs.
+        documents: how many are packed into the batch of 1; 0: the batch is of sequences.
+        alone: of documents whose squares are computed, the problems of those of a length, as a batch, for each length.
     """
 
     op: str
@@ -164,6 +166,8 @@ class Problem:
     f: Factors = field(default_factory=Factors)
     widths: Widths = field(default_factory=Widths)
     dtype: str = "bf16"
+    documents: int = 0
+    alone: tuple[Problem, ...] = ()
 
     @property
     def rows(self) -> int:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import operator
+from collections import Counter
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
@@ -11,12 +13,14 @@ from typing import Any
 from ...kernels.baselines import get_operation
 from ...kernels.common.spec import resolve
 from ...results.arguments import one_of
+from ...results.documents import lengths_of
 from ...results.schema import SIZE_COLUMNS
 from . import baselines, lightning, mlstm, rglru, scalar_decay
 from .executed import engine_pass, executed, executed_mlp, sweep_tile
 from .formulations import (
     ATTENTION_TILE,
     FORMULATIONS,
+    QUADRATIC,
     TILE,
     check_formulation,
     chunk_of,
@@ -38,6 +42,10 @@ PASSES: Mapping[str, tuple[str, ...]] = {
 """Mode -> the passes it runs."""
 
 
+BOUND_BYTES = 4
+"""Of a bound of packed documents, int32."""
+
+
 def count(
     op: str,
     *,
@@ -50,7 +58,7 @@ def count(
     causal_factor: float | None = None,
     counting: str = "detailed",
     factors: Factors | None = None,
-    **sizes: int | None,
+    **sizes: Any,
 ) -> Count:
     """Count the FLOPs and bytes of one problem: all heads, the whole batch and every chunk.
 
@@ -69,7 +77,8 @@ def count(
             are no heads; d_model and d_ff; of a selective scan channels and, as head_dim_qk, its state size. chunk_size
             for the formulations of :data:`CHUNKED` of operations with heads, and for ``chunked``; a shorter last chunk
             is counted as such. num_groups, that share q and k (Mamba-2's B and C): 1 for mamba2_ssd and one a head
-            elsewhere, where left out.
+            elsewhere, where left out. documents packed into a batch of 1 (:mod:`..results.documents`): quadratic forms
+            have a square each, all others cost what one sequence does, and their bounds are read in every pass.
 
     Returns:
         the count, part by part.
@@ -134,7 +143,7 @@ def _count_case(
     formulation, wide = formulation_of(op, impl, mode, dtype), "fp64" if dtype == "fp64" else "fp32"
     if not is_counted(op, formulation, mode):
         return None
-    known: dict[str, int | None] = {"batch": 1, "num_heads": 1, **dict(sizes)}
+    known: dict[str, Any] = {"batch": 1, "num_heads": 1, **dict(sizes)}
     known["chunk_size"] = chunk_of(op, impl, formulation, known.get("chunk_size"))
     full = 1.0 if declared(op, impl).full_square else None
     problem = _problem(op, formulation, known, (dtype, wide, state_dtype or wide), causal_factor=full)
@@ -146,7 +155,7 @@ def _count_case(
 def _problem(
     op: str,
     formulation: str,
-    sizes: Mapping[str, int | None],
+    sizes: Mapping[str, Any],
     dtypes: tuple[str, str, str],
     *,
     causal_factor: float | None,
@@ -160,13 +169,20 @@ def _problem(
         one_of(name, named, tuple(DTYPE_BYTES))
     qkv, gate, state = (DTYPE_BYTES[name] for name in dtypes)
     share = _causal_factor(op, formulation, size, qkv, causal=causal, causal_factor=causal_factor)
+    documents, alone = sizes.get("documents"), tuple[Problem, ...]()
+    lengths = Counter(() if documents is None else lengths_of(documents, size["seq_len"]))
+    if formulation in QUADRATIC and lengths:
+        how: dict[str, Any] = {"causal_factor": causal_factor, "causal": causal, "factors": factors}
+        each = ({**sizes, "documents": None, "seq_len": length, "batch": n} for length, n in lengths.items())
+        alone = tuple(_problem(op, formulation, one, dtypes, **how) for one in each)
+        share = sum(one.batch * one.causal * one.seq_len**2 for one in alone) / size["seq_len"] ** 2
     chunk_size, num_groups = size.pop("chunk_size", 0), size.pop("num_groups", 0)
     groups = num_groups or (1 if op == "mamba2_ssd" else size["num_heads"])
     qk_share = 1 if groups == size["num_heads"] else groups / size["num_heads"]
     return Problem(
         op=op, formulation=formulation, published=published, dtype=dtypes[0], causal=share, f=factors or Factors(),
         **size, chunk_size=chunk_size or size["seq_len"], qk_share=qk_share,
-        widths=Widths(qkv=qkv, gate=gate, state=state),
+        widths=Widths(qkv=qkv, gate=gate, state=state), documents=lengths.total(), alone=alone,
     )  # fmt: skip
 
 
@@ -184,6 +200,9 @@ def _count(problem: Problem, mode: str, forward_state: str | None = None) -> Cou
             widths = dataclasses.replace(problem.widths, state=DTYPE_BYTES[forward_state])
             of_pass = dataclasses.replace(problem, widths=widths)
         one, least = _passed(of_pass, name)
+        if problem.documents:
+            bounds = BOUND_BYTES * (problem.documents + 1)
+            one, least = one + Tally(traffic={"document bounds": bounds}), least + bounds
         tally += one.prefixed(f"{name}: ") if len(PASSES[mode]) > 1 else one
         compulsory += least
     return Count(
@@ -233,7 +252,7 @@ def _causal_factor(
         if causal_factor not in (None, 1):
             raise ValueError(f"causal_factor must be 1 for attention that is not causal, got {causal_factor}")
         causal_factor = 1.0
-    quadratic = formulation in ("parallel", "flash", "lightning1")
+    quadratic = formulation in QUADRATIC
     if not has_heads(op) or not (quadratic or is_chunked(op, formulation)):
         return None
     tile = ATTENTION_TILE if formulation in ("flash", "lightning1") else TILE
@@ -287,12 +306,12 @@ def _passed(problem: Problem, direction: str) -> tuple[Tally, Any]:
             parts = {name: Work(matrix=matrix, vector=vector) for name, (matrix, vector) in work.items()}
             tally = Tally(work=parts, traffic=problem.moved(elements))
         return tally, tally.bytes if step or least is None else least
-    if op == "attention":
-        tally = baselines.ATTENTION[direction](problem) * problem.rows
-    elif problem.formulation == "whole_state":
+    if problem.formulation == "whole_state":
         tally = _whole_state(problem, direction, least)
     else:
-        tally = _linear_rnn(problem, direction, least) * problem.rows
+        formula = functools.partial(_linear_rnn, direction=direction, least=least)
+        head = baselines.ATTENTION[direction] if op == "attention" else formula
+        tally = functools.reduce(operator.add, (head(one) * one.rows for one in problem.alone or (problem,)))
     least = tally.bytes if step else least * problem.rows
     model = scalar_decay.GATE_MODELS.get(op)
     if model is None or not model.head_constants:

@@ -44,7 +44,7 @@ class Question:
     mode: str
     dtype: str
     state_dtype: str
-    sizes: Mapping[str, int]
+    sizes: Mapping[str, Any]
     accelerator: Accelerator
     rows: Sequence[Row]
     wrong: Sequence[Row] = ()

@@ -439,7 +439,7 @@ def accelerator_of(key: str, roofs: str) -> Accelerator:
 
 
 def newest_cases(rows: Iterable[Row]) -> list[Row]:
-    """Return the newest row of every case on every known accelerator, without suspect ones."""
-    known = (row for row in rows if row["device_accelerator"] and not row["suspect"])
+    """Return the newest row of every case on every known accelerator, without suspect ones and packed documents."""
+    known = (r for r in rows if r["device_accelerator"] and not r["suspect"] and r["documents"] is None)
     ordered = sorted(known, key=lambda row: row["measured_at"])
     return list({(row["case_id"], row["device_name"]): row for row in ordered}.values())

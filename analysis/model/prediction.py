@@ -260,7 +260,8 @@ def _memory_ratio(case: Query, rows: Sequence[Row]) -> float:
     stored = stored_sizes(case.sizes)
 
     def distance(row: Row) -> float:
-        return sum(abs(math.log(row[name] / size)) for name, size in stored.items() if row[name])
+        whole = {name: size for name, size in stored.items() if name != "documents"}
+        return sum(abs(math.log(row[name] / size)) for name, size in whole.items() if row[name])
 
     nearest = min(there, key=distance)
     own = {name: nearest[name] for name in case.sizes if nearest[name]}

@@ -228,7 +228,7 @@ class Asked(NamedTuple):
         if found["mode"] == "train":
             found.setdefault("layers", operation.model(found)[0])
         # Sizes of the entry that an operation does not have: heads of a selective scan.
-        own = (*operation.sizes, "chunk_size", "layers")
+        own = (*operation.sizes, "chunk_size", "layers", "documents")
         return {name: value for name, value in found.items() if name in own or name not in SIZE_COLUMNS}
 
 

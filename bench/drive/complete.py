@@ -35,7 +35,7 @@ LISTS = {
     "op": "ops", "impl": "impls", "provider": "baselines", "mode": "modes", "dtype": "dtypes",
     "state_dtype": "state_dtypes", "batch": "batches", "seq_len": "seq_lens", "head_dim_v": "head_dims",
     "head_dim_qk": "head_dims_qk", "chunk_size": "chunk_sizes", "channels": "channels", "d_model": "d_models",
-    "d_ff": "d_ffs",
+    "d_ff": "d_ffs", "documents": "documents",
 }  # fmt: skip
 """Key of a side -> the field of a request that lists its values."""
 

@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Any
 from ...analysis.accelerators.known import get_accelerator
 from ...analysis.counts import Count
 from ...analysis.counts.operators import DTYPES
-from ...results.arguments import one_of, parse_sizes
+from ...results.arguments import one_of, parse_size, parse_sizes
+from ...results.documents import parse_documents, positions_of
 from ...results.schema import OWN, Case, Environment, Record
 from ...results.store import TIME_PREFIX, RunWriter
 from ..environment import current_environment
@@ -202,6 +203,7 @@ def draw(text: str, generator: Any) -> tuple[str | None, Any]:
     """Return an argument that is typed as :data:`FORM` says: its name, None without one, and its value.
 
     Floating-point tensors are normal, from the generator and on its device; integers count from 0 along the last axis.
+    documents[64,8192] are the bounds of 64 documents packed into 8192 positions, as cu_seqlens in int32.
 
     Raises:
         ValueError: another form, dtype or size.
@@ -222,7 +224,14 @@ def draw(text: str, generator: Any) -> tuple[str | None, Any]:
             if "[" in value:
                 raise ValueError(f"--arg must be {FORM}, got {text!r}") from None
             return name, value
-    one_of("dtype of --arg", shape[1], (*FLOATS, *INTEGERS), f", as in {FORM}")
+    if shape[1] == "documents":
+        from ...kernels.common.inputs import bounds_of
+
+        documents, comma, positions = shape[2].partition(",")
+        documents = parse_documents(documents)
+        seq_len = parse_size(positions, f"--arg {text}: the positions") if comma else positions_of(documents)
+        return name, bounds_of(documents, seq_len or 0, generator.device)
+    one_of("dtype of --arg", shape[1], (*FLOATS, *INTEGERS, "documents"), f", as in {FORM}")
     sizes = parse_sizes(shape[2], f"--arg {text}: a size") if shape[2].strip() else ()
     device, dtype = generator.device, getattr(torch, FLOATS.get(shape[1], shape[1]))
     if dtype.is_floating_point:

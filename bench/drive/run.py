@@ -337,7 +337,8 @@ def problem(item: PlannedCase) -> Hashable:
     """Return what all cases of a problem have in common, whatever computes it: mode, dtype, tokens and model width."""
     case = item.case
     width = case.channels or case.d_model or (case.num_heads or 0) * (case.head_dim_v or 0)
-    return case.mode, case.dtype, case.batch, case.seq_len, case.context, case.layers, width, case.d_ff
+    length = case.batch, case.seq_len, case.documents, case.context
+    return case.mode, case.dtype, *length, case.layers, width, case.d_ff
 
 
 def fastest_of_each(planned: Sequence[PlannedCase], records: Sequence[Record]) -> list[PlannedCase]:
@@ -372,7 +373,9 @@ def target_of(op: str, impl: str) -> Implementation | Baseline:
     """Return what a case's implementation runs, :data:`DEFAULT` what a call without one does; ValueError for others."""
     if impl != DEFAULT:
         return baselines.get_implementation(op, impl.partition("+")[0])
-    return Implementation(name=DEFAULT, call=baselines.get_operation(op).call, chunked=False, requires=("triton",))
+    operation = baselines.get_operation(op)
+    packed = any(each.documents for each in operation.implementations)
+    return Implementation(name=DEFAULT, call=operation.call, chunked=False, requires=("triton",), documents=packed)
 
 
 def planned_again(row: Row) -> PlannedCase:

@@ -184,7 +184,7 @@ def beside(question: Question, head_dim_qk: int | None) -> Iterator[Question]:
             qk = head_dim_qk if op in family else None
             sizes = problem_sizes(
                 op, mode=question.mode, batch=question.sizes["batch"], seq_len=length,
-                embedding=width_of(question.sizes), head_dim_qk=qk,
+                embedding=width_of(question.sizes), head_dim_qk=qk, documents=question.sizes.get("documents"),
             )  # fmt: skip
             yield dataclasses.replace(question, op=op, sizes=sizes)
 

@@ -81,6 +81,7 @@ def kernel_rows(name: str | None = None) -> list[Row]:
                 "devices": "/".join(target.devices),
                 "modes": "/".join(dict.fromkeys(baselines.get_operation(each).modes_of(target))),
                 "dtypes": "/".join(target.dtypes),
+                "documents": "packed" if target.documents else None,
                 "what": what,
                 "not_here": _why_not_here(target, capability, versions),
             }

@@ -18,8 +18,9 @@ the bound, which still catches a wrong result, and the row's rel_error shows the
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -35,6 +36,7 @@ from ...kernels import resolve
 from ...kernels.common.arguments import CASE_DTYPES, compute_dtype
 from ...kernels.common.inputs import Draw
 from ...kernels.common.spec import Operation
+from ...results.documents import count_documents, lengths_of
 from ...results.schema import Case
 
 DTYPES = {name: dtype for dtype, name in CASE_DTYPES.items()}
@@ -55,6 +57,7 @@ _RECURRENT_BYTES = 2 * 2**30
 _SAVED_PER_STEP = 3
 _SMALL_SEQ_LEN = 512
 _MIN_SEQ_LEN = 64
+_SMALL_DOCUMENTS = 8
 _FORM_CHUNK = 64
 _MAX_SQUARE = 2**25
 _MAX_SHARED_BYTES = 2**26
@@ -199,6 +202,21 @@ def evaluate(
     return results
 
 
+def each_document(function: Callable[..., Tensor], lengths: Sequence[int], *tensors: Tensor, **options: Any) -> Tensor:
+    """Return the outputs of documents that are packed into a batch of 1, each alone; equal neighbours are a batch."""
+    runs = [(length, len([*same])) for length, same in itertools.groupby(lengths)]
+    sizes = [length * n for length, n in runs]
+
+    def parts(x: Tensor) -> Iterable[Tensor]:
+        if x.ndim < 3:  # a constant of heads or channels
+            return itertools.repeat(x, len(runs))
+        pieces = zip(x.split(sizes, dim=1), runs, strict=True)
+        return (piece.unflatten(1, (n, length)).squeeze(0) for piece, (length, n) in pieces)
+
+    outputs = (function(*each, **options) for each in zip(*map(parts, tensors), strict=True))
+    return torch.cat([out.flatten(0, 1) for out in outputs])[None]
+
+
 class References:
     """Computes what a case must give, and keeps the last answer: cases with the same inputs follow one another.
 
@@ -243,6 +261,9 @@ class References:
         definition = _portable(operation) if portable else resolve(operation.recurrent)
         assert definition is not None, "checked_cases asks for the portable form only where there is one"
         form, formed_by = _low_precision_form(operation, case)
+        if case.documents is not None:
+            lengths = lengths_of(case.documents, case.seq_len or 0)
+            definition, form = (partial(each_document, each, lengths) for each in (definition, form))
 
         problem = (*problem_key(operation, case), case.gradients, *sorted(options.items()))
         values = self._shared(
@@ -328,10 +349,11 @@ def _small(case: Case, device: str) -> Case:
     num_heads = min(case.num_heads, 2) if case.num_heads else None
     if case.seq_len is None:
         return replace(case, batch=1, num_heads=num_heads)
+    documents = case.documents and str(min(count_documents(case.documents), _SMALL_DOCUMENTS))
     # Two chunks at least, so that the state passed between chunks is part of the check.
     seq_len = min(case.seq_len, max(_SMALL_SEQ_LEN, 2 * (case.chunk_size or 0)))
     while True:
-        reduced = replace(case, batch=1, num_heads=num_heads, seq_len=seq_len)
+        reduced = replace(case, batch=1, num_heads=num_heads, seq_len=seq_len, documents=documents)
         if seq_len <= _MIN_SEQ_LEN or _recurrence_affordable(reduced, device):
             return reduced
         seq_len //= 2

@@ -26,6 +26,7 @@ from torch.utils._pytree import tree_leaves
 
 from ...kernels import baselines, resolve
 from ...kernels.baselines.spec import Baseline, Runnable
+from ...kernels.common.inputs import bounds_of
 from ...kernels.common.spec import Implementation, Operation
 from ...results.schema import IMPORT_FAILED, Case
 from ..environment import version_of
@@ -286,6 +287,8 @@ def prepare(item: PlannedCase, inputs: Mapping[str, Tensor], state: Any = (), co
         given = _keywords(item)
         if config is not None:
             given["config"] = config
+        if case.documents is not None:
+            given["cu_seqlens"] = bounds_of(case.documents, case.seq_len or 0, next(iter(inputs.values())).device)
         # A portable form has no step of its own: it is called on a sequence of one token.
         function = operation.step if case.mode == "step" and target.requires else operation.function(target)
         if case.mode == "step":

@@ -143,7 +143,8 @@ def plan_sizes(
     planned = {name: size for name, size in sizes.items() if name != "chunk_size"}
     if baseline.own_sizes and baseline.op != op:
         own = get_operation(baseline.op).sizes_at(width_of(sizes))
-        planned = {"batch": sizes["batch"], "seq_len": sizes["seq_len"], **own}
+        lengths = ("batch", "seq_len", "documents")
+        planned = {**{name: sizes[name] for name in lengths if name in sizes}, **own}
     if not baseline.chunk_sizes:
         return [planned]
     chosen = [size for size in baseline.chunk_sizes if size in chunk_sizes] or [baseline.chunk_sizes[0]]

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from ...results.documents import lengths_of
+from ...results.schema import Case
+from ..common.inputs import bounds_of
 from .spec import Runnable
 
 
@@ -47,3 +52,28 @@ def on_leaves(
 
     layout = {"to_canonical": to_time_first} if heads_first else {}
     return Runnable(forward=lambda: run(leaves), leaves=leaves, on=on, **layout)
+
+
+def with_bounds(call: Callable[..., Any], case: Case, inputs: Mapping[str, Tensor]) -> Callable[..., Any]:
+    """Return a call with ``cu_seqlens`` [N + 1] in int64, as fla takes it, where the case has packed documents."""
+    if case.documents is None:
+        return call
+    device = next(iter(inputs.values())).device
+    return partial(call, cu_seqlens=bounds_of(case.documents, case.seq_len or 0, device, torch.int64))
+
+
+def on_documents(
+    call: Callable[..., Any], case: Case, inputs: Mapping[str, Tensor], names: Sequence[str]
+) -> Callable[..., Any]:
+    """Return attention over packed documents, which takes q, k and v [T, H, D] and, by these four names, the bounds
+    [N + 1] of queries and keys and the longest of both, as one over a batch of 1."""
+    documents, seq_len = str(case.documents), case.seq_len or 0
+    bounds = bounds_of(documents, seq_len, next(iter(inputs.values())).device)
+    longest = max(lengths_of(documents, seq_len))
+    packed = dict(zip(names, (bounds, bounds, longest, longest), strict=True))
+
+    def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        out = call(q.squeeze(0), k.squeeze(0), v.squeeze(0), **packed)
+        return (out[0] if isinstance(out, tuple) else out).unsqueeze(0)
+
+    return attention

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 MAX_HEAD_DIM = 256
+VARLEN = ("cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k")
+"""What flash_attn_varlen_func of every release calls the documents' bounds and the longest of them."""
 
 _attention = partial(
     Baseline,
@@ -23,8 +25,9 @@ _attention = partial(
     kernels=("tfla", "lightning"),
     nvidia=True,
     build="kernels.baselines.flash_attention:build",
-    settings="causal, heads of 128, default scale and tiles",
+    settings="causal, heads of 128, default scale and tiles; of documents flash_attn_varlen_func",
     own_sizes=True,
+    documents=True,
     why_not="kernels.baselines.flash_attention:why_not",
     dtypes=("bf16", "fp16"),
     autotunes=False,
@@ -34,7 +37,10 @@ _attention = partial(
 _cached = partial(
     _attention,
     modes=("fw", "fwbw", "bw", "step"),
-    settings="causal, heads of 128, default scale and tiles; a step is flash_attn_with_kvcache, its token appended",
+    settings=(
+        "causal, heads of 128, default scale and tiles; of documents flash_attn_varlen_func; a step is "
+        "flash_attn_with_kvcache, its token appended"
+    ),
 )
 
 BASELINES = (
@@ -98,14 +104,18 @@ def why_not(sizes: Mapping[str, int], dtype: str, state_dtype: str | None) -> st
 
 
 def build(case: Case, inputs: Mapping[str, Tensor], cache: tuple[Tensor, ...] = ()) -> Runnable:
-    """Prepare the release's flash_attn_func, causal; some releases of 3 and 4 return (out, logsumexp).
+    """Prepare the release's flash_attn_func, or of documents flash_attn_varlen_func, causal; some releases of 3 and 4
+    return (out, logsumexp).
 
     A step is flash_attn_with_kvcache. Release 4 has none, and on Hopper it does not split the keys among programs.
     """
-    from ._tensors import on_leaves
+    from ._tensors import on_documents, on_leaves
 
     (module,) = (baseline.module for baseline in BASELINES if baseline.name == case.impl)
     package = importlib.import_module(str(module))
+    if case.documents is not None:
+        call = partial(package.flash_attn_varlen_func, causal=True)
+        return on_leaves(on_documents(call, case, inputs, VARLEN), inputs)
     if not cache:
         return on_leaves(partial(package.flash_attn_func, causal=True), inputs)
     keys, values = cache

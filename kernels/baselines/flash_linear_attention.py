@@ -44,6 +44,7 @@ _fla = partial(
     chunk_sizes=(CHUNK_SIZE,),
     formulation="chunkwise",
     states_as_inputs=True,
+    documents=True,
     licence="MIT",
 )
 
@@ -73,6 +74,7 @@ BASELINES = (
         chunk_sizes=(),
         formulation="fused",
         states_as_inputs=False,
+        documents=False,
         own_chunk=CHUNK_SIZE,
         tested="0.4.0",
         known_bad=(
@@ -106,6 +108,7 @@ BASELINES = (
             kernels=kernels,
             own_sizes=op == "lightning",
             modes=("step",),
+            documents=False,
             dtypes=("bf16", "fp16", "fp32"),
             chunk_sizes=(),
             settings=f"{of}, from the state in float32, the new state returned",
@@ -131,6 +134,7 @@ BASELINES = (
             build="kernels.baselines.flash_linear_attention:build_scan",
             dtypes=("bf16", "fp16", "fp32"),
             chunk_sizes=(),
+            documents=name != "chunk_hgrn",
             known_bad=(CHUNK_RACE,) if name == "chunk_hgrn" else (),
             settings=(
                 f"{name} on float32 log decays"
@@ -145,6 +149,7 @@ BASELINES = (
         op="wkv4",
         formulation="recurrent",
         states_as_inputs=False,
+        documents=False,
         kernels=("wkv",),
         build="kernels.baselines.flash_linear_attention:build_rwkv4",
         dtypes=("fp32", "bf16", "fp16"),
@@ -161,18 +166,19 @@ def build(case: Case, inputs: Mapping[str, Tensor], state: Tensor | None = None)
     """Prepare one of GLA's functions or simple GLA's, the latter with gates and their gradient (simple GLA) or with
     fixed decays (Retention, and Lightning Attention, which has no scale), whose slopes get no gradient. A step is that
     of the recurrent kernel, which all these operations share."""
-    from ._tensors import on_leaves
+    from ._tensors import on_leaves, with_bounds
 
     after = {"initial_state": state, "output_final_state": True}
     if case.op == "gla":
         if state is None:
-            return on_leaves(_function("gla", case), inputs)
+            return on_leaves(with_bounds(_function("gla", case), case, inputs), inputs)
         from fla.ops.gla import fused_recurrent_gla
 
         return on_leaves(lambda g, **leaves: fused_recurrent_gla(gk=g, **leaves, **after), inputs)
     simple_gla = importlib.import_module("fla.ops.simple_gla")
     if state is None:
-        call = partial(simple_gla.chunk_simple_gla, chunk_size=case.chunk_size or CHUNK_SIZE)
+        chunked = partial(simple_gla.chunk_simple_gla, chunk_size=case.chunk_size or CHUNK_SIZE)
+        call = with_bounds(chunked, case, inputs)
     else:
         call = partial(simple_gla.fused_recurrent_simple_gla, **after)
     if case.op == "simple_gla":
@@ -183,10 +189,10 @@ def build(case: Case, inputs: Mapping[str, Tensor], state: Tensor | None = None)
 
 def build_scan(case: Case, inputs: Mapping[str, Tensor]) -> Runnable:
     """Prepare one of HGRN's scans behind the operation's gates: step by step, or over chunks of 128."""
-    from ._tensors import as_leaf, on_leaves
+    from ._tensors import as_leaf, on_leaves, with_bounds
     from .pytorch import LEAVES, elements
 
-    scan = _function("hgrn", case)
+    scan = with_bounds(_function("hgrn", case), case, inputs)
     if case.op != "linear_scan":
 
         def gated(**leaves: Tensor) -> tuple[Tensor, Tensor | None]:

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from ...results.documents import lengths_of
 from ...results.schema import Case
 from .spec import Baseline, Runnable
 
@@ -52,9 +53,11 @@ BASELINES = (
         own_sizes=True,
         dtypes=("bf16", "fp16"),
         chunk_sizes=(256, 128, 64),
+        documents=True,
         settings=(
             "mamba_chunk_scan_combined without D, z and bias, dt already positive and in float32; heads of 64, state "
-            "128, one group of B and C and chunk 256 are the defaults of the Mamba2 layer"
+            "128, one group of B and C and chunk 256 are the defaults of the Mamba2 layer; documents by seq_idx, made "
+            "beforehand"
         ),
     ),
     *(
@@ -106,12 +109,18 @@ def build_selective_scan(case: Case, inputs: Mapping[str, Tensor]) -> Runnable:
 
 
 def build_chunk_scan(case: Case, inputs: Mapping[str, Tensor]) -> Runnable:
-    """Prepare mamba_chunk_scan_combined; its layout is the operation's own."""
+    """Prepare mamba_chunk_scan_combined; its layout is the operation's own, and documents are numbered by position."""
+    import torch
     from mamba_ssm.ops.triton.ssd_combined import mamba_chunk_scan_combined
 
     from ._tensors import on_leaves
 
-    return on_leaves(partial(mamba_chunk_scan_combined, chunk_size=case.chunk_size or 256), inputs)
+    given: dict[str, Any] = {"chunk_size": case.chunk_size or 256}
+    if case.documents is not None:
+        lengths = torch.tensor(lengths_of(case.documents, case.seq_len or 0))
+        numbers = torch.arange(len(lengths), dtype=torch.int32).repeat_interleave(lengths)
+        given["seq_idx"] = numbers[None].to(inputs["x"].device)
+    return on_leaves(partial(mamba_chunk_scan_combined, **given), inputs)
 
 
 def build_step(case: Case, inputs: Mapping[str, Tensor], state: Tensor) -> Runnable:

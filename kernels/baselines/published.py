@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from ...results.arguments import one_of
+from ...results.documents import lengths_of, parse_documents, positions_of
 from .. import FAMILIES
 from . import get_operation
 
@@ -55,18 +57,22 @@ def problem_sizes(
     *,
     mode: str = "fw",
     like: str | None = None,
-    batch: int = 8,
-    seq_len: int = 8192,
+    batch: int | None = None,
+    seq_len: int | None = None,
     embedding: int | None = None,
+    documents: str | None = None,
     **given: int | None,
-) -> dict[str, int]:
+) -> dict[str, Any]:
     """Return the sizes of the problem that an operation, a mode and what else is given stand for.
 
     Every command that answers about one problem takes them from here.
 
     Args:
         like: a model of :data:`MODELS` whose sizes are taken, in place of ``embedding`` and ``given``.
-        seq_len: the length; of a decoding step, whose own is 1, the context of an operation that reads one.
+        batch: 8 if it is left out.
+        seq_len: the length, 8192 if it is left out; of a decoding step, whose own is 1, the context of an operation
+            that reads one; of documents all positions, if it is left out those of given lengths.
+        documents: packed into a batch of 1, as :func:`...results.documents.parse_documents` takes them.
         embedding, given: as :meth:`..common.spec.Operation.sizes_at` takes them.
 
     Raises:
@@ -82,6 +88,16 @@ def problem_sizes(
             if size is not None:
                 name = "head_dim" if name == "head_dim_v" else name
                 raise ValueError(f"{name} must be left out beside --like {like}, got {size}")
+    if documents is not None:
+        if mode == "step" or "d_model" in own or batch not in (None, 1):
+            others = "mode step, an operation that mixes no tokens and a batch other than 1"
+            raise ValueError(f"documents must be left out beside {others}, got {documents}")
+        documents = parse_documents(documents)
+        batch, seq_len = 1, seq_len or positions_of(documents)
+    batch, seq_len = batch or 8, seq_len or 8192
+    if documents is not None:
+        lengths_of(documents, seq_len)
+        return {"batch": batch, "seq_len": seq_len, **own, "documents": documents}
     if mode != "step":
         return {"batch": batch, "seq_len": seq_len, **own}
     return {"batch": batch, "seq_len": 1, **({"context": seq_len} if operation.cache else {}), **own}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -48,7 +49,9 @@ BASELINES = (
         name="torch.sdpa_flash",
         why_not="kernels.baselines.pytorch:why_not_flash",
         dtypes=("bf16", "fp16"),
-        settings=f"SDPBackend.FLASH_ATTENTION (FlashAttention-2), {_LAYOUT}",
+        documents=True,
+        settings=f"SDPBackend.FLASH_ATTENTION (FlashAttention-2), {_LAYOUT}; of documents torch.nn.attention.varlen's "
+        "varlen_attn, which runs the same kernel on [T, H, D]",
     ),
     _attention(
         name="torch.sdpa_cudnn",
@@ -147,8 +150,17 @@ def build_attention(case: Case, inputs: Mapping[str, Tensor], cache: tuple[Tenso
     from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.nn.functional import scaled_dot_product_attention
 
-    from ._tensors import on_leaves
+    from ._tensors import on_documents, on_leaves
 
+    if case.documents is not None:
+        # Since torch 2.10.
+        from torch.nn.attention.varlen import varlen_attn
+
+        # Releases that know windows have no is_causal.
+        windows = "window_size" in inspect.signature(varlen_attn).parameters
+        causal: Any = {"window_size": (-1, 0)} if windows else {"is_causal": True}
+        names = ("cu_seq_q", "cu_seq_k", "max_q", "max_k")
+        return on_leaves(on_documents(partial(varlen_attn, **causal), case, inputs, names), inputs)
     only = SDPBackend.CUDNN_ATTENTION if case.impl == "torch.sdpa_cudnn" else SDPBackend.FLASH_ATTENTION
 
     def attention(**leaves: Tensor) -> Tensor:

@@ -104,6 +104,8 @@ class Baseline(Counted):
         if self.chunk_sizes and sizes.get("chunk_size") not in self.chunk_sizes:
             accepted_sizes = ", ".join(map(str, sorted(self.chunk_sizes)))
             return f"chunk_size must be one of {accepted_sizes} for {self.name}, got {sizes.get('chunk_size')}"
+        if sizes.get("documents") and not self.documents:
+            return f"{self.name} takes no packed documents"
         return None if self.why_not is None else resolve(self.why_not)(sizes, dtype, state_dtype)
 
 

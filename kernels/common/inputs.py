@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from ...results.documents import lengths_of
 from .arguments import compute_dtype
 
 
@@ -83,3 +84,9 @@ class Draw:
         """
         means = torch.linspace(low, high, self.tokens[2], dtype=self.draw_dtype, device=self.device)
         return self.round_gate(self.noise(*self.tokens) + means)
+
+
+def bounds_of(documents: str, seq_len: int, device: torch.device | str, dtype: torch.dtype = torch.int32) -> Tensor:
+    """Return cu_seqlens [N + 1] of packed documents."""
+    lengths = torch.tensor((0, *lengths_of(documents, seq_len)), dtype=dtype)
+    return lengths.cumsum(0, dtype=dtype).to(device)

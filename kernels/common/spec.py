@@ -48,6 +48,8 @@ class Counted:
         own_chunk: chunk length that it takes where a case names none.
         states_as_inputs: whether its forward pass stores the states between chunks in the inputs' dtype.
         full_square: whether it computes whole squares of scores and masks them.
+        documents: whether it takes packed documents: ours by the keyword ``cu_seqlens``, a baseline's ``build`` by
+            those of the case.
     """
 
     modes: tuple[str, ...] = ("fw", "fwbw", "bw")
@@ -56,6 +58,7 @@ class Counted:
     own_chunk: int | None = None
     states_as_inputs: bool = False
     full_square: bool = False
+    documents: bool = False
 
     def formulation_of(self, mode: str, dtype: str) -> str:
         """Return the formulation that it follows in a mode and dtype; empty for its operation's default one."""
@@ -120,6 +123,8 @@ class Implementation(Counted):
                 return f"{what} must be {allowed} for {self.name}, got {value}"
         if mode == "step" and state_dtype not in (None, "fp32"):
             return f"state_dtype must be fp32 in mode step, got {state_dtype}"
+        if sizes.get("documents") and not self.documents:
+            return f"{self.name} takes no packed documents"
         return None if self.why_not is None else resolve(self.why_not)(sizes, dtype, state_dtype)
 
     def why_not_on(self, capability: str | None) -> str | None:

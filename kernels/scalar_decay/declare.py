@@ -40,7 +40,13 @@ FORMULATIONS = ("chunkwise", "walk", "whole_state", "sweep", "fused", "parallel"
 
 LIMIT_CHUNK_SIZES = (16, 32, 64, 128)
 
-_kernel = partial(triton_form, why_not="kernels.scalar_decay.declare:why_not_engine", state_dtypes=("fp32", "bf16"))
+_kernel = partial(
+    triton_form,
+    why_not="kernels.scalar_decay.declare:why_not_engine",
+    state_dtypes=("fp32", "bf16"),
+    documents=True,
+)
+_portable = partial(portable_form, full_square=True, documents=True)
 
 WHOLE_STATE_FORM = _kernel(
     name=WHOLE_STATE,
@@ -111,17 +117,15 @@ def _implementations(normalised: bool) -> tuple[Implementation, ...]:
             why_not="kernels.scalar_decay.declare:why_not_limit_chunk",
             summary="one-level sequence parallelism: a chunk is a tile",
         ),
-        portable_form(
+        _portable(
             name="torch",
             modes=("fw", "fwbw", "bw", "step"),
             formulation="chunkwise",
-            full_square=True,
             summary="portable chunkwise form, any chunk length",
         ),
-        portable_form(
+        _portable(
             name="parallel",
             formulation="parallel",
-            full_square=True,
             chunked=False,
             why_not="kernels.scalar_decay.declare:why_not_parallel",
             summary="fully parallel form, quadratic in the sequence length",

@@ -30,6 +30,8 @@ def problems(draw: st.DrawFn) -> OneProblem:
     modes = [mode for mode in ("fw", "fwbw", "step") if mode != "step" or "recurrent" in FORMULATIONS[op]]
     given: dict[str, Any] = {"mode": draw(st.sampled_from(modes)), "like": None, "state_dtype": "fp32", "dtype": None}
     given |= {"seq_len": draw(st.sampled_from((1024, 8192, 5000))), "batch": draw(st.sampled_from((1, 8)))}
+    packs = given["batch"] == 1 and given["mode"] != "step" and op != "gated_mlp"
+    given["documents"] = draw(st.sampled_from((None, "17"))) if packs else None
     options = ("embedding", "num_heads", "head_dim", "head_dim_qk", "channels", "d_model", "d_ff")
     given |= dict.fromkeys(options)
     models = [name for name, ops in MODELS.items() if op in ops]
@@ -92,6 +94,7 @@ def beside_others(question: choice.Question) -> None:
     """Check that another operation is asked about as if it were the question: the same tokens, width and rows."""
     for other in choice.beside(question, None):
         of_all: dict[str, Any] = {"mode": question.mode, "batch": question.sizes["batch"], "seq_len": question.length}
+        of_all["documents"] = question.sizes.get("documents")
         assert other.sizes == problem_sizes(other.op, **of_all, embedding=width_of(question.sizes))
         assert (other.rows, other.fits, other.length) == (question.rows, question.fits, question.length)
 

@@ -129,7 +129,7 @@ GOOD, ALSO_GOOD = line_of(RECORD), line_of(FAILED)
 BAD_LINES = (
     line_of(RECORD, seq_len=10**23),
     line_of(RECORD, seq_len="abc"),
-    line_of(RECORD, schema_version=5),
+    line_of(RECORD, schema_version=6),
     b"1\n",
     line_of(RECORD, seq_len=1.5),
     line_of(RECORD, time_ms=0.0),
@@ -306,7 +306,7 @@ def with_column(name: str, values: list[object]) -> Callable[[pa.Table], pa.Tabl
     ("change", "message"),
     [
         (with_column("seq_len", [1.5]), r"column seq_len must cast to int64 in .*run.parquet"),
-        (with_column("schema_version", [5]), r"schema_version must be from 1 to 4, got 5 in .*run.parquet"),
+        (with_column("schema_version", [6]), r"schema_version must be from 1 to 5, got 6 in .*run.parquet"),
         (lambda table: table.drop_columns(["schema_version"]), "must have a column schema_version"),
         (with_column("measured_at", [None]), r"measured_at must be in every row, got null in .*run.parquet"),
         *(

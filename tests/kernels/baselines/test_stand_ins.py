@@ -137,6 +137,17 @@ def dual_gemm(x: Tensor, w1: Tensor, b1: None, w2: Tensor, b2: None) -> tuple[Te
     return first, second, F.silu(first) * second
 
 
+def put_modules(monkeypatch: pytest.MonkeyPatch, modules: dict[str, dict[str, Any]]) -> None:
+    """Put modules with these contents, and empty ones that they are in, in the place of packages."""
+    for name in [*modules]:
+        while name := name.rpartition(".")[0]:
+            modules.setdefault(name, {})
+    for name, content in modules.items():
+        module = types.ModuleType(name)
+        vars(module).update(content)
+        monkeypatch.setitem(sys.modules, name, module)
+
+
 @pytest.fixture
 def stand_ins(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Put plain functions in the place of packages; return what is compiled, which runs as it is."""
@@ -159,13 +170,7 @@ def stand_ins(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         "xformers": {"__version__": "0.0.99"},
         "xformers.ops": {},
     }
-    for name in [*modules]:
-        while name := name.rpartition(".")[0]:
-            modules.setdefault(name, {})
-    for name, content in modules.items():
-        module = types.ModuleType(name)
-        vars(module).update(content)
-        monkeypatch.setitem(sys.modules, name, module)
+    put_modules(monkeypatch, modules)
     operators = types.SimpleNamespace(dual_gemm_silu_identity_mul=dual_gemm)
     monkeypatch.setattr(torch.ops, "xformers", operators, raising=False)
 
