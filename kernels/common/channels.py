@@ -15,15 +15,18 @@ from .spec import MODES, portable_form, triton_form
 CHANNEL_MULTIPLE = 8
 """Kernels take channels in multiples of 8: 16 bytes of half-precision elements, one memory access."""
 
-kernel_form = partial(triton_form, why_not="kernels.common.channels:why_not_kernels", chunked=False)
+kernel_form = partial(triton_form, why_not="kernels.common.channels:why_not_kernels", chunked=False, documents=True)
 naive_form = partial(
     kernel_form, name="naive", summary="one program takes all of time in order for a block of channels"
 )
-torch_form = partial(portable_form, name="torch", modes=MODES, summary="portable chunkwise form, any chunk length")
+torch_form = partial(
+    portable_form, name="torch", modes=MODES, summary="portable chunkwise form, any chunk length", documents=True
+)
 associative_form = partial(
     portable_form,
     name="associative_scan",
     chunked=False,
+    documents=True,
     summary="associative scan over whole tensors, log2 of the sequence length passes",
 )
 """Declare implementations of an operation over channels: kernel_form any in Triton, the others those that all have."""

@@ -56,6 +56,7 @@ def _recurrence(op: str, one_pass: str, **declared: Any) -> Operation:
                 name="chunked",
                 formulation="chunked",
                 own_chunk=MIN_CHUNK,
+                documents=True,
                 why_not="kernels.rglru.config:why_not_chunked",
                 summary="reduce, then scan: chunks in parallel, their states merged, inputs read twice",
                 default_config=f"{CONFIG}:chunked",

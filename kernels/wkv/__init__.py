@@ -53,6 +53,7 @@ OPERATION = Operation(
             name="torch_associative_scan",
             formulation="scan",
             chunked=False,
+            documents=True,
             why_not="kernels.wkv.config:why_not_torch_associative_scan",
             summary="torch's own associative_scan, a prototype higher-order operator",
         ),
