@@ -52,14 +52,14 @@ def mlp_sizes(tokens: int, d_model: int, d_ff: int) -> dict[str, int]:
 
 
 SIZES = {
-    "portable": (heads(2, 45, 8, 16, 24), channels(2, 45, 513), mlp_sizes(9, 24, 40)),
+    "portable": (heads(2, 45, 8, 16, 24), channels(2, 45, 12), mlp_sizes(9, 24, 40)),
     "interpret": (heads(1, 35, 2, 24, 40), channels(2, 19, 24), mlp_sizes(41, 40, 72)),
     "gpu": (heads(2, 300, 2, 64, 128), channels(2, 400, 136), mlp_sizes(300, 264, 520)),
 }
 """Where a case is held -> its sizes where it names none: of heads, of channels and of an MLP."""
-MANY_HEADS = heads(2, 45, 512, 6, 2)
-"""Sizes of Mamba-2 in plain torch: A's gradient has a value a head, and with :data:`.laws.DRAWN_VALUES` one draw does;
-float64 needs none."""
+WIDE = {"mamba2_ssd": heads(2, 45, 512, 6, 2), **dict.fromkeys(CHANNELS, channels(2, 45, 513))}
+"""The same of a portable case whose bound is derived: gradients have a value a head or channel, and one problem of
+:data:`.laws.DRAWN_VALUES` takes less time than several of few. float64 has no such bound."""
 
 DEVICES = {"portable": "cpu", "interpret": "cpu", "gpu": "cuda"}
 
@@ -97,8 +97,8 @@ def case(
     law = {name: value for name, value in keywords.items() if name not in names}
     kind = get_operation(op).sizes
     default = SIZES[place][0 if "num_heads" in kind else 1 if "channels" in kind else 2]
-    if (place, op) == ("portable", "mamba2_ssd") and dtype != F64:
-        default = MANY_HEADS
+    if place == "portable" and dtype != F64:
+        default = WIDE.get(op, default)
     marks = [getattr(pytest.mark, place)] if place != "portable" else []
     values = [_short(value) for name, value in keywords.items() if name != "ranges"]
     parts = (place, op, impl, str(dtype).removeprefix("torch."), label, *values)

@@ -625,13 +625,13 @@ FEW = {
     **dict.fromkeys((*CHANNELS, "rglru_layer"), channels(2, 20, 16)),
     "gated_mlp": mlp_sizes(5, 16, 24),
 }
-WIDE = {op: {"batch": 16} if op in HEADS else {"channels": 515} for op in (*HEADS, *CHANNELS) if op != "mamba2_ssd"}
+MORE = {op: {"batch": 16} if op in HEADS else {"channels": 515} for op in (*HEADS, *CHANNELS) if op != "mamba2_ssd"}
 """What makes of these as many values as a bound needs, so that fewer problems are drawn."""
 
 
 @on_each(
     *(
-        portable(op, impl, dtype, sizes={**FEW[op], **WIDE.get(op, {})}, initial_state=state, chunk_size=8)
+        portable(op, impl, dtype, sizes={**FEW[op], **MORE.get(op, {})}, initial_state=state, chunk_size=8)
         for op, impl in PORTABLE
         for dtype, state in ((F64, True), (F64, False), (BF16, True))
     ),
