@@ -57,6 +57,9 @@ SIZES = {
     "gpu": (heads(2, 300, 2, 64, 128), channels(2, 400, 136), mlp_sizes(300, 264, 520)),
 }
 """Where a case is held -> its sizes where it names none: of heads, of channels and of an MLP."""
+WIDE = {"mamba2_ssd": heads(2, 45, 512, 6, 2), **dict.fromkeys(CHANNELS, channels(2, 45, 513))}
+"""The same of a portable case whose bound is derived: gradients have a value a head or channel, and one problem of
+:data:`.laws.DRAWN_VALUES` takes less time than several of few. float64 has no such bound."""
 
 DEVICES = {"portable": "cpu", "interpret": "cpu", "gpu": "cuda"}
 
@@ -94,6 +97,8 @@ def case(
     law = {name: value for name, value in keywords.items() if name not in names}
     kind = get_operation(op).sizes
     default = SIZES[place][0 if "num_heads" in kind else 1 if "channels" in kind else 2]
+    if place == "portable" and dtype != F64:
+        default = WIDE.get(op, default)
     marks = [getattr(pytest.mark, place)] if place != "portable" else []
     values = [_short(value) for name, value in keywords.items() if name != "ranges"]
     parts = (place, op, impl, str(dtype).removeprefix("torch."), label, *values)

@@ -779,8 +779,9 @@ def check_strided(case: Case) -> None:
     """Slices of one projection, and transposed tensors, give kernels the bits of contiguous ones, and none is copied.
 
     Layouts go round among the arguments, so that these differ in theirs. In the interpreter, which is slow, gradients
-    of the engine are computed for the first round only. Torch, whose sums and products depend on the layout, gets the
-    common tolerance: the forms in plain torch and the products of the RG-LRU layer.
+    are computed for the first round only, and "projection" is left out, of which only the heads' stride is not that of
+    "head". Torch, whose sums and products depend on the layout, gets the common tolerance: the forms in plain torch and
+    the products of the RG-LRU layer.
     """
     problem, fn = case.draw(), case.function
     plain = case.impl != "step" and case.plain
@@ -788,15 +789,16 @@ def check_strided(case: Case) -> None:
     expected = evaluate(problem, fn, gradients=differentiable)
     exact = not plain and case.op != "rglru_layer"
     allowed = dict.fromkeys(expected, 0.0) if exact else expectations(case, problem)[1]
-    first, kinds = next(iter(problem.inputs)), ("projection", "head", "transposed")
-    for turn in range(3 if case.device == "cpu" else 6):
+    first, kinds = next(iter(problem.inputs)), ("head", "transposed", "projection")
+    if slow := case.device == "cpu" and not plain:
+        kinds = kinds[:2]
+    for turn in range(len(kinds) if case.device == "cpu" else 6):
         around = itertools.islice(itertools.cycle(kinds), turn, None)
         inputs = {n: strided(x, next(around)) if x.dim() > 2 or n == first else x for n, x in problem.inputs.items()}
         state = problem.state and tuple(strided(x, "transposed") if x.dim() > 2 else x for x in problem.state)
         given = replace(problem, inputs=inputs, state=state)
-        slow = case.device == "cpu" and not plain and "num_heads" in case.sizes
         results = evaluate(given, fn, gradients=differentiable and not (slow and turn))
-        assert_close(results, expected, allowed, f"{case.op}, {kinds[turn % 3]} first")
+        assert_close(results, expected, allowed, f"{case.op}, {kinds[turn % len(kinds)]} first")
         if turn == 0:
             # torch.compile knows no such mode.
             alone = replace(case, wrap=lambda fn: fn).function

@@ -22,16 +22,16 @@ from lrbench.kernels.scalar_decay.declare import SCHEMES
 from lrbench.kernels.scalar_decay.launch import EngineRequest, choose
 from lrbench.tests.kernels.laws import Case
 
-RAGGED = {"batch": 1, "seq_len": 136, "num_heads": 2, "head_dim_qk": 72, "head_dim_v": 136}
+RAGGED = {"batch": 1, "seq_len": 136, "num_heads": 1, "head_dim_qk": 72, "head_dim_v": 136}
 ALIGNED = {"batch": 1, "seq_len": 256, "num_heads": 1, "head_dim_qk": 128, "head_dim_v": 256}
-SHORT = {**RAGGED, "seq_len": 40, "head_dim_v": 24}
+SHORT = {**RAGGED, "seq_len": 40, "num_heads": 2, "head_dim_v": 24}
 ENGINE = (
     ("mlstm_sig", RAGGED, 64),
-    ("mlstm_exp", RAGGED, 32),
+    ("mlstm_exp", {**RAGGED, "seq_len": 72}, 32),
     ("mlstm_exp", RAGGED, 256),
     ("simple_gla", ALIGNED, 128),
     ("lightning", RAGGED, 64),
-    ("mamba2_ssd", {**RAGGED, "num_groups": 1}, 128),
+    ("mamba2_ssd", {**RAGGED, "num_heads": 2, "num_groups": 1}, 128),
 )
 
 

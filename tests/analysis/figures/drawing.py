@@ -46,6 +46,16 @@ def decoding() -> pd.DataFrame:
     return made.frame(made.decoding())
 
 
+@functools.cache
+def of_committed(kind: str, family: str, gpus: tuple[str, ...] = ()) -> Drawing:
+    """Return what a figure of a family shows: of what was measured on the H200, or of the counts alone."""
+    if kind in plots.THEORY_KINDS:
+        return plots.drawing(kind, None, COMMITTED[family], Theory())
+    if gpus:
+        return rooflines.roofline(committed(), [*gpus], COMMITTED[family])
+    return plots.drawing(kind, committed(), COMMITTED[family], Theory())
+
+
 def plot(
     kind: str,
     frame: pd.DataFrame | None = None,

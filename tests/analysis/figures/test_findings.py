@@ -19,7 +19,7 @@ from lrbench.bench.plan import Request, plan
 from lrbench.results.select import short_size
 
 from .. import rows as made
-from .drawing import COMMITTED, committed, lines, plot, roofline, text
+from .drawing import COMMITTED, committed, lines, of_committed, plot, roofline, text
 
 LENGTHS = (1024, 2048, 8192)
 OURS, THEIRS = "fused_chunk", "mlstm_kernels.xl_chunk_siging"
@@ -43,10 +43,8 @@ def pair(factor: float = 3.0, **columns: Any) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("kernel", ["tfla", "lightning", "rglru", "wkv", "gated-mlp"])
 def test_a_figure_of_committed_rows_makes_one_statement(kind: str, kernel: str) -> None:
     """At most eight lines, no two alike, ours first to be seen, several sizes along the axis, a sentence on top."""
-    selection = COMMITTED[kernel]
     try:
-        frame = committed()
-        shown = rooflines(frame, "h200", selection) if kind == "roofline" else drawing(kind, frame, selection)
+        shown = of_committed(kind, kernel, ("h200", "b200") if kind == "roofline" else ())
     except ValueError:
         assert (kind, kernel) in {("chunk-size", "wkv"), ("chunk-size", "gated-mlp"), ("head-dim", "rglru"),
                                   ("head-dim", "gated-mlp")}  # fmt: skip

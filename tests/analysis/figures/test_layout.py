@@ -9,11 +9,11 @@ import pytest
 from matplotlib.figure import Figure
 
 from lrbench.analysis.figures.layout import Drawing, Line, Panel
-from lrbench.analysis.figures.plots import KINDS, MODEL, OF_ENTRIES, RESULT_KINDS, THEORY_KINDS
+from lrbench.analysis.figures.plots import KINDS, MODEL, OF_ENTRIES, THEORY_KINDS
 from lrbench.analysis.figures.selection import Selection
 from lrbench.analysis.figures.style import curve_style
 
-from .drawing import COMMITTED, committed, decoding, plot, roofline
+from .drawing import COMMITTED, committed, decoding, of_committed, plot, roofline
 
 
 def outlines(figure: Figure) -> list[tuple[str, np.ndarray]]:
@@ -39,6 +39,8 @@ def outlines(figure: Figure) -> list[tuple[str, np.ndarray]]:
 
 def apart(a: np.ndarray, b: np.ndarray) -> bool:
     """Return whether a line along a side of one of two rectangles lies between them."""
+    if (a.max(0) <= b.min(0)).any() or (b.max(0) <= a.min(0)).any():
+        return True
     sides = [side for corners in (a, b) for side in np.diff(corners[:3], axis=0)]
     return any((a @ side).max() <= (b @ side).min() or (b @ side).max() <= (a @ side).min() for side in sides)
 
@@ -57,17 +59,15 @@ def drawn(kind: str, family: str, width: float | None) -> Figure:
         return plot(kind, decoding(), Selection(batch=16, head_dim=256), width=width)
     if kind in OF_ENTRIES:
         return OF_ENTRIES[kind]().at(width)
-    frame = committed() if kind in (*RESULT_KINDS, MODEL, *ROOFLINES) else None
-    if kind in ROOFLINES:
-        selection = Selection() if kind == "kernels" else COMMITTED[family]
-        return roofline(frame, ROOFLINES[kind], selection, width)
-    return plot(kind, frame, COMMITTED[family], width=width)
+    if kind == "kernels":
+        return roofline(committed(), ROOFLINES[kind], Selection(), width)
+    return of_committed(kind, family, ROOFLINES.get(kind, ())).at(width)
 
 
 ROOFLINES = {
-    "roofline": ["h200", "b200"],
-    "roofs": ["a100", "h100", "h200", "b200"],
-    "kernels": ["a100", "h100", "b200"],
+    "roofline": ("h200", "b200"),
+    "roofs": ("a100", "h100", "h200", "b200"),
+    "kernels": ("a100", "h100", "b200"),
 }
 OF_ONE_FAMILY = ("context", "roofs", "kernels", MODEL, *THEORY_KINDS, *OF_ENTRIES)
 NOT_MEASURED = {
