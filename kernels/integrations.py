@@ -334,11 +334,9 @@ def split_conv_scan_of_mamba(
         conv = ops.causal_conv1d_fn(conv.mT, conv1d_weight, conv1d_bias, seq_idx=seq_idx, activation=activation).mT
     else:
         refuse(seq_idx=seq_idx)
-        weight, bias = (
-            conv1d_weight[:, None].to(conv.dtype),
-            None if conv1d_bias is None else conv1d_bias.to(conv.dtype),
-        )
-        conv = F.conv1d(F.pad(conv.mT, (weight.shape[2] - 1, 0)), weight, bias, groups=channels).mT
+        weight = conv1d_weight[:, None].to(conv.dtype)
+        conv = F.conv1d(F.pad(conv.mT, (weight.shape[2] - 1, 0)), weight, groups=channels).mT
+        conv = conv if conv1d_bias is None else conv + conv1d_bias
         conv = conv if activation is None else F.silu(conv)
     x, b, c = conv.split([inner, *[(channels - inner) // 2] * 2], dim=-1)
     x, b, c, z = (t.unflatten(-1, (n, -1)) for t, n in ((x, heads), (b, ngroups), (c, ngroups), (z, heads)))
@@ -474,7 +472,8 @@ def install_mlstm_kernels(mlstm: Integration, undo: ExitStack) -> None:
     recurrent = import_module("mlstm_kernels.torch.recurrent")
     sequence = {"native_sequence__native": autograd, "native_sequence__triton": ours}
     mlstm.replace_in(undo, recurrent.registry_sequence, sequence)
-    mlstm.replace_in(undo, recurrent.registry_step, {"native": step_autograd, "triton": step})
+    steps: dict[str, Function] = {"native": step_autograd, "triton": step}
+    mlstm.replace_in(undo, recurrent.registry_step, steps)
 
 
 def install_transformers(transformers: Integration, undo: ExitStack) -> None:
