@@ -336,7 +336,7 @@ def split_conv_scan_of_mamba(
         refuse(seq_idx=seq_idx)
         weight = conv1d_weight[:, None].to(conv.dtype)
         conv = F.conv1d(F.pad(conv.mT, (weight.shape[2] - 1, 0)), weight, groups=channels).mT
-        conv = conv if conv1d_bias is None else conv + conv1d_bias
+        conv = conv if conv1d_bias is None else conv + conv1d_bias.to(conv.dtype)
         conv = conv if activation is None else F.silu(conv)
     x, b, c = conv.split([inner, *[(channels - inner) // 2] * 2], dim=-1)
     x, b, c, z = (t.unflatten(-1, (n, -1)) for t, n in ((x, heads), (b, ngroups), (c, ngroups), (z, heads)))
@@ -470,7 +470,7 @@ def install_mlstm_kernels(mlstm: Integration, undo: ExitStack) -> None:
     chunkwise |= {"native_autograd": autograd, "triton_xl_chunk_siging": mlstm_sig_of_mlstm_kernels}
     mlstm.replace_in(undo, import_module("mlstm_kernels.torch.chunkwise").registry, chunkwise)
     recurrent = import_module("mlstm_kernels.torch.recurrent")
-    sequence = {"native_sequence__native": autograd, "native_sequence__triton": ours}
+    sequence: dict[str, Function] = {"native_sequence__native": autograd, "native_sequence__triton": ours}
     mlstm.replace_in(undo, recurrent.registry_sequence, sequence)
     steps: dict[str, Function] = {"native": step_autograd, "triton": step}
     mlstm.replace_in(undo, recurrent.registry_step, steps)

@@ -146,6 +146,7 @@ def draw(*shape: int) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", NAMES)
 def test_arguments_of_the_real_library(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # transformers takes the root of this repository, if that is on the path, for the package kernels.
@@ -199,26 +200,23 @@ def test_mamba_2(seq_idx: Tensor | None) -> None:
     x, dt, A, B, C = draw(2, 13, 4, 16), draw(2, 13, 4), -draw(4).abs(), draw(2, 13, 2, 16), draw(2, 13, 2, 16) / 4
     D, z, bias, state = draw(4), draw(2, 13, 4, 16), draw(4), draw(2, 4, 16, 16)
     step = F.softplus(dt + bias).clamp(0.2, 2.0)
-    parts = [(0, 13)] if seq_idx is None else [(0, 5), (5, 13)]
-    cases = [(n, parts) for n in (0, 1)] if seq_idx is None else [(0, [(0, 5), (5, 13)]), (1, [(0, 2), (2, 13)])]
+    documents = [(0, 0, 13), (1, 0, 13)] if seq_idx is None else [(0, 0, 5), (0, 5, 13), (1, 0, 2), (1, 2, 13)]
     keywords = {} if seq_idx is not None else {"initial_states": state, "return_final_states": True}
     with use_in_mamba_ssm():
         result: Any = look_up("mamba_ssm.ops.triton.ssd_combined.mamba_chunk_scan_combined")(
-            x, dt, A, B, C, 64, D=D, z=z, dt_bias=bias, dt_softplus=True, dt_limit=(0.2, 2.0), seq_idx=seq_idx, **keywords
+            x, dt, A, B, C, 64, D=D, z=z, dt_bias=bias, dt_softplus=True, dt_limit=(0.2, 2.0), seq_idx=seq_idx,
+            **keywords,
         )  # fmt: skip
     y = result if seq_idx is not None else result[0]
-    for n, documents in cases:
-        for start, end in documents:
-            one = (each[n : n + 1, start:end].double() for each in (x, step, B, C))
-            mine, size, b, c = one
-            expected, last = mamba2_ssd(
-                mine, size, A.double(), b, c, impl="recurrent", return_last_state=True,
-                initial_state=state[n : n + 1].mT.double().contiguous() if seq_idx is None else None,
-            )  # fmt: skip
-            expected = (expected + mine * D[:, None]) * F.silu(z[n : n + 1, start:end].double())
-            assert_near(y[n : n + 1, start:end], expected)
-            if seq_idx is None:
-                assert_near(result[1][n : n + 1], last.mT)
+    for n, start, end in documents:
+        mine, size, b, c = (each[n : n + 1, start:end].double() for each in (x, step, B, C))
+        expected, last = mamba2_ssd(
+            mine, size, A.double(), b, c, impl="recurrent", return_last_state=True,
+            initial_state=state[n : n + 1].mT.double().contiguous() if seq_idx is None else None,
+        )  # fmt: skip
+        assert_near(y[n : n + 1, start:end], (expected + mine * D[:, None]) * F.silu(z[n : n + 1, start:end].double()))
+        if seq_idx is None:
+            assert_near(result[1][n : n + 1], last.mT)
 
 
 @pytest.mark.interpret
