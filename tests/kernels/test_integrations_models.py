@@ -1,6 +1,6 @@
 """Models of other libraries, trained and decoding with their kernels and with ours: the same losses, tokens and time.
 
-pytest -m gpu -s tests/kernels/test_integrations_models.py    # prints the losses, and milliseconds a step
+pytest -s -m "gpu and not slow" FILE prints the losses, -m "gpu and slow" the time of larger steps.
 """
 
 from __future__ import annotations
@@ -27,6 +27,16 @@ VOCABULARY, STEPS, TOKENS = 64, 200, 256
 def _not_our_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     """transformers looks for a package called kernels, which the root of this repository is not."""
     monkeypatch.setattr(sys, "path", [path for path in sys.path if path not in ("", os.getcwd())])
+
+
+@pytest.fixture(autouse=True)
+def _few_configurations(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the others' kernels choose among three configurations, where no time is compared: compiling takes minutes."""
+    from triton.runtime.autotuner import Autotuner
+
+    prune = Autotuner.prune_configs
+    if not request.node.get_closest_marker("slow"):
+        monkeypatch.setattr(Autotuner, "prune_configs", lambda self, kwargs: list(prune(self, kwargs))[:3])
 
 
 class MatrixLSTM(nn.Module):
@@ -155,6 +165,7 @@ def test_losses_of_two_hundred_steps(name: str) -> None:
     assert ours[-1] < 0.5 * ours[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LAYERS)
 def test_time_of_larger_steps(name: str) -> None:
     use, layer = LAYERS[name]
