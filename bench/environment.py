@@ -98,7 +98,8 @@ def is_of(row: Mapping[str, Any], commit: str | None) -> bool:
     if commit is None:
         return True
     code = _code_of(row["op"], row["provider"])
-    same = [each for each in rewrites() if not {row["op"], f"{row['op']} {row['impl']}", row["dtype"]} & {*each.but}]
+    own = {row["op"], row["dtype"], *(f"{row['op']} {row.get(name)}" for name in ("impl", "mode"))}
+    same = [each for each in rewrites() if not own & {*each.but}]
 
     def counts(measured: str | None, later: Sequence[Rewrite]) -> bool:
         return _same_code(measured, commit, code) or any(
@@ -142,7 +143,8 @@ class Rewrite:
     """Two commits between which kernels changed, but not what they take.
 
     Attributes:
-        but: what did change: an operation, an operation and an implementation ("rglru naive"), or a dtype ("fp32").
+        but: what did change: an operation, an operation and an implementation or a mode ("rglru naive", "rglru step"),
+            or a dtype ("fp32").
         why: how it is known.
     """
 
