@@ -167,7 +167,7 @@ def _code_of(op: str, provider: str) -> tuple[str, ...]:
     if provider != "lrbench":
         return ("kernels/baselines",)
     folders = {each: FOLDERS.get(each, each) for each in itertools.chain.from_iterable(FAMILIES.values())}
-    others = {"baselines", *folders.values()} - {folders.get(op)}
+    others = {"baselines", "integrations", *folders.values()} - {folders.get(op)}
     if op not in ENGINE:
         others.add("scalar_decay")
     return ("kernels", *(f":!kernels/{name}*" for name in sorted(others)))

@@ -17,6 +17,7 @@ set -euo pipefail
 
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
+cd "$folder"
 python3 -m venv "$folder/venv"
 "$folder/venv/bin/pip" install --quiet torch==2.13.0 numpy==2.2.6 einops==0.8.2 packaging==26.4
 "$folder/venv/bin/pip" install --quiet --no-deps triton==3.9.0 fla-core==0.6.0
