@@ -367,6 +367,9 @@ SIZE_COLUMNS = _names(_Problem)[3:]
 PROBLEM_SIZES = tuple(name for name in SIZE_COLUMNS if name != "chunk_size")
 """The chunk size is a setting to choose."""
 
+NUMERIC_SIZES = tuple(name for name in SIZE_COLUMNS if name != "documents")
+"""Packed documents are named by a text."""
+
 CASE_COLUMNS = ("op", "impl", *_names(_Problem))
 """What a case_id is made of."""
 

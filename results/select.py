@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from .arguments import nearest, parse_size, unknown
 from .documents import documents_in_words
-from .schema import CASE_COLUMNS, OWN, RECORD_COLUMNS, SIZE_COLUMNS, Record, TritonRow
+from .schema import CASE_COLUMNS, NUMERIC_SIZES, OWN, RECORD_COLUMNS, SIZE_COLUMNS, Record, TritonRow
 from .store import Where, read_results, result_files
 
 if TYPE_CHECKING:
@@ -187,7 +187,7 @@ def matching(rows: Sequence[dict[str, Any]], terms: Mapping[str, str]) -> list[d
 
 def _value(key: str, wanted: str) -> int | str:
     """Return what a column has where a term holds."""
-    return parse_size(wanted) if key in SIZE_COLUMNS and key != "documents" else wanted
+    return parse_size(wanted) if key in NUMERIC_SIZES else wanted
 
 
 def _near(key: str, wanted: str, rows: Sequence[Row]) -> str:
@@ -372,7 +372,7 @@ def records(frame: pd.DataFrame, columns: Iterable[str] | None = None) -> list[d
     values: dict[str, list[Any]] = {}
     for name in columns:
         values[name] = [None if value != value else value for value in frame[name].tolist()]
-        if name in SIZE_COLUMNS and name != "documents":
+        if name in NUMERIC_SIZES:
             values[name] = [value and int(value) for value in values[name]]
     return [dict(zip(values, row, strict=True)) for row in zip(*values.values(), strict=True)]
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from ...results.schema import SIZE_COLUMNS
+from ...results.schema import NUMERIC_SIZES
 from ...results.select import Row
 from ...results.toml_tables import AMOUNT, SIZE, Must, Refused, read_toml
 
@@ -125,7 +125,7 @@ class _Span:
 _SPAN = Annotated[_Span, Must("a table with min, max or both, positive integers", lambda span: span != _Span())]
 _TEXTS = str | Annotated[tuple[str, ...], Must("a list of texts", bool)]
 _SIZES = SIZE | Annotated[tuple[SIZE, ...], Must("a list of some", bool)] | _SPAN
-_MATCH = dict.fromkeys(SIZE_COLUMNS, _SIZES) | dict.fromkeys(TEXT_COLUMNS, _TEXTS)
+_MATCH = dict.fromkeys(TEXT_COLUMNS, _TEXTS) | dict.fromkeys(NUMERIC_SIZES, _SIZES)
 _COMPARED = {quantity.limit for quantity in QUANTITIES}
 _LIMITS = {name: AMOUNT | Literal[False] if name in _COMPARED else AMOUNT for name in LIMITS}
 _RULE = {"why": str, "match": _MATCH, **_LIMITS}

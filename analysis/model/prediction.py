@@ -11,7 +11,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from ...results.schema import PROBLEM_SIZES, SIZE_COLUMNS
+from ...results.schema import NUMERIC_SIZES, PROBLEM_SIZES, SIZE_COLUMNS
 from ...results.select import grouped, load_rows
 from ...results.store import current_files
 from ..accelerators.known import Accelerator
@@ -260,8 +260,7 @@ def _memory_ratio(case: Query, rows: Sequence[Row]) -> float:
     stored = stored_sizes(case.sizes)
 
     def distance(row: Row) -> float:
-        whole = {name: size for name, size in stored.items() if name != "documents"}
-        return sum(abs(math.log(row[name] / size)) for name, size in whole.items() if row[name])
+        return sum(abs(math.log(row[name] / stored[name])) for name in NUMERIC_SIZES if stored.get(name) and row[name])
 
     nearest = min(there, key=distance)
     own = {name: nearest[name] for name in case.sizes if nearest[name]}

@@ -22,7 +22,10 @@ from ...kernels.scalar_decay.choice import backward_chunk, sizes_of_case, time_u
 from ...kernels.scalar_decay.plan import kept_chunk
 from ..accelerators.known import Accelerator, get_accelerator
 from ..counts import FORMULATIONS, chunk_of, count_case, formulation_of, scalar_decay
-from .runtime_model import flop_rate, launches_ms, launches_of, runtime_model
+from .runtime_model import LAUNCH_MS, flop_rate, launches_ms, launches_of, runtime_model
+
+STABILISER_LAUNCHES = 2
+"""Launches of mLSTMexp's forward pass beside those of other gates."""
 
 STEP_MS = 1e-4
 """Time of a step beside its work: the order of it."""
@@ -105,6 +108,8 @@ def _walked_ms(case: Any) -> tuple[float, float]:
         kept = kept_chunk(sizes, config, chunk)
         passes.append(time_us(sizes, config, min(chunk, backward_chunk(sizes, scheme, kept)), kept=kept))
     walked, states = (1e-3 * sum(each) for each in zip(*passes, strict=True))
+    if sizes.normalised and case.mode != "bw":
+        walked += STABILISER_LAUNCHES * LAUNCH_MS
     return walked, states
 
 

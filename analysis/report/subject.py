@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...results.schema import SIZE_COLUMNS
+from ...results.schema import NUMERIC_SIZES, SIZE_COLUMNS
 from ...results.select import (
     PROBLEM_COLUMNS,
     best_rows,
@@ -229,5 +229,5 @@ def problem_in_words(row: Any) -> str:
     """Return the sizes of a row's problem and its dtypes in a few words, without batch, sequence and chunk length."""
     columns = (*SIZE_COLUMNS, "dtype", "state_dtype")
     values: dict[str, Any] = {name: known(getattr(row, name)) for name in columns}
-    values |= {name: int(values[name]) for name in SIZE_COLUMNS if name != "documents" and values[name] is not None}
+    values |= {name: int(values[name]) for name in NUMERIC_SIZES if values[name] is not None}
     return describe_sizes(values | dict.fromkeys(("batch", "seq_len", "chunk_size")))

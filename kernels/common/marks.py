@@ -1,4 +1,5 @@
-"""Packed documents for kernels over channels: where documents begin and end, found once a pass for all programs.
+"""Packed documents for kernels: the document of a position; and over channels where documents begin and end, found
+once a pass for all programs.
 
 Documents may be of any lengths without any other launch: a kernel goes through all of time as through one sequence, and
 where a document begins it forgets the state before. ``mark_documents`` searches cu_seqlens for the document of each
@@ -42,24 +43,33 @@ class Documents(NamedTuple):
     dfirst: Tensor | tuple[Tensor, ...] | None = None
 
 
-@remember_launches
-@triton.jit(do_not_specialize=["T", "N", "rounds"])
-def mark_kernel(bound_ptr, mark_ptr, T, N, rounds, WORDS: tl.constexpr, BITS: tl.constexpr):
-    """Mark WORDS * BITS positions. Grid: (ceil(T / (WORDS * BITS)),). Reads bounds [N + 1]; writes marks [5, T].
+@triton.jit
+def document_at(resets, positions):
+    """Return the number of the document of each position, for ``resets``: cu_seqlens and the number of documents, N.
 
-    ``rounds`` halve N + 1 bounds to one, the last of those up to the position; that of a document that is not empty.
+    Bisection takes log2 N loads. Numbers are in [0, N), whatever cu_seqlens [N + 1] holds.
     """
+    cu_seqlens, documents = resets
+    low = positions * 0
+    high = low + documents - 1
+    count = documents - 1
+    while count > 0:
+        middle = (low + high + 1) // 2
+        is_later = tl.load(cu_seqlens + middle) > positions
+        high = tl.where(is_later, tl.maximum(middle - 1, low), high)
+        low = tl.where(is_later, low, middle)
+        count = count // 2
+    return low
+
+
+@remember_launches
+@triton.jit(do_not_specialize=["T", "N"])
+def mark_kernel(bound_ptr, mark_ptr, T, N, WORDS: tl.constexpr, BITS: tl.constexpr):
+    """Mark WORDS * BITS positions. Grid: (ceil(T / (WORDS * BITS)),). Reads bounds [N + 1]; writes marks [5, T]."""
     words = tl.program_id(0) * WORDS + tl.arange(0, WORDS)
     bits = tl.arange(0, BITS)[None, :]
     t = words[:, None] * BITS + bits
-    low = tl.zeros(t.shape, dtype=tl.int32)
-    high = low + (N + 1)
-    for _ in range(rounds):
-        middle = (low + high) // 2
-        begun = tl.load(bound_ptr + middle) <= t
-        low = tl.where(begun, middle, low)
-        high = tl.where(begun, high, middle)
-    number = tl.minimum(low, N - 1)
+    number = document_at((bound_ptr, N), t)
     start = tl.minimum(tl.maximum(tl.load(bound_ptr + number), 0), T).to(tl.int32)
     end = tl.minimum(tl.maximum(tl.load(bound_ptr + number + 1), 0), T).to(tl.int32)
     inside = t < T
@@ -84,7 +94,7 @@ def mark_documents(cu_seqlens: Tensor, config: Any, seq_len: int) -> Tensor:
     count = cu_seqlens.shape[0] - 1
     marks = torch.empty(5, seq_len, dtype=torch.int32, device=cu_seqlens.device)
     mark_kernel[(cdiv(seq_len, WORDS * BITS),)](
-        cu_seqlens, marks, seq_len, count, count.bit_length(), WORDS=WORDS, BITS=BITS, num_warps=WORDS
+        cu_seqlens, marks, seq_len, count, WORDS=WORDS, BITS=BITS, num_warps=WORDS
     )
     return marks
 

@@ -21,6 +21,7 @@ value is arbitrary, and rounding it does no harm as long as every kernel uses th
 import triton
 import triton.language as tl
 
+from ..common.marks import document_at
 from ..common.remember import remember_launches
 from .roles import GateVectors
 
@@ -98,25 +99,6 @@ def stretch_of(cu_seqlens, stretch, T, L, N):
     first, length = document_of(cu_seqlens, number, T)
     start = tl.maximum(stretch - (first // L).to(tl.int32) - number, 0) * L
     return number, first, length, start, tl.minimum(start + L, length)
-
-
-@triton.jit
-def document_at(resets, positions):
-    """Return the number of the document of each position, for ``resets``: cu_seqlens and the number of documents, N.
-
-    Bisection takes log2 N loads. Numbers are in [0, N), whatever cu_seqlens [N + 1] holds.
-    """
-    cu_seqlens, documents = resets
-    low = positions * 0
-    high = low + documents - 1
-    count = documents - 1
-    while count > 0:
-        middle = (low + high + 1) // 2
-        is_later = tl.load(cu_seqlens + middle) > positions
-        high = tl.where(is_later, tl.maximum(middle - 1, low), high)
-        low = tl.where(is_later, low, middle)
-        count = count // 2
-    return low
 
 
 @triton.jit

@@ -546,8 +546,7 @@ def _forward(
     cu_seqlens: Tensor | None,
 ) -> tuple[Tensors, Tensors]:
     """Return h and the last C, n and m; and, to keep, the gate vectors and the states or None."""
-    cu_seqlens, resets = split_documents(cu_seqlens, states=request.want_last or c_initial is not None)
-    documents = count_documents(cu_seqlens)
+    documents, cu_seqlens, resets = split_documents(request, c_initial, cu_seqlens)
     task = choose(request, q, v, ends=request.want_last, strided=is_strided(q, k, v), documents=documents)
     launched, exp = task.launched, request.stabilised
     gates, m_last = run_gates(task, v, decay, input_gate, head, m_initial, cu_seqlens, resets)
@@ -574,25 +573,22 @@ def _forward(
     return (output.out, last, n_last, m_last if request.want_last else None), (*gates, kept)
 
 
-def split_documents(cu_seqlens: Tensor | None, *, states: bool) -> tuple[Tensor | None, Resets | None]:
-    """Return cu_seqlens where a document is a chunk, and the resets where documents are one sequence.
-
-    Only the first has initial and last states (``states``); the time of the second does not depend on the lengths.
+def split_documents(
+    request: EngineRequest, c_initial: Tensor | None, cu_seqlens: Tensor | None
+) -> tuple[int, Tensor | None, Resets | None]:
+    """Return how many documents are a chunk each, and their cu_seqlens; or 0, and the resets of documents that are one
+    sequence. Only the former have initial and last states; the time of the latter hardly depends on the lengths.
     """
-    documents = count_documents(cu_seqlens)
+    documents = 0 if cu_seqlens is None else index(cu_seqlens.shape[0]) - 1
     if cu_seqlens is None or documents == 1:
-        return None, None
-    return (cu_seqlens, None) if states else (None, (cu_seqlens, documents))
-
-
-def count_documents(cu_seqlens: Tensor | None) -> int:
-    """Return the number of documents, 0 where sequences are the batch."""
-    return 0 if cu_seqlens is None else index(cu_seqlens.shape[0]) - 1
+        return 0, None, None
+    if request.want_last or c_initial is not None:
+        return documents, cu_seqlens, None
+    return 0, None, (cu_seqlens, documents)
 
 
 def _shapes(request: EngineRequest, q: Tensor, k: Tensor, v: Tensor, *others: Tensor | None) -> tuple[Tensors, Tensors]:
-    cu_seqlens, _ = split_documents(others[-1], states=request.want_last or others[3] is not None)
-    documents = count_documents(cu_seqlens)
+    documents, _, _ = split_documents(request, others[3], others[-1])
     heads, dim_k, dim_v = index(v.shape[2]), index(q.shape[3]), index(v.shape[3])
     in_order = takes_tiles_in_order(request.scheme, v.element_size())
     # A compiled call serves all sequence lengths, so the length of the gates' stretches must not depend on T here.
@@ -623,8 +619,7 @@ def _backward(
     gates, states = GateVectors(*saved[:number]), saved[number] if len(saved) > number else None
     ends = c_initial is not None or d_last is not None
     strided = is_strided(q, k, v)
-    cu_seqlens, resets = split_documents(cu_seqlens, states=request.want_last or c_initial is not None)
-    documents = count_documents(cu_seqlens)
+    documents, cu_seqlens, resets = split_documents(request, c_initial, cu_seqlens)
     task = choose(
         request, q, v, backward=True, kept=states is not None, ends=ends, strided=strided, documents=documents
     )

@@ -19,8 +19,7 @@ from .launch import SCALAR_DECAY, EngineRequest, empty_state
 from .roles import layout
 
 FEW_PROGRAMS = 1024
-STEP_BLOCKS = {True: (128, 32), False: (64, 64)}
-"""Rows and columns of the state that a program takes at once: more programs where they are few (fastest on an H200)."""
+"""Of so few programs of 64 columns each is cut in two, and takes 128 rows of the state at once: faster on an H200."""
 
 
 @remember_launches
@@ -146,7 +145,7 @@ def _step(
     B, H, V = v.shape[0], *v.shape[2:]
     K = q.shape[3]
     h, last = contiguous_like(v), empty_state(q, v, normalised=request.stabilised)
-    block_k, block_v = STEP_BLOCKS[B * H * cdiv(V, 64) < FEW_PROGRAMS]
+    block_k, block_v = (128, 32) if B * H * cdiv(V, 64) < FEW_PROGRAMS else (64, 64)
     block_k, block_v = min(block_k, padded(K)), min(block_v, padded(V))
     step_kernel[(cdiv(V, block_v) * B * H,)](
         q.detach(), k.detach(), v.detach(), decay, input_gate, head, c, n, m, h, *last, layout(q, k, v)[1],

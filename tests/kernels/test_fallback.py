@@ -99,7 +99,7 @@ def test_no_warning_where_the_version_is_not_the_reason(told: Told, monkeypatch:
     assert told == []
 
 
-def test_a_traced_call_warns_and_stays_one_graph(told: list[tuple[str, type]], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_traced_call_warns_and_stays_one_graph(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
     pretend(monkeypatch, "3.9.0", (9, 0))
 
     @torch.compile(backend="eager", fullgraph=True)

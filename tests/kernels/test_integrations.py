@@ -6,7 +6,6 @@ import importlib
 import inspect
 import os
 import sys
-import types
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -21,6 +20,7 @@ from lrbench.kernels.integrations import use_in_fla, use_in_mamba_ssm, use_in_ml
 from lrbench.kernels.mamba2_ssd import mamba2_ssd
 from lrbench.kernels.mlstm_exp import mlstm_exp
 from lrbench.kernels.simple_gla import simple_gla
+from lrbench.tests.kernels.baselines.test_stand_ins import put_modules
 
 MLSTM = "q k v i f c_initial n_initial m_initial return_last_states eps"
 NAMES = {
@@ -117,13 +117,7 @@ def libraries(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
         function = stand_in(path)
         held[name] = function if "fla." not in path or name == "chunk_simple_gla" else dispatch(function)
     modules["fla.layers.simple_gla"] = {"chunk_simple_gla": modules["fla.ops.simple_gla"]["chunk_simple_gla"]}
-    for name in [*modules]:
-        while name := name.rpartition(".")[0]:
-            modules.setdefault(name, {})
-    for name, content in modules.items():
-        module = types.ModuleType(name)
-        vars(module).update(content)
-        monkeypatch.setitem(sys.modules, name, module)
+    put_modules(monkeypatch, modules)
     yield
     assert not any(each.on for each in KERNELS)
     for each in KERNELS:

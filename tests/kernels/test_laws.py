@@ -129,12 +129,12 @@ PORTABLE_MLPS = [
 PORTABLE_HEADS = ((16, 1, 4, 16, 16), (20, 1, 3, 24, 40), (2, 33, 8, 40, 24), (32, 70, 2, 8, 5))
 PORTABLE_SHAPES = {
     **dict.fromkeys(HEADS, tuple(heads(*sizes) for sizes in PORTABLE_HEADS)),
-    "mamba2_ssd": (*(heads(*sizes) for sizes in PORTABLE_HEADS[:2]), heads(1, 70, 128, 8, 2)),
+    # Gradients of A have as many values as there are heads, so larger batches would not make problems fewer.
+    "mamba2_ssd": (*(heads(*sizes) for sizes in PORTABLE_HEADS[:2]), heads(1, 33, 3, 40, 24), heads(3, 70, 1, 8, 5)),
     **dict.fromkeys(CHANNELS, (channels(3, 1, 40), channels(3, 2, 50), channels(1, 150, 515))),
     "rglru_layer": (channels(2, 1, 24),),
     "gated_mlp": (mlp_sizes(1, 8, 8),),
 }  # fmt: skip
-LONG_PORTABLE = {**dict.fromkeys(HEADS, heads(2, 90, 8, 16, 16)), "mamba2_ssd": heads(1, 90, 128, 6, 2)}
 
 ENGINE_SHAPES = (
     (2, 1000, 3, 128, 256), (1, 700, 2, 64, 64), (2, 513, 2, 24, 40), (1, 512, 2, 256, 512), (1, 400, 2, 16, 136),
@@ -370,7 +370,7 @@ def test_batch_invariant(case: Case) -> None:
 
 @on_each(
     *(
-        portable(op, "torch", dtype, sizes=LONG_PORTABLE[op], chunk_size=chunk_size, **extreme)
+        portable(op, "torch", dtype, sizes=heads(2, 90, 8, 16, 16), chunk_size=chunk_size, **extreme)
         for op in HEADS
         for extreme in extremes(op)
         for chunk_size in (5, 64)

@@ -255,6 +255,12 @@ def test_kernels_refuse(case: Case) -> None:
         case.function(*problem.inputs.values(), return_last_state=True, **problem.options, **keywords)
 
 
+def in_rows(bounds: Tensor) -> tuple[Tensor, Tensor]:
+    """Return positions of documents [N, longest], padded at their ends, and which of them are the documents' own."""
+    at = bounds[:-1, None] + torch.arange(int(bounds.diff().max()), device=bounds.device)
+    return at.clamp(max=int(bounds[-1]) - 1), at < bounds[1:, None]
+
+
 def some_lengths(count: int, total: int, low: int, high: int) -> list[int]:
     """Draw lengths between the bounds that add up to the total."""
     generator = torch.Generator().manual_seed(count)
@@ -300,13 +306,10 @@ def test_documents_on_gpu(case: Case) -> None:
 def test_many_documents_on_gpu(case: Case) -> None:
     """Outputs, states and gradients are those of sequences in a batch, each padded to the longest at its end."""
     problem = packed(case, some_lengths(*case.law["drawn"])).draw()
-    bounds = problem.options["cu_seqlens"].long()
-    longest = int(bounds.diff().max())
-    at = bounds[:-1, None] + torch.arange(longest, device="cuda")
-    real = at < bounds[1:, None]
+    at, real = in_rows(problem.options["cu_seqlens"].long())
 
     def in_a_batch(*tensors: Tensor, cu_seqlens: Tensor, **keywords: Any) -> Any:
-        rows = [x if x.dim() == 1 else x[0][at.clamp(max=x.shape[1] - 1)] for x in tensors]
+        rows = [x if x.dim() == 1 else x[0][at] for x in tensors]
         # A masked position leaves the state as it is: no decay, no input.
         gates = {"simple_gla": {2: 0.0, 3: 0.0}, "mlstm_exp": {3: -math.inf, 4: math.inf}}[case.op]
         for n, value in gates.items():

@@ -39,6 +39,7 @@ from lrbench.tests.kernels.test_packed import (
     check_alone,
     check_lengths_may_change,
     check_writes_nowhere_else,
+    in_rows,
     packed,
     some_lengths,
 )
@@ -220,13 +221,10 @@ def test_many_documents_on_gpu(case: Case) -> None:
     """Results are those of sequences in a batch, each padded to the longest at its end."""
     problem = packed(case, some_lengths(*case.law["drawn"])).draw()
     problem = replace(problem, cotangents={"h": problem.cotangents["h"]})
-    bounds = problem.options["cu_seqlens"].long()
-    longest = int(bounds.diff().max())
-    at = bounds[:-1, None] + torch.arange(longest, device="cuda")
-    real = at < bounds[1:, None]
+    at, real = in_rows(problem.options["cu_seqlens"].long())
 
     def in_a_batch(*tensors: Tensor, cu_seqlens: Tensor, **keywords: Any) -> Any:
-        rows = [x if x.dim() == 1 else x[0][at.clamp(max=x.shape[1] - 1)] for x in tensors]
+        rows = [x if x.dim() == 1 else x[0][at] for x in tensors]
         h, last = case.function(*rows, **keywords)
         return h[real][None], last
 
