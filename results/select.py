@@ -158,7 +158,8 @@ def _where(terms: Mapping[str, str]) -> Where:
         if key in PREFIXES:
             where += [[(columns[0], ">=", wanted)], [(columns[0], "<=", f"{wanted}{LAST}")]]
         else:
-            where.append([(name, "==", _value(key, wanted)) for name in columns])
+            value = parse_size(wanted) if key in NUMERIC_SIZES else wanted
+            where.append([(name, "==", value) for name in columns])
     return where
 
 
@@ -178,16 +179,12 @@ def matching(rows: Sequence[dict[str, Any]], terms: Mapping[str, str]) -> list[d
                 raise ValueError(f"{key}:{wanted} must name one {key}, got {', '.join(found)}")
             kept = [row for row in rows if row[column] in found]
         else:
-            kept = [row for row in rows if any(row[name] == _value(key, wanted) for name in columns)]
+            value = parse_size(wanted) if key in NUMERIC_SIZES else wanted
+            kept = [row for row in rows if any(row[name] == value for name in columns)]
         if not kept:
             raise ValueError(f"{key}:{wanted} selects no row; {_near(key, wanted, rows)}")
         rows = kept
     return list(rows)
-
-
-def _value(key: str, wanted: str) -> int | str:
-    """Return what a column has where a term holds."""
-    return parse_size(wanted) if key in NUMERIC_SIZES else wanted
 
 
 def _near(key: str, wanted: str, rows: Sequence[Row]) -> str:
