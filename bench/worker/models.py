@@ -36,7 +36,7 @@ from torch.utils.checkpoint import checkpoint
 
 from ...kernels.baselines import get_operation
 from ...kernels.common.arguments import compute_dtype
-from ...kernels.common.spec import Model
+from ...kernels.common.spec import LanguageModel
 from ...results.documents import lengths_of
 from ...results.schema import Case
 from . import correctness
@@ -315,7 +315,7 @@ class MixerModel(nn.Module):
         model: the vocabulary and the logits' soft cap; its blocks are the case's layers.
     """
 
-    def __init__(self, case: Case, inputs: Mapping[str, Tensor], mix: Mix, model: Model) -> None:
+    def __init__(self, case: Case, inputs: Mapping[str, Tensor], mix: Mix, model: LanguageModel) -> None:
         super().__init__()
         device = next(iter(inputs.values())).device
         made = design(case, inputs, torch.autocast(device.type, enabled=False)(mix))
