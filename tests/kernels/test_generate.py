@@ -19,24 +19,20 @@ def model_of(op: str, dim: int) -> nn.Module:
 @torch.no_grad()
 @pytest.mark.parametrize("op", OPERATIONS)
 def test_tokens_are_the_likeliest_of_the_whole_text(op: str) -> None:
-    model = model_of(op, 32).double()
-    text = torch.randint(64, (4, 9))
-    prompt = text.clone()
+    model, prompt = model_of(op, 32).double(), torch.randint(64, (4, 9))
+    text = prompt
     for _ in range(8):
         text = torch.cat((text, model(text)[:, -1:].argmax(-1)), dim=1)
     assert torch.equal(Generator(model, OPERATIONS[op], prompt).tokens(8), text[:, 9:])
-    forgetful = Generator(model, OPERATIONS[op], prompt[:, -1:]).tokens(8)
-    assert not torch.equal(forgetful, text[:, 9:])
+    assert not torch.equal(Generator(model, OPERATIONS[op], prompt[:, -1:]).tokens(8), text[:, 9:])
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("op", OPERATIONS)
 def test_a_graph_generates_the_same(op: str) -> None:
-    model = model_of(op, 128).to("cuda", torch.bfloat16)
-    prompt = torch.randint(64, (2, 100), device="cuda")
-    eager = Generator(model, OPERATIONS[op], prompt).tokens(20)
-    replayed = Generator(model, OPERATIONS[op], prompt)
-    assert torch.equal(replayed.tokens(20, replayed.captured()), eager)
+    model, prompt = model_of(op, 128).to("cuda", torch.bfloat16), torch.randint(64, (2, 100), device="cuda")
+    eager, replayed = (Generator(model, OPERATIONS[op], prompt) for _ in range(2))
+    assert torch.equal(replayed.tokens(20, replayed.captured()), eager.tokens(20))
 
 
 def test_command(capsys: pytest.CaptureFixture[str]) -> None:
