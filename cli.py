@@ -257,7 +257,7 @@ def _format(*more: str) -> Any:
 Format = Annotated[str, _format()]
 TableFormat = Annotated[str, _format("markdown")]
 Every = Annotated[bool, option("Show everything; --format json and csv always do.", "--all")]
-Preset = Annotated[str | None, option("quick, default, full, ...: `lrbench presets` [default on a GPU, else quick].")]
+Preset = Annotated[str | None, option("quick, full, ...: `lrbench presets` [default or train on a GPU, else quick].")]
 Gpu = Annotated[str | None, option("Accelerator; see `lrbench gpus` [the GPU that is here, else h100].")]
 ROOFS = "spec; measured: the newest stored calibration; or a calibration's file or folder"
 RoofChoice = Annotated[str, option(f"{ROOFS}.")]

@@ -17,7 +17,7 @@ from ..results.arguments import MAX_SIZE, nearest, one_of, unknown
 from ..results.documents import lengths_of, parse_documents, positions_of
 from ..results.schema import CASE_COLUMNS, Case, Environment
 from ..results.select import describe
-from .presets import Preset, get_preset
+from .presets import Preset, get_preset, presets_for
 
 MODE_ORDER = ("fwbw", "bw", "fw", "step", "train")
 """Modes with gradients come first: the reference they need also serves the forward case that follows."""
@@ -29,7 +29,7 @@ class Request:
 
     Attributes:
         ops: operations of the family, or of its baselines (attention, gla, ...).
-        preset: a preset of the family by name; None is default on a GPU, quick on a CPU.
+        preset: a preset of the family by name; None is as :func:`preset_for` says.
         impls: implementation names, ours or ``provider.variant``; None is all that run on the device.
         baselines: names of baselines, ("none",) for none, None for all of the family.
         head_dims: value head dims; ``head_dims_qk`` defaults to the operation's own ratio to them.
@@ -173,9 +173,9 @@ class PlannedCase:
 
 
 def preset_for(request: Request, device_kind: str) -> Preset:
-    """Return the preset asked for, or default on a GPU and quick on a CPU."""
-    name = request.preset or ("default" if device_kind == "cuda" else "quick")
-    return get_preset(name, request.kernel, device_kind)
+    """Return the preset asked for, or default on a GPU, of training steps the family's train, and quick on a CPU."""
+    usual = "train" if request.modes == ("train",) and "train" in presets_for(request.kernel) else "default"
+    return get_preset(request.preset or (usual if device_kind == "cuda" else "quick"), request.kernel, device_kind)
 
 
 def plan(request: Request, *, device_kind: str) -> list[PlannedCase]:
@@ -252,6 +252,10 @@ def remarks(request: Request, planned: Sequence[PlannedCase]) -> list[str]:
     for seq_len, batch in sorted({(case.seq_len or 0, case.batch or 0) for case in sequences}):
         if request.tokens is not None and batch * seq_len != request.tokens:
             lines.append(f"{batch * seq_len} tokens at seq_len {seq_len} (batch {batch}), not {request.tokens}")
+    if any(item.case.mode == "train" for item in planned):
+        own = request.ops or kernels.FAMILIES[request.kernel]
+        if lacking := [name for name in own if not baselines.get_operation(name).models]:
+            lines.append(f"no training steps of {', '.join(lacking)}: no model here has them in its blocks")
     return lines
 
 
@@ -294,8 +298,11 @@ def _check_axes(request: Request, ops: Sequence[Operation], chosen: Sequence[Bas
     if request.layers and "train" not in modes:
         raise ValueError(f"--layers is no axis of mode {', '.join(modes)}: a training step (--mode train) has them")
     if request.documents:
-        if unpacked := [mode for mode in modes if mode in ("step", "train")]:
-            raise ValueError(f"--documents is no axis of mode {', '.join(unpacked)}: give --mode fw, fwbw or bw")
+        if "step" in modes:
+            raise ValueError("--documents is no axis of mode step: give --mode fw, fwbw, bw or train")
+        if mixed := [op.name for op in ops if "train" in modes and op.models and op.channelwise]:
+            why = "its blocks also mix neighbours, by a convolution or token shift that knows no documents"
+            raise ValueError(f"--documents is no axis of mode train of {', '.join(mixed)}: {why}")
         if ops and all("d_model" in operation.sizes for operation in ops):
             raise ValueError(f"--documents is no axis of {names}: it mixes no tokens")
         if request.batches not in (None, (1,)):

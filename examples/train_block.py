@@ -35,7 +35,7 @@ from torch.nn import functional as F
 from lrbench.analysis.reproduce import training
 from lrbench.bench.drive.run import file_name
 from lrbench.bench.environment import current_environment
-from lrbench.bench.worker.models import Block, Design, GatedMLP, linear, rms_norm
+from lrbench.bench.worker.models import MLSTM, Block, Design, GatedMLP, linear, rms_norm, soft_cap
 from lrbench.kernels.mlstm_exp import mlstm_exp
 from lrbench.kernels.mlstm_sig import mlstm_sig
 from lrbench.results import store
@@ -44,52 +44,20 @@ from lrbench.results.schema import CASE_COLUMNS, TrainingRow, case_id
 OPERATIONS = {"mlstm_exp": mlstm_exp, "mlstm_sig": mlstm_sig}
 
 
-def soft_cap(x: Tensor, cap: float) -> Tensor:
-    """Return x, kept between -cap and cap."""
-    return cap * torch.tanh(x / cap)
-
-
-class MLSTM(nn.Module):
-    """Mix tokens: out(sigmoid(o) * norm(mLSTM(q, k, v, i, f))), [B, T, dim] to [B, T, dim].
-
-    Args:
-        op: mlstm_sig or mlstm_exp.
-        input_gate_bias: where it starts; from 0, the gradient's norm has spikes.
-        options: of the operation: none on a GPU, ``impl="torch"`` elsewhere.
-    """
-
-    def __init__(
-        self,
-        dim: int,
-        heads: int,
-        *,
-        op: Callable[..., Any] = mlstm_sig,
-        input_gate_bias: float = -10.0,
-        **options: Any,
-    ) -> None:
-        super().__init__()
-        self.heads, self.op, self.options = heads, op, options
-        self.qk, self.vo, self.out = linear(dim, dim), linear(dim, 2 * dim), linear(dim, dim)
-        # Its eps, 1e-6, gates too: what the input gate keeps well below 1e-3 stays small.
-        self.norm = rms_norm(dim // heads)
-        self.gates = nn.Linear(dim, 2 * heads)
-        nn.init.zeros_(self.gates.weight)
-        # Heads start with memories of 20 to 400 steps.
-        self.gates.bias.data = torch.cat((torch.full((heads,), input_gate_bias), torch.linspace(3, 6, heads)))
-
-    def forward(self, x: Tensor) -> Tensor:
-        q, k = self.qk(x).chunk(2, dim=-1)
-        v, o = self.vo(x).chunk(2, dim=-1)
-        q, k, v = (each.unflatten(-1, (self.heads, -1)) for each in (q, k, v))
-        i, f = (soft_cap(each.float(), 15.0) for each in self.gates(x).chunk(2, dim=-1))
-        h = self.op(q, k, v, i, f, **self.options)
-        return self.out(torch.sigmoid(o) * self.norm(h).flatten(-2))
-
-
-def language_model(dim: int, heads: int, layers: int, vocabulary: int, **options: Any) -> nn.Sequential:
-    """Return a model from tokens [B, T] to logits [B, T, vocabulary]; ``options`` are those of :class:`MLSTM`."""
-    mlp = partial(GatedMLP, dim, 8 * dim / 3, nn.SiLU())
-    design = Design(dim, rms_norm, partial(MLSTM, dim, heads, **options), mlp)
+def language_model(
+    dim: int,
+    heads: int,
+    layers: int,
+    vocabulary: int,
+    *,
+    op: Callable[..., Any] = mlstm_sig,
+    input_gate_bias: float = -10.0,
+    **options: Any,
+) -> nn.Sequential:
+    """Return a model from tokens [B, T] to logits [B, T, vocabulary]; ``options`` are the operation's."""
+    sizes = {"num_heads": heads, "head_dim_qk": dim // heads // 2, "head_dim_v": dim // heads}
+    layer = partial(MLSTM, partial(op, **options), sizes, input_gate_bias=input_gate_bias)
+    design = Design(dim, rms_norm, layer, partial(GatedMLP, dim, 8 * dim / 3, nn.SiLU()))
     blocks = (Block(design) for _ in range(layers))
     return nn.Sequential(nn.Embedding(vocabulary, dim), *blocks, rms_norm(dim), linear(dim, vocabulary))
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from .common.calls import remember_calls
+from .common.spec import XLSTM_MODELS
 from .scalar_decay.declare import scalar_decay_operation
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ OPERATION = scalar_decay_operation(
     summary="mLSTM with exponential input gate, normaliser and max state; the denominator carries no gradient",
     arguments=("q", "k", "v", "i", "f"),
     differentiable=("q", "k", "v", "i", "f"),
+    models=XLSTM_MODELS,
     qk_ratio=0.5,
 )
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from .common.calls import remember_calls
+from .common.spec import XLSTM_MODELS
 from .scalar_decay.declare import scalar_decay_operation
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ OPERATION = scalar_decay_operation(
     summary="mLSTM with sigmoid input gate, no normaliser and no max state",
     arguments=("q", "k", "v", "i", "f"),
     differentiable=("q", "k", "v", "i", "f"),
+    models=XLSTM_MODELS,
     qk_ratio=0.5,
 )
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from .common.calls import remember_calls
+from .common.spec import XLSTM_MODELS
 from .scalar_decay.declare import scalar_decay_operation
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ OPERATION = scalar_decay_operation(
     summary="linear attention with a fixed decay per head",
     arguments=("q", "k", "v", "slope"),
     differentiable=("q", "k", "v"),
+    models=XLSTM_MODELS,
     # As its paper has them.
     head_dim=512,
     qk_ratio=0.5,

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from .common.calls import remember_calls
+from .common.spec import XLSTM_MODELS
 from .scalar_decay.declare import scalar_decay_operation
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ OPERATION = scalar_decay_operation(
     summary="linear attention with a data-dependent scalar decay per head",
     arguments=("q", "k", "v", "g"),
     differentiable=("q", "k", "v", "g"),
+    models=XLSTM_MODELS,
 )
 
 

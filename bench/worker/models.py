@@ -3,25 +3,29 @@
 | operation | model | a block adds to its input |
 |---|---|---|
 | attention | LLaMA | RMSNorm, rotated queries and keys; RMSNorm, SwiGLU |
+| mlstm_sig, mlstm_exp | xLSTM | RMSNorm, heads with scalar gates, each normed, and an output gate; RMSNorm, SwiGLU |
 | lightning | TransNormerLLM | SRMSNorm, gated linear attention; SRMSNorm, a GLU without activation |
 | rglru | Hawk | RMSNorm, causal convolution and RG-LRU beside a GELU branch; RMSNorm, GeGLU |
 | wkv4 | RWKV-4 | LayerNorm, time mixing with token shift; LayerNorm, channel mixing with token shift |
 
-Around the blocks are an embedding, a last norm, a head of its own weights and the cross entropy of the next token,
-computed some tokens at a time. Weights, gradients and AdamW's averages are float32 (float64 beside float64); in 16-bit
-cases matrix products run under autocast, and the residual stream is kept in the case's dtype. LLaMA and TransNormerLLM
-recompute their blocks in the backward pass (activation checkpointing): what 92k tokens keep in 3 billion parameters'
-blocks fits on no GPU.
+Simple GLA and both Retentions stand in xLSTM's blocks with the gates that they have.
 
-Sources: Touvron et al., LLaMA (2023), section 2.2; Qin et al., TransNormerLLM (2023), section 3, without LRPE, which
-its first layer alone has, and with the same decays in every layer; De et al., Griffin (2024), section 2, with full
-matrices for the gates as on the page about the IO-aware RG-LRU; Peng et al., RWKV (2023), section 3. The hidden widths
-of LLaMA, 8/3, and of TransNormerLLM, 7/3 of the model's, give a layer of either about 12 width^2 weights.
+Around the blocks are an embedding, a last norm, a head of its own weights and the cross entropy of the next token,
+computed some tokens at a time; the last token of a packed document predicts the first of the next one. Weights,
+gradients and AdamW's averages are float32 (float64 beside float64); in 16-bit cases matrix products run under autocast,
+and the residual stream is kept in the case's dtype. Models over heads recompute their blocks in the backward pass
+(activation checkpointing): what 92k tokens keep in 3 billion parameters' blocks fits on no GPU.
+
+Sources: Touvron et al., LLaMA (2023), section 2.2; Beck et al., TFLA (2025), section 5 and appendix E.2, and xLSTM 7B
+(2025), section 3; Qin et al., TransNormerLLM (2023), section 3, without LRPE, which its first layer alone has, and with
+the same decays in every layer; De et al., Griffin (2024), section 2, with full matrices for the gates as on the page
+about the IO-aware RG-LRU; Peng et al., RWKV (2023), section 3. The hidden widths of LLaMA and xLSTM, 8/3, and of
+TransNormerLLM, 7/3 of the model's, give a layer of any about 12 width^2 weights.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -31,11 +35,11 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from ...kernels.baselines import get_operation
+from ...kernels.common.arguments import compute_dtype
+from ...kernels.common.spec import LanguageModel
+from ...results.documents import lengths_of
 from ...results.schema import Case
 from . import correctness
-
-RECOMPUTED = ("attention", "lightning")
-"""Operations whose models recompute their blocks in the backward pass."""
 
 LOSS_TOKENS = 8192
 """Tokens whose logits are in memory at a time."""
@@ -43,6 +47,10 @@ LOSS_TOKENS = 8192
 ROTARY_BASE = 10000.0
 CONVOLUTION = 4
 """Steps of Hawk's causal convolution."""
+
+GATE_CAP = 15.0
+GATE_BIASES = {"i": (-10.0, -10.0), "f": (3.0, 6.0), "g": (3.0, 6.0)}
+"""Gate of an operation -> the biases with which it starts in the first head and the last, evenly spread between."""
 
 LEARNING_RATE = 3e-4
 
@@ -75,6 +83,11 @@ simple_norm = partial(rms_norm, elementwise_affine=False)
 """SRMSNorm, without weights."""
 
 
+def soft_cap(x: Tensor, cap: float) -> Tensor:
+    """Return x, kept between -cap and cap."""
+    return cap * torch.tanh(x / cap)
+
+
 class GatedMLP(nn.Module):
     """down(activation(gate(x)) * up(x))."""
 
@@ -89,13 +102,17 @@ class GatedMLP(nn.Module):
 
 
 class Heads(nn.Module):
-    """Projections of x to queries, keys and values of heads, and of their outputs to the width of x."""
+    """Projections of x to queries, keys, values and (``gated``) gates of heads' outputs, and of these to x's width."""
 
-    def __init__(self, mix: Mix, case: Case) -> None:
+    gated = False
+
+    def __init__(self, mix: Mix, sizes: Mapping[str, int]) -> None:
         super().__init__()
-        self.mix, self.heads = mix, case.sizes["num_heads"]
-        keys, width = self.heads * case.sizes["head_dim_qk"], self.heads * case.sizes["head_dim_v"]
+        self.mix, self.heads = mix, sizes["num_heads"]
+        keys, width = self.heads * sizes["head_dim_qk"], self.heads * sizes["head_dim_v"]
         self.qkv = nn.ModuleList([linear(width, each) for each in (keys, keys, width)])
+        if self.gated:
+            self.gate = linear(width, width)
         self.out = linear(width, width)
 
     def projected(self, x: Tensor) -> list[Tensor]:
@@ -104,15 +121,18 @@ class Heads(nn.Module):
 
 
 class Attention(Heads):
-    """LLaMA's attention: queries and keys are rotated by an angle that grows with the position."""
+    """LLaMA's attention: queries and keys are rotated by an angle that grows with the position in a document."""
 
     cos: Tensor
     sin: Tensor
 
     def __init__(self, mix: Mix, case: Case) -> None:
-        super().__init__(mix, case)
+        super().__init__(mix, case.sizes)
         rates = ROTARY_BASE ** -torch.linspace(0, 1, case.sizes["head_dim_qk"] // 2 + 1, dtype=torch.float64)[:-1]
-        angles = torch.arange(case.sizes["seq_len"], dtype=torch.float64)[:, None, None] * rates
+        length = case.sizes["seq_len"]
+        lengths = lengths_of(case.documents, length) if case.documents else (length,)
+        positions = torch.cat([torch.arange(each, dtype=torch.float64) for each in lengths])
+        angles = positions[:, None, None] * rates
         self.register_buffer("cos", angles.cos().to(correctness.DTYPES[case.dtype]))
         self.register_buffer("sin", angles.sin().to(correctness.DTYPES[case.dtype]))
 
@@ -129,16 +149,57 @@ class Attention(Heads):
 class GatedLinearAttention(Heads):
     """TransNormerLLM's attention: queries and keys by SiLU, the normed output gated by a fourth projection."""
 
-    def __init__(self, mix: Mix, case: Case, slope: Tensor) -> None:
-        super().__init__(mix, case)
-        width = self.out.in_features
-        self.norm, self.gate = simple_norm(width), linear(width, width)
-        self.register_buffer("slope", slope)
+    gated = True
+
+    def __init__(self, mix: Mix, sizes: Mapping[str, int]) -> None:
+        super().__init__(mix, sizes)
+        self.norm = simple_norm(self.out.in_features)
 
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = self.projected(x)
-        mixed = self.mix(F.silu(q), F.silu(k), v, self.slope)
-        return self.out(self.norm(mixed.flatten(2)) * self.gate(x))
+        return self.out(self.norm(self.mix(F.silu(q), F.silu(k), v).flatten(2)) * self.gate(x))
+
+
+class MLSTM(Heads):
+    """xLSTM's layer: out(sigmoid(o) * norm(mLSTM(q, k, v, i, f))), [B, T, width] to [B, T, width].
+
+    Args:
+        mix: the operation: a function of q, k, v and the gates in order.
+        sizes: num_heads, head_dim_qk and head_dim_v.
+        gates: i and f are pre-activations, g is a log decay; none: the operation has no gates of a token.
+        input_gate_bias: where i starts; from 0, the gradient's norm has spikes.
+    """
+
+    gated = True
+
+    def __init__(
+        self,
+        mix: Mix,
+        sizes: Mapping[str, int],
+        gates: Sequence[str] = ("i", "f"),
+        *,
+        input_gate_bias: float = GATE_BIASES["i"][0],
+    ) -> None:
+        super().__init__(mix, sizes)
+        self.names = tuple(gates)
+        # Its eps, 1e-6, gates too: what the input gate keeps well below 1e-3 stays small.
+        self.norm = rms_norm(sizes["head_dim_v"])
+        if gates:
+            biases = GATE_BIASES | {"i": (input_gate_bias, input_gate_bias)}
+            self.gates = nn.Linear(self.out.in_features, self.heads * len(gates))
+            nn.init.zeros_(self.gates.weight)
+            self.gates.bias.data = torch.cat([torch.linspace(*biases[name], self.heads) for name in gates])
+
+    def gates_of(self, x: Tensor) -> list[Tensor]:
+        """Return the gates [B, T, H]."""
+        if not self.names:
+            return []
+        capped = soft_cap(self.gates(x).to(compute_dtype(x.dtype)), GATE_CAP).chunk(len(self.names), dim=-1)
+        return [F.logsigmoid(each) if name == "g" else each for name, each in zip(self.names, capped, strict=True)]
+
+    def forward(self, x: Tensor) -> Tensor:
+        mixed = self.mix(*self.projected(x), *self.gates_of(x))
+        return self.out(torch.sigmoid(self.gate(x)) * self.norm(mixed).flatten(2))
 
 
 class RecurrentBlock(nn.Module):
@@ -220,8 +281,13 @@ def design(case: Case, inputs: Mapping[str, Tensor], mix: Mix) -> Design:
     if case.op == "attention":
         mlp = partial(GatedMLP, width, 8 * width / 3, nn.SiLU())
         return Design(width, rms_norm, partial(Attention, mix, case), mlp)
-    mlp = partial(GatedMLP, width, 7 * width / 3, nn.Identity())
-    return Design(width, simple_norm, partial(GatedLinearAttention, mix, case, inputs["slope"]), mlp)
+    whole = (lambda *given: mix(*given, inputs["slope"])) if "slope" in inputs else mix
+    if case.op == "lightning":
+        mlp = partial(GatedMLP, width, 7 * width / 3, nn.Identity())
+        return Design(width, simple_norm, partial(GatedLinearAttention, whole, case.sizes), mlp)
+    gates = [name for name in inputs if name in GATE_BIASES]
+    mlp = partial(GatedMLP, width, 8 * width / 3, nn.SiLU())
+    return Design(width, rms_norm, partial(MLSTM, whole, case.sizes, gates), mlp)
 
 
 class Block(nn.Module):
@@ -246,17 +312,19 @@ class MixerModel(nn.Module):
         case: operation, dtype, sizes and layers.
         inputs: the operation's arguments for one token: initial values of its parameters, and its constants.
         mix: the operation; it is called without autocast.
+        model: the vocabulary and the logits' soft cap; its blocks are the case's layers.
     """
 
-    def __init__(self, case: Case, inputs: Mapping[str, Tensor], mix: Mix, vocabulary: int) -> None:
+    def __init__(self, case: Case, inputs: Mapping[str, Tensor], mix: Mix, model: LanguageModel) -> None:
         super().__init__()
         device = next(iter(inputs.values())).device
         made = design(case, inputs, torch.autocast(device.type, enabled=False)(mix))
-        self.dtype, self.recompute = correctness.DTYPES[case.dtype], case.op in RECOMPUTED
-        table = nn.Embedding(vocabulary, made.width)
+        self.dtype, self.recompute = correctness.DTYPES[case.dtype], case.num_heads is not None
+        self.logit_cap = model.logit_cap
+        table = nn.Embedding(model.vocabulary, made.width)
         self.embedding = nn.Sequential(table, LayerNorm(made.width)) if case.op == "wkv4" else table
         self.blocks = nn.ModuleList([Block(made) for _ in range(case.sizes["layers"])])
-        self.head = nn.Sequential(made.norm(made.width), linear(made.width, vocabulary))
+        self.head = nn.Sequential(made.norm(made.width), linear(made.width, model.vocabulary))
 
     def forward(self, tokens: Tensor, following: Tensor) -> Tensor:
         x = self.embedding(tokens).to(self.dtype)
@@ -266,22 +334,25 @@ class MixerModel(nn.Module):
         return torch.stack([recomputed(self._loss, *piece) for piece in pieces]).sum() / following.numel()
 
     def _loss(self, x: Tensor, following: Tensor) -> Tensor:
-        return F.cross_entropy(self.head(x), following, reduction="sum")
+        logits = self.head(x)
+        if self.logit_cap is not None:
+            logits = soft_cap(logits, self.logit_cap)
+        return F.cross_entropy(logits, following, reduction="sum")
 
 
 class TrainingStep:
     """A model, AdamW and a batch of random tokens; each call takes a step on that batch and returns the loss before it.
 
-    Arguments as of :class:`MixerModel`, on the device of ``inputs``; the vocabulary is the published model's.
+    Arguments as of :class:`MixerModel`, on the device of ``inputs``; the model is the published one of that width.
     """
 
     def __init__(self, case: Case, inputs: Mapping[str, Tensor], mix: Mix) -> None:
         device, dtype = next(iter(inputs.values())).device, correctness.DTYPES[case.dtype]
-        _, vocabulary = get_operation(case.op).model(case.sizes)
+        model = get_operation(case.op).model(case.sizes)
         torch.manual_seed(correctness.SEED)
         with device:
-            self.model = MixerModel(case, inputs, mix, vocabulary)
-            self.tokens = torch.randint(vocabulary, (case.sizes["batch"], case.sizes["seq_len"] + 1))
+            self.model = MixerModel(case, inputs, mix, model)
+            self.tokens = torch.randint(model.vocabulary, (case.sizes["batch"], case.sizes["seq_len"] + 1))
         if dtype == torch.float64:
             self.model.double()
         fused = device.type == "cuda"

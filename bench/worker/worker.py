@@ -284,11 +284,9 @@ def prepare(item: PlannedCase, inputs: Mapping[str, Tensor], state: Any = (), co
     else:
         if target.prepare is not None:
             inputs = resolve(target.prepare)(inputs)
-        given = _keywords(item)
+        given = _keywords(item, inputs)
         if config is not None:
             given["config"] = config
-        if case.documents is not None:
-            given["cu_seqlens"] = bounds_of(case.documents, case.seq_len or 0, next(iter(inputs.values())).device)
         # A portable form has no step of its own: it is called on a sequence of one token.
         function = operation.step if case.mode == "step" and target.requires else operation.function(target)
         if case.mode == "step":
@@ -307,13 +305,15 @@ def prepare(item: PlannedCase, inputs: Mapping[str, Tensor], state: Any = (), co
     return Prepared(runnable=runnable, inputs=list(tensors.values()))
 
 
-def _keywords(item: PlannedCase) -> dict[str, Any]:
-    """Return the keywords with which a case calls an implementation of ours."""
+def _keywords(item: PlannedCase, inputs: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Return the keywords with which a case calls an implementation of ours, on the device of ``inputs``."""
     case, given = item.case, dict(item.options)
     if item.target.chunked and case.chunk_size is not None:
         given["chunk_size"] = case.chunk_size
     if case.state_dtype not in (None, "fp32"):
         given["state_dtype"] = correctness.DTYPES[case.state_dtype]
+    if case.documents is not None:
+        given["cu_seqlens"] = bounds_of(case.documents, case.seq_len or 0, next(iter(inputs.values())).device)
     return given
 
 
@@ -328,7 +328,7 @@ def mixing(item: PlannedCase, inputs: Mapping[str, Tensor]) -> Callable[..., Ten
     """
     operation = baselines.get_operation(item.case.op)
     if isinstance(item.target, Implementation):
-        return functools.partial(operation.function(item.target), **_keywords(item))
+        return functools.partial(operation.function(item.target), **_keywords(item, inputs))
     on = resolve(item.target.build)(item.case, inputs).on
     if on is None:
         raise NotImplementedError(f"the adapter of {item.target.name} takes no tensors of a model")

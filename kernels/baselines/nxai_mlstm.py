@@ -163,8 +163,13 @@ def build(case: Case, inputs: Mapping[str, Tensor]) -> Runnable:
         # The kernel casts to this dtype under autocast.
         options["autocast_kernel_dtype"] = dtype
     kernel = getattr(importlib.import_module(f"mlstm_kernels.torch.{module}"), name)
-    # Gates too get q's dtype, which holds their values exactly (common/inputs.py), so the problem is the same.
-    return on_leaves(partial(kernel, **options), {name: x.to(dtype) for name, x in inputs.items()}, heads_first=True)
+
+    def call(**tensors: Tensor) -> Tensor:
+        return kernel(**{name: x.to(dtype) for name, x in tensors.items()}, **options)
+
+    # Gates too get q's dtype, which holds their values exactly (common/inputs.py), so the problem is the same. A
+    # model's are rounded to it, as the kernel does under autocast.
+    return on_leaves(call, {name: x.to(dtype) for name, x in inputs.items()}, heads_first=True)
 
 
 def build_step(case: Case, inputs: Mapping[str, Tensor], state: tuple[Tensor, Tensor, Tensor]) -> Runnable:

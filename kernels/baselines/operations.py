@@ -6,7 +6,7 @@ timed like any other. An operation that gets kernels of its own moves to ``kerne
 
 from __future__ import annotations
 
-from ..common.spec import LANGUAGE_MODELS, Operation
+from ..common.spec import LANGUAGE_MODELS, XLSTM_MODELS, Operation
 
 ATTENTION = Operation(
     name="attention",
@@ -22,7 +22,7 @@ ATTENTION = Operation(
     # What FlashAttention is tuned for.
     head_dim=128,
     formulations=("flash", "recurrent"),
-    models=LANGUAGE_MODELS,
+    models={**XLSTM_MODELS, **LANGUAGE_MODELS},
 )
 
 GLA = Operation(

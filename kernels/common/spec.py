@@ -11,7 +11,7 @@ import functools
 import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...results.arguments import one_of
 
@@ -22,18 +22,37 @@ if TYPE_CHECKING:
 MODES = ("fw", "fwbw", "bw", "step", "train")
 DTYPES = ("fp64", "fp32", "fp16", "bf16")
 
-LANGUAGE_MODELS = {1024: (24, 64000), 2048: (16, 64000), 2560: (32, 64000)}
-"""Width -> layers and vocabulary of LLaMA and TransNormerLLM of 0.4B, 1B and 3B parameters.
+
+class LanguageModel(NamedTuple):
+    """Its blocks, its vocabulary, and the soft cap of its logits, if they have one."""
+
+    layers: int
+    vocabulary: int
+    logit_cap: float | None = None
+
+
+LANGUAGE_MODELS = {1024: LanguageModel(24, 64000), 2048: LanguageModel(16, 64000), 2560: LanguageModel(32, 64000)}
+"""Width -> LLaMA and TransNormerLLM of 0.4B, 1B and 3B parameters.
 
 The paper on Lightning Attention-2 gives the parameters alone: these are usual shapes that come to 0.44, 1.08 and 2.87
 billion, with the 64,000 words of Baichuan's tokenizer, which TransNormerLLM uses, for both.
 """
 
+XLSTM_MODELS = {
+    width: LanguageModel(layers, 50304, logit_cap=30.0)
+    for width, layers in ((768, 12), (1024, 24), (2048, 24), (4096, 32))
+}
+"""Width -> xLSTM of 160M, 400M, 1.4B and 7B parameters: Beck et al., TFLA, appendix E.2, and xLSTM 7B (2025).
+
+Layers are those of configs/model in NX-AI/xlstm-jax, which has the same of LLaMA beside them; of 400M, which it lacks,
+as many as of 1.4B. The vocabulary is GPT-NeoX's 50,257, rounded up there.
+"""
+
 FF_RATIO = 3.5
 """Hidden over input columns of an MLP where none are given: as in Llama 3 8B and 70B."""
 
-SMALL_MODEL = (2, 1024)
-"""Layers and vocabulary of a model of any other width: enough to try it."""
+SMALL_MODEL = LanguageModel(2, 1024)
+"""A model of any other width: enough to try it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,8 +224,8 @@ class Operation:
             :class:`..analysis.counts.model.Problem` and forward, backward or step, and returns two mappings: part ->
             (FLOPs in matrix products, other FLOPs), and part -> elements of the inputs' dtype that are loaded or
             stored; or a ``Tally``. Empty where the formulas of :mod:`..analysis.counts.problem` count it.
-        models: width -> layers and vocabulary of published models whose blocks mix tokens by this operation; mode train
-            trains them (:mod:`..bench.worker.models`). Empty: none. The width is heads x value head dim, or channels.
+        models: width -> published model whose blocks mix tokens by this operation; mode train trains it
+            (:mod:`..bench.worker.models`). Empty: none. The width is heads x value head dim, or channels.
         implementations: ours.
     """
 
@@ -229,7 +248,7 @@ class Operation:
     channelwise: bool = False
     formulations: tuple[str, ...] = ()
     counts: str = ""
-    models: Mapping[int, tuple[int, int]] = field(default_factory=dict)
+    models: Mapping[int, LanguageModel] = field(default_factory=dict)
     implementations: tuple[Implementation, ...] = ()
 
     def implementation(self, name: str) -> Implementation:
@@ -326,8 +345,8 @@ class Operation:
         """Return the modes in which an implementation is timed: train where it has gradients and a model."""
         return (*target.modes, *(("train",) if self.models and "fwbw" in target.modes else ()))
 
-    def model(self, sizes: Mapping[str, int]) -> tuple[int, int]:
-        """Return layers and vocabulary of the model of a width: the published one's, else :data:`SMALL_MODEL`."""
+    def model(self, sizes: Mapping[str, int]) -> LanguageModel:
+        """Return the model of a width: the published one, else :data:`SMALL_MODEL`."""
         return self.models.get(width_of(sizes), SMALL_MODEL)
 
     def leaves(self, inputs: Mapping[str, Tensor], *, gradients: bool = True) -> dict[str, Tensor]:

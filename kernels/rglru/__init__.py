@@ -21,7 +21,7 @@ from functools import partial
 from typing import Any
 
 from ..common.channels import associative_form, kernel_form, naive_form, torch_form
-from ..common.spec import Operation, triton_form
+from ..common.spec import LanguageModel, Operation, triton_form
 from .config import MIN_CHUNK
 
 CONFIG = "kernels.rglru.config:select_config"
@@ -78,7 +78,7 @@ RGLRU = _recurrence(
     arguments=("x", "r", "i", "c"),
     formulations=("fused", "chunked", "unfused", "layer", "lines", "recurrent"),
     # Hawk of 12 layers and model dim 768, 3/4 of the channels, with GPT-2's vocabulary.
-    models={1024: (12, 50257)},
+    models={1024: LanguageModel(12, 50257)},
 )
 
 LINEAR_SCAN = _recurrence(

@@ -15,7 +15,7 @@ common/time_tiles.py defines rows and tiles, common/exchange.py words and the nu
 from __future__ import annotations
 
 from ..common.channels import associative_form, kernel_form, naive_form, torch_form
-from ..common.spec import Operation, portable_form
+from ..common.spec import LanguageModel, Operation, portable_form
 
 CONFIG = "kernels.wkv.config:select_config"
 
@@ -37,7 +37,7 @@ OPERATION = Operation(
     formulations=("recurrent", "scan"),
     counts="analysis.counts.wkv:passed",
     # The smallest RWKV-4, with GPT-NeoX's vocabulary.
-    models={768: (12, 50277)},
+    models={768: LanguageModel(12, 50277)},
     implementations=(
         kernel_form(
             name="scan",

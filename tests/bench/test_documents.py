@@ -67,8 +67,8 @@ def test_documents_are_an_axis() -> None:
 @pytest.mark.parametrize(
     ("axes", "message"),
     [
-        ({"modes": ("fw", "step")}, "--documents is no axis of mode step: give --mode fw, fwbw or bw"),
-        ({"modes": ("train",), "kernel": "lightning"}, "--documents is no axis of mode train"),
+        ({"modes": ("fw", "step")}, "--documents is no axis of mode step: give --mode fw, fwbw, bw or train"),
+        ({"modes": ("train",), "kernel": "rglru"}, "--documents is no axis of mode train of rglru: its blocks"),
         ({"kernel": "gated-mlp"}, "--documents is no axis of gated_mlp, projections: it mixes no tokens"),
         ({"batches": (8,)}, "--batch must be left out beside --documents"),
         ({"seq_lens": (32,)}, "documents must be at most as many as the positions, 32, got 64"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from functools import partial
 from typing import Any
 
@@ -10,22 +11,26 @@ import pytest
 import torch
 from torch import Tensor
 
-from lrbench.bench.plan import PlannedCase, Request, package_of, plan
+from lrbench import kernels
+from lrbench.bench.plan import PlannedCase, Request, package_of, plan, remarks
 from lrbench.bench.worker import correctness, models, worker
 from lrbench.bench.worker.protocol import RunLimits
 from lrbench.kernels import resolve
 from lrbench.kernels.baselines import get_implementation, get_operation
-from lrbench.kernels.common.spec import LANGUAGE_MODELS
+from lrbench.kernels.common.spec import LANGUAGE_MODELS, XLSTM_MODELS
+from lrbench.results.documents import lengths_of
 from lrbench.results.schema import Case
 from lrbench.results.store import read_results
 from lrbench.tests.command_line import Lrbench
 
 HEADS = {"num_heads": 2, "head_dim_qk": 16, "head_dim_v": 16}
-SIZES = {"attention": HEADS, "lightning": HEADS, "rglru": {"channels": 32}, "wkv4": {"channels": 32}}
+XLSTM = ("mlstm_exp", "mlstm_sig", "simple_gla", "retention", "gated_retention")
+CHANNELS = {"channels": 32}
+SIZES = dict.fromkeys(("attention", "lightning", *XLSTM), HEADS) | dict.fromkeys(("rglru", "wkv4"), CHANNELS)
 """Operation -> small sizes of a model's width."""
 
 
-def planned(op: str, impl: str, dtype: str = "fp32", **sizes: int) -> PlannedCase:
+def planned(op: str, impl: str, dtype: str = "fp32", **sizes: Any) -> PlannedCase:
     target = get_implementation(op, impl)
     sizes = {"batch": 2, "seq_len": 21, "layers": 2, **SIZES[op], **sizes}
     names = {"kernel": get_operation(op).kernel, "op": op, "impl": impl, "provider": package_of(target)}
@@ -40,18 +45,20 @@ def step_of(item: PlannedCase, mix: Any = None) -> models.TrainingStep:
 
 
 def gradients(step: models.TrainingStep) -> dict[str, Tensor]:
-    """Return the loss and its gradients by parameter."""
+    """Return the loss and its gradients by layer: that of a gate's bias alone is a sum of terms that cancel."""
     loss = step.model(step.tokens[:, :-1], step.tokens[:, 1:])
     parameters = dict(step.model.named_parameters())
-    found = torch.autograd.grad(loss, list(parameters.values()))
-    return {"loss": loss.detach(), **dict(zip(parameters, found, strict=True))}
+    layers: dict[str, list[Tensor]] = {}
+    for name, found in zip(parameters, torch.autograd.grad(loss, list(parameters.values())), strict=True):
+        layers.setdefault(name.rpartition(".")[0], []).append(found.flatten())
+    return {"loss": loss.detach(), **{name: torch.cat(found) for name, found in layers.items()}}
 
 
 PORTABLE = [
     ("attention", "torch.sdpa_cpu"),
     *((op, each.name) for op in list(SIZES)[1:] for each in get_operation(op).implementations if "cpu" in each.devices),
 ]
-KERNELS = [("lightning", "lightning2"), ("rglru", "fused"), ("wkv4", "scan")]
+KERNELS = [("lightning", "lightning2"), ("mlstm_exp", "fused_chunk"), ("rglru", "fused"), ("wkv4", "scan")]
 INTERPRETED = [pytest.param(*each, marks=pytest.mark.interpret) for each in KERNELS]
 
 
@@ -65,6 +72,40 @@ def test_every_implementation_trains_the_same_model(op: str, impl: str) -> None:
     for name, value in gradients(step_of(item)).items():
         bound = correctness.error_bound(correctness.relative_error(low[name], exact[name]), exact[name], torch.float32)
         assert correctness.relative_error(value, exact[name]) <= bound, name
+
+
+@pytest.mark.parametrize(("op", "impl"), [("mlstm_exp", "torch"), ("retention", "parallel"), ("attention", "")])
+def test_packed_documents_are_trained_as_if_alone(op: str, impl: str) -> None:
+    """The loss is the mean over all tokens of the documents' own: nothing is mixed, and rotations begin anew."""
+    definition = resolve(get_operation(op).recurrent)
+
+    def loss(tokens: Tensor, documents: str | None = None) -> Tensor:
+        """Return that of weights that are always the same, on tokens [1, T + 1] with those that follow."""
+        length = tokens.shape[1] - 1
+        item = planned(op, impl or "torch.sdpa_cpu", "fp64", batch=1, seq_len=length, documents=documents)
+        alone = partial(correctness.each_document, definition, lengths_of(documents, length) if documents else [length])
+        return step_of(item, None if impl else alone).model(tokens[:, :-1], tokens[:, 1:]).detach()
+
+    tokens = torch.randint(1024, (1, 22), generator=torch.Generator().manual_seed(0))
+    losses = [(n, loss(tokens[:, end - n : end + 1])) for n, end in ((5, 5), (8, 13), (8, 21))]
+    mean = sum(n * each for n, each in losses) / 21
+    torch.testing.assert_close(loss(tokens, "5+2x8"), mean, rtol=1e-12, atol=0)
+    assert (loss(tokens) - mean).abs() > 1e-6
+
+
+def test_a_step_of_packed_documents_is_checked_and_timed() -> None:
+    item = planned("mlstm_sig", "torch", batch=1, documents="3")
+    (reply,) = worker.Worker("cpu").run([item], RunLimits(timeout_s=60.0))
+    assert (reply["status"], reply["columns"]["checked"]) == ("ok", correctness.SAME_SHAPE)
+
+
+def test_logits_are_capped() -> None:
+    """However large the head's weights, a wrong guess costs at most twice the cap and log(vocabulary)."""
+    step = step_of(planned("mlstm_sig", "torch"))
+    step.model.head[1].weight.data *= 1e4
+    assert gradients(step)["loss"] > 1000
+    step.model.logit_cap = get_operation("mlstm_sig").model({"channels": 768}).logit_cap
+    assert gradients(step)["loss"] < 60 + math.log(1024)
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
@@ -87,6 +128,10 @@ def test_the_loss_falls(op: str, impl: str, dtype: str) -> None:
             for width, *both in zip(LANGUAGE_MODELS, (439, 1084, 2865), (446, 1076, 2886), strict=True)
             for op, millions in zip(("attention", "lightning"), both, strict=True)
         ),
+        *(
+            ("mlstm_sig", {"num_heads": width // 128, "head_dim_qk": 64, "head_dim_v": 128}, millions)
+            for width, millions in zip(XLSTM_MODELS, (163, 412, 1441, 6897), strict=True)
+        ),
         ("rglru", {"channels": 1024}, 195),
         # Called 169M by its authors.
         ("wkv4", {"channels": 768}, 169),
@@ -94,11 +139,12 @@ def test_the_loss_falls(op: str, impl: str, dtype: str) -> None:
 )
 def test_published_models_have_their_size(op: str, sizes: dict[str, int], millions: int) -> None:
     operation = get_operation(op)
-    layers, vocabulary = operation.model(sizes)
-    case = Case(kernel="", op=op, impl="", provider="", mode="train", dtype="bf16", seq_len=4, layers=layers, **sizes)
+    published = operation.model(sizes)
+    names = {"kernel": "", "op": op, "impl": "", "provider": "", "mode": "train", "dtype": "bf16"}
+    case = Case(**names, seq_len=4, layers=published.layers, **sizes)
     inputs = operation.make_inputs({"batch": 1, "seq_len": 1, **sizes}, dtype=torch.bfloat16)
     with torch.device("meta"):
-        model = models.MixerModel(case, inputs, print, vocabulary)
+        model = models.MixerModel(case, inputs, print, published)
     assert sum(x.numel() for x in model.parameters()) / 1e6 == pytest.approx(millions, abs=1)
 
 
@@ -147,14 +193,17 @@ def test_what_goes_wrong_in_a_step_is_its_status(
 def test_published_layers_are_planned() -> None:
     """As many as the model of that width has, unless some are asked for; nothing for operations without a model."""
     cases = partial(plan, device_kind="cuda")
-    for kernel, layers in (("lightning", {24}), ("rglru", {12}), ("wkv", {12})):
-        train = [item.case for item in cases(Request(kernel=kernel, preset="train"))]
-        assert {case.layers for case in train} == layers
-        assert {case.op for case in train} <= {train[0].op, *(["attention"] if kernel == "lightning" else [])}
+    beside = {"lightning": {"attention"}, "tfla": {"mlstm_exp", "simple_gla", "attention"}}
+    for kernel, layers in (("lightning", 24), ("rglru", 12), ("wkv", 12), ("tfla", 12)):
+        train = cases(Request(kernel=kernel, modes=("train",)))
+        assert train == cases(Request(kernel=kernel, preset="train"))
+        assert {item.case.layers for item in train} == {layers}
+        assert {item.case.op for item in train} - {kernels.FAMILIES[kernel][0]} == beside.get(kernel, set())
+    assert remarks(Request(), train) == ["no training steps of mamba2_ssd: no model here has them in its blocks"]
     (few,) = cases(Request(kernel="wkv", preset="train", impls=("scan",), layers=3))
     assert few.case.layers == 3
     assert few.case.of_operation == dataclasses.replace(few.case, mode="fwbw", layers=None)
     with pytest.raises(ValueError, match="--layers is no axis of mode fw: a training step"):
         cases(Request(kernel="wkv", modes=("fw",), layers=3))
     with pytest.raises(ValueError, match="impl fused_chunk has no case in this sweep"):
-        cases(Request(ops=("mlstm_sig",), modes=("train",), impls=("fused_chunk",)))
+        cases(Request(ops=("mamba2_ssd",), modes=("train",), impls=("fused_chunk",)))

@@ -205,7 +205,7 @@ def test_implementations_of_another_device_are_named_not_planned() -> None:
     assert "fused_chunk" in plan.not_planned(Request(), "cpu")
     # What has no such mode needs no other device.
     assert "mlstm_kernels.step" not in plan.not_planned(Request(), "cpu")
-    assert "fused_chunk" not in plan.not_planned(Request(modes=("train",)), "cpu")
+    assert "fused_chunk" not in plan.not_planned(Request(ops=("mamba2_ssd",), modes=("train",)), "cpu")
     assert "fused_chunk" in plan.not_planned(Request(kernel="lightning", modes=("train",)), "cpu")
     assert "fused_chunk" not in plan.not_planned(Request(), "cuda")
     assert {item.case.impl for item in cases(impls=("fused_chunk",))} == {"fused_chunk"}

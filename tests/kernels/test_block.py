@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,15 @@ import torch
 from torch import Tensor
 
 from lrbench.analysis.reproduce.training import curve_distance
-from lrbench.examples.train_block import MLSTM, OPERATIONS, language_model, main, train
+from lrbench.bench.worker.models import MLSTM
+from lrbench.examples.train_block import OPERATIONS, language_model, main, train
+from lrbench.kernels.mlstm_sig import mlstm_sig
 from lrbench.results.schema import TrainingRow
 from lrbench.results.store import read_file
 
 SEEDS = range(3)
 VOCABULARY = 32
+SIZES = {"num_heads": 2, "head_dim_qk": 16, "head_dim_v": 32}
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -73,8 +77,8 @@ def test_gradients_vary_less_from_the_bias_of_the_paper(op: Any) -> None:
     torch.manual_seed(0)
     texts, ratios = torch.randn(50, 1, 1, 64), []
     for bias in (0.0, -10.0):
-        layer = MLSTM(64, 2, op=op, input_gate_bias=bias, impl="parallel")
-        norms = [torch.autograd.grad((layer(x) * x).sum(), layer.qk.weight)[0].norm() for x in texts]
+        layer = MLSTM(partial(op, impl="parallel"), SIZES, input_gate_bias=bias)
+        norms = [torch.autograd.grad((layer(x) * x).sum(), layer.qkv[0].weight)[0].norm() for x in texts]
         ratios.append(max(norms) / torch.stack(norms).median())
     assert ratios[0] > 100 and ratios[1] < 10
 
@@ -82,17 +86,19 @@ def test_gradients_vary_less_from_the_bias_of_the_paper(op: Any) -> None:
 def test_gates_and_norm_are_those_of_the_paper() -> None:
     """Soft caps of 15 on the pre-activations, biases of -10 and 3 to 6; an eps of 1e-6 in the norm."""
     seen: list[Tensor] = []
-    layer = MLSTM(64, 2, op=lambda q, k, v, i, f: seen.extend((i, f)) or v)
-    layer(torch.randn(1, 5, 64))
-    bias = torch.tensor([-10.0, -10.0, 3.0, 6.0])
-    torch.testing.assert_close(torch.cat(seen, dim=-1), (15 * torch.tanh(bias / 15)).expand(1, 5, 4))
+    for gates in (("i", "f"), ("g",)):
+        layer = MLSTM(lambda q, k, v, *given: seen.extend(given) or v, SIZES, gates)
+        layer(torch.randn(1, 5, 64))
+    capped = 15 * torch.tanh(torch.tensor([-10.0, -10.0, 3.0, 6.0]) / 15)
+    expected = torch.cat((capped, torch.sigmoid(capped[2:]).log()))
+    torch.testing.assert_close(torch.cat(seen, dim=-1), expected.expand(1, 5, 6))
     torch.testing.assert_close(layer.norm(torch.full((32,), 1e-3)), torch.full((32,), 0.5**0.5))
 
 
 def test_compiled_layer_is_the_eager_one() -> None:
     """On the CPU, with gradients; the compiler leaves the portable form as it is and takes the rest of the layer."""
     torch.manual_seed(0)
-    eager = MLSTM(64, heads=2, impl="torch", chunk_size=16)
+    eager = MLSTM(partial(mlstm_sig, impl="torch", chunk_size=16), SIZES)
     x = torch.randn(2, 50, 64)
     results = []
     for run in (eager, torch.compile(eager, backend="aot_eager")):
