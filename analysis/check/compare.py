@@ -175,8 +175,8 @@ def compare(
     for side, own, others in (("A", *sides), ("B", *reversed(sides))):
         unmatched += _only_on(side, own, others, columns)
     if not pairs:
-        reasons = Counter(each.reason for each in unmatched)
-        text = "; ".join(reason for reason, _ in reasons.most_common(3))
+        reasons = Counter((each.side, each.reason) for each in unmatched)
+        text = "; ".join(f"{count} of {side}: {reason}" for (side, reason), count in reasons.most_common(3))
         raise ValueError(f"no case of A matches one of B ({text}); --ignore COLUMN leaves a column out")
     environment = environment_differences([(pair.a, pair.b) for pair in pairs])
     if several and (apart := sum(pair.a["run_id"] != pair.b["run_id"] for pair in pairs)):
