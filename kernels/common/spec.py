@@ -320,7 +320,11 @@ class Operation:
         if embedding not in (None, num_heads * head_dim):
             raise ValueError(f"embedding must be heads x value head dim, {num_heads} x {head_dim}, got {embedding}")
         head_dim_qk = known.get("head_dim_qk") or self.state_dim or max(1, int(head_dim * self.qk_ratio))
-        return {"num_heads": num_heads, "head_dim_qk": head_dim_qk, "head_dim_v": head_dim}
+        fewer = known.get("num_heads_qk", num_heads)
+        if num_heads % fewer:
+            raise ValueError(f"num_heads_qk must divide the {num_heads} heads, got {fewer}")
+        shared = {"num_heads_qk": fewer} if fewer < num_heads else {}
+        return {"num_heads": num_heads, **shared, "head_dim_qk": head_dim_qk, "head_dim_v": head_dim}
 
     def modes_of(self, target: Counted) -> tuple[str, ...]:
         """Return the modes in which an implementation is timed: train where it has gradients and a model."""

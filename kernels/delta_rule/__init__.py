@@ -43,7 +43,9 @@ def _operation(name: str, gates: tuple[str, ...], **declared: Any) -> Operation:
         inputs=f"kernels.delta_rule.reference:{name}_inputs",
         recurrent=f"{function}:recurrent",
         parallel=f"{function}:parallel",
+        sizes=("batch", "seq_len", "num_heads", "num_heads_qk", "head_dim_qk", "head_dim_v"),
         call=function,
+        formulations=("chunkwise", "fused", "recurrent"),
         # Qwen3-Next's and Kimi Linear's.
         head_dim=128,
         implementations=(
@@ -53,14 +55,6 @@ def _operation(name: str, gates: tuple[str, ...], **declared: Any) -> Operation:
                 full_square=True,
                 documents=True,
                 summary="portable chunkwise form, any chunk length",
-            ),
-            portable_form(
-                name="parallel",
-                full_square=True,
-                documents=True,
-                chunked=False,
-                why_not="kernels.scalar_decay.declare:why_not_parallel",
-                summary="the chunkwise form with the whole sequence as one chunk",
             ),
             triton_form(
                 name="step",

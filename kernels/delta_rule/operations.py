@@ -14,8 +14,8 @@ and these arguments:
     q, k               [B, T, HK, K]: H / HK consecutive heads of v share one. float32, float16 or bfloat16; in all but
                        step float64 too, beside which gates and states are float64.
     v                  [B, T, H, V], the same dtype.
-    beta               rates [B, T, H], float32: in [0, 1], or up to 2, where a factor's eigenvalue is negative. 0 leaves
-                       a token's key and value out.
+    beta               rates [B, T, H], float32: in [0, 1], or up to 2, where a factor has a negative eigenvalue. 0
+                       leaves a token's key and value out.
     chunk_size         of torch; need not divide T and may exceed it. None is 64.
     state_dtype        torch.float32 or None.
     initial_state      S [B, H, K, V] before the first step, float32; None is zero.
