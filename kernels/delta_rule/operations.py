@@ -59,11 +59,9 @@ from ..common.calls import remember_calls
 from ..common.documents import check_documents, each_document
 from ..scalar_decay.reference import zero_state
 from ..scalar_decay.validate import check_gates, check_initial_state
-from . import PACKED, why_not_step
+from . import CHUNK, PACKED, why_not_step
 from .chunkwise import chunkwise
 from .reference import normalised, recurrent
-
-DEFAULT_CHUNK_SIZE = 64
 
 
 @remember_calls
@@ -214,7 +212,7 @@ def _delta_rule(
     g = beta.new_zeros(*beta.shape, 1) if g is None else g
     form: Callable[..., tuple[Tensor, Tensor]] = partial(recurrent, scale=scale)
     if impl == "torch":
-        form = partial(chunkwise, scale=scale, chunk_size=chunk_size or DEFAULT_CHUNK_SIZE)
+        form = partial(chunkwise, scale=scale, chunk_size=chunk_size or CHUNK)
     elif impl == "parallel":
         form = partial(chunkwise, scale=scale, chunk_size=v.shape[1], operand_dtype=v.dtype, gate_dtype=torch.float32)
     run: Callable[..., tuple[Tensor, Tensor]] = form if cu_seqlens is None else partial(_packed, form, cu_seqlens)
