@@ -175,7 +175,6 @@ def _delta_rule(
     _check_tensors(q, k, v, beta)
     if g is not None:
         check_tensor("g", g, (*v.shape[:3], *q.shape[3 : 3 + by_channel]), beta.dtype, v.device)
-        g = g if by_channel else g[..., None]
     scale = resolve_scale(scale, q.shape[3])
     if chunk_size is not None:
         check_chunk_size(chunk_size)
@@ -207,7 +206,8 @@ def _delta_rule(
     refuse_transforms("v")
     groups = v.shape[2] // q.shape[2]
     q, k = (x if groups == 1 else x.repeat_interleave(groups, dim=2) for x in (q, k))
-    g = beta.new_zeros(*beta.shape, 1) if g is None else g
+    g = torch.zeros_like(beta) if g is None else g
+    g = g if by_channel else g[..., None]
     form: Callable[..., tuple[Tensor, Tensor]] = partial(recurrent, scale=scale)
     if impl == "torch":
         form = partial(chunkwise, scale=scale, chunk_size=chunk_size or CHUNK)
