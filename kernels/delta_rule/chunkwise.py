@@ -17,7 +17,9 @@ As in scalar_decay/chunkwise.py exponents are float64, and chunks are taken in b
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -51,11 +53,12 @@ def chunkwise(
     chunk, outputs = min(chunk_size, v.shape[1]), []
     lengths = block_lengths(v, chunk)
     dtype = compute_dtype(v.dtype)
-    options = (chunk, scale, operand_dtype or dtype, torch.promote_types(gate_dtype, dtype))
-    for parts in zip(*(x.split(lengths, 1) for x in (q, k, v, g, beta[..., None])), strict=True):
-        o, state = _block(*parts, state, *options)
+    gate_dtype = torch.promote_types(gate_dtype, dtype)
+    run: Any = partial(_block, chunk=chunk, scale=scale, operand_dtype=operand_dtype or dtype, gate_dtype=gate_dtype)
+    for parts in zip(*(x.flatten(2).split(lengths, 1) for x in (q, k, v, g, beta)), strict=True):
+        o, state = run(*parts, state)
         outputs.append(o)
-    return torch.cat(outputs, 1), state
+    return torch.cat(outputs, 1).unflatten(2, v.shape[2:]), state
 
 
 def _block(
@@ -65,17 +68,19 @@ def _block(
     g: Tensor,
     beta: Tensor,
     state: Tensor,
+    *,
     chunk: int,
     scale: float,
     operand_dtype: torch.dtype,
     gate_dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor]:
-    """Return o of N whole chunks, or of a single shorter one, and S after them."""
-    dtype, length = state.dtype, min(chunk, v.shape[1])
+    """Return o [B, N * L, H * V] of N whole chunks, or of a single shorter one, and S after them; as the forms' tensors
+    but [B, N * L, H * D]."""
+    dtype, heads, length = state.dtype, state.shape[1], min(chunk, v.shape[1])
 
     def cut(x: Tensor, to: torch.dtype = dtype) -> Tensor:
         """Return [N, B, H, L, D]."""
-        return x.to(to).unflatten(1, (-1, length)).permute(1, 0, 3, 2, 4)
+        return x.to(to).unflatten(2, (heads, -1)).unflatten(1, (-1, length)).permute(1, 0, 3, 2, 4)
 
     def product(x: Tensor, y: Tensor) -> Tensor:
         return OperandMatmul.apply(x, y, operand_dtype)
@@ -83,7 +88,7 @@ def _block(
     query, key, value, rate = scale * cut(q), cut(k), cut(v), cut(beta)
     # exp is zero at this bound; a larger |g| would take bits from all sums after it.
     b = cut(g, gate_dtype).clamp(min=MIN_LOG_DECAY).cumsum(-2)
-    entering, leaving, decay = ((x).to(dtype).exp() for x in (b, b[..., -1:, :] - b, b[..., -1:, :].mT))
+    entering, leaving, decay = (x.to(dtype).exp() for x in (b, b[..., -1:, :] - b, b[..., -1:, :].mT))
     decayed = partial(_of_columns if b.shape[-1] > 1 else _of_heads, b=b, product=product)
     one = torch.eye(length, dtype=dtype, device=v.device)
     inverse = torch.linalg.solve_triangular(
@@ -96,16 +101,19 @@ def _block(
         news.append(product(inverse[n], rate[n] * (value[n] - product(held[n], state))))
         state = decay[n] * state + product(keys[n], news[n])
     o = product(entering * query, torch.stack(states)) + product(decayed(query, key), torch.stack(news))
-    return o.to(v.dtype).permute(1, 0, 3, 2, 4).flatten(1, 2), state
+    return o.to(v.dtype).permute(1, 0, 3, 2, 4).flatten(3).flatten(1, 2), state
 
 
-def _of_heads(x: Tensor, y: Tensor, *, b: Tensor, product: partial[Tensor]) -> Tensor:
+Product = Callable[[Tensor, Tensor], Tensor]
+
+
+def _of_heads(x: Tensor, y: Tensor, *, b: Tensor, product: Product) -> Tensor:
     """Return x_i . y_j for j <= i, else 0 [..., L, L], with one decay a head b [..., L, 1]."""
     future = torch.ones(b.shape[-2], b.shape[-2], dtype=torch.bool, device=b.device).triu(1)
     return product(x, y.mT) * (b - b.mT).masked_fill(future, -torch.inf).to(x.dtype).exp()
 
 
-def _of_columns(x: Tensor, y: Tensor, *, b: Tensor, product: partial[Tensor]) -> Tensor:
+def _of_columns(x: Tensor, y: Tensor, *, b: Tensor, product: Product) -> Tensor:
     """Return the same with a decay for each column b [..., L, K].
 
     Squares on the diagonal double in size: below it, rows of the second half of a square meet columns of the first, and
