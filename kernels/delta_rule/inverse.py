@@ -45,7 +45,16 @@ def _inverse(a, L: tl.constexpr, dtype: tl.constexpr):
 @remember_launches
 @triton.jit(do_not_specialize=["T"])
 def inverse_kernel(
-    k_ptr, g_ptr, beta_ptr, inverse_ptr, b_ptr, T, H: tl.constexpr, GROUP: tl.constexpr, K: tl.constexpr, L: tl.constexpr
+    k_ptr,
+    g_ptr,
+    beta_ptr,
+    inverse_ptr,
+    b_ptr,
+    T,
+    H: tl.constexpr,
+    GROUP: tl.constexpr,
+    K: tl.constexpr,
+    L: tl.constexpr,
 ):
     """Compute T and b of one chunk of one head.
 

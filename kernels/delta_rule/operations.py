@@ -4,16 +4,18 @@
 
 They take ``impl``, which is one of
 
-    torch      portable chunkwise form, any device and chunk length (chunkwise.py); what None chooses
-    parallel   the same with the whole sequence as one chunk; operands of products in the inputs' dtype and sums of
-               decays in float32, as kernels have them
-    recurrent  the definition, one step at a time (reference.py)
-    step       one decoding step (T = 1) on the GPU, K and V up to 256; not differentiable (step.py)
+    whole_state  for Hopper, with one decay a head, in float16 and bfloat16, K up to 128 and V up to 256 (launch.py);
+                 None chooses it where it runs, and torch elsewhere
+    torch        portable chunkwise form, any device and chunk length (chunkwise.py)
+    parallel     the same with the whole sequence as one chunk; operands of products in the inputs' dtype and sums of
+                 decays in float32, as kernels have them
+    recurrent    the definition, one step at a time (reference.py)
+    step         one decoding step (T = 1) on the GPU, K and V up to 256; not differentiable (step.py)
 
 and these arguments:
 
-    q, k               [B, T, HK, K]: H / HK consecutive heads of v share one. float32, float16 or bfloat16; in all but
-                       step float64 too, beside which gates and states are float64.
+    q, k               [B, T, HK, K]: H / HK consecutive heads of v share one. float32, float16 or bfloat16; in torch,
+                       parallel and recurrent float64 too, beside which gates and states are float64.
     v                  [B, T, H, V], the same dtype.
     beta               rates [B, T, H], float32: in [0, 1], or up to 2, where a factor has a negative eigenvalue. 0
                        leaves a token's key and value out.
@@ -23,12 +25,13 @@ and these arguments:
     return_last_state  also return S after the last step.
     cu_seqlens         bounds of packed documents [N + 1], int32 or int64: document n is positions cu_seqlens[n] to
                        cu_seqlens[n + 1], rising from 0 to T, of a batch of 1. Results are those of each document alone,
-                       and states are of the N documents. All but step take it, one document after the other.
+                       and states are of the N documents. torch, parallel and recurrent take it, one document after the
+                       other.
     scale              factor of q; None is K^-1/2.
     normalise          first divide q and k by their norms over K: x / sqrt(sum x^2 + 1e-6), in their dtype. Models do
                        so before they call; with longer keys the recurrence may grow without bound.
 
-They return o [B, T, H, V], contiguous and in v's dtype, or (o, S); differentiable in all tensors, any number of times.
+They return o [B, T, H, V], contiguous and in v's dtype, or (o, S); differentiable in all tensors, by whole_state once.
 They raise ValueError on an argument that does not fit, which names it, what was expected and what came.
 """
 
@@ -36,6 +39,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from operator import index
 from typing import Any
 
 import torch
@@ -50,8 +54,10 @@ from ..common.arguments import (
     check_on_gpu,
     check_state_dtype,
     check_tensor,
+    constant,
     refuse_transforms,
     resolve_scale,
+    why_not_here,
     without_autocast,
     without_tokens,
 )
@@ -59,7 +65,7 @@ from ..common.calls import remember_calls
 from ..common.documents import check_documents, each_document
 from ..scalar_decay.reference import zero_state
 from ..scalar_decay.validate import check_gates, check_initial_state
-from . import CHUNK, PACKED, why_not_step
+from . import CHUNK, PACKED, WHOLE_STATE, WHOLE_STATE_FORM, why_not_step
 from .chunkwise import chunkwise
 from .reference import normalised, recurrent
 
@@ -170,9 +176,12 @@ def _delta_rule(
     by_channel: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Check the arguments and run an implementation; g is [B, T, H, K] where ``by_channel``, None stands for 0."""
-    impl = "torch" if impl is None else impl
-    one_of("impl", impl, (*PACKED, "step"))
+    if impl is not None:
+        one_of("impl", impl, (*(() if by_channel else (WHOLE_STATE,)), *PACKED, "step"))
     _check_tensors(q, k, v, beta)
+    if impl is None:
+        is_torch = by_channel or chunk_size is not None or cu_seqlens is not None
+        impl = "torch" if is_torch or _why_not_whole_state(q, v, chosen=False) else WHOLE_STATE
     if g is not None:
         check_tensor("g", g, (*v.shape[:3], *q.shape[3 : 3 + by_channel]), beta.dtype, v.device)
     scale = resolve_scale(scale, q.shape[3])
@@ -184,12 +193,12 @@ def _delta_rule(
     if cu_seqlens is not None:
         check_documents(cu_seqlens, v, impl, PACKED)
     check_initial_state(initial_state, k, v, normalize=False, cu_seqlens=cu_seqlens)
-    if impl == "step":
-        check_kernel_support(q, v)
-        if v.shape[1] != 1:
-            raise ValueError(f"a decoding step takes one token: seq_len must be 1, got {v.shape[1]}")
+    if impl in (WHOLE_STATE, "step"):
+        check_kernel_support(impl, q, v)
+    if impl == "step" and v.shape[1] != 1:
+        raise ValueError(f"a decoding step takes one token: seq_len must be 1, got {v.shape[1]}")
     first: Any = initial_state
-    if first is None and (impl != "step" or 0 in v.shape[:2]):
+    if first is None and (impl in PACKED or 0 in v.shape[:2]):
         states = v if cu_seqlens is None else v.expand(cu_seqlens.shape[0] - 1, -1, -1, -1)
         first = zero_state(k, states, normalize=False)
     if 0 in v.shape[:2]:
@@ -202,6 +211,11 @@ def _delta_rule(
         from .step import STEP, StepRequest
 
         o, last = STEP(StepRequest(scale), q, k, v, g, beta, first)
+        return (o, last) if return_last_state else o
+    if impl == WHOLE_STATE:
+        from .launch import WHOLE_STATE_PASSES, DeltaRequest
+
+        o, last = WHOLE_STATE_PASSES(DeltaRequest(scale, return_last_state), q, k, v, g, beta, first)
         return (o, last) if return_last_state else o
     refuse_transforms("v")
     groups = v.shape[2] // q.shape[2]
@@ -221,11 +235,25 @@ def _delta_rule(
     return (o, last) if return_last_state else o
 
 
-def check_kernel_support(q: Tensor, v: Tensor) -> None:
-    """Raise ValueError on a dtype, device or head dim that the decoding step's kernel does not take."""
+def check_kernel_support(impl: str, q: Tensor, v: Tensor) -> None:
+    """Raise ValueError on a dtype, device or head dim that a kernel does not take."""
     check_on_gpu("v", v)
-    if reason := why_not_step({"head_dim_qk": q.shape[3], "head_dim_v": v.shape[3]}, "", None):
+    sizes = {"head_dim_qk": q.shape[3], "head_dim_v": v.shape[3]}
+    if reason := _why_not_whole_state(q, v) if impl == WHOLE_STATE else why_not_step(sizes, "", None):
         raise ValueError(reason)
+
+
+def _why_not_whole_state(q: Tensor, v: Tensor, *, chosen: bool = True) -> str | None:
+    """Return why whole_state does not run here on these tensors, or None."""
+    return _why_not_here(v.dtype, v.device, index(q.shape[3]), index(v.shape[3]), chosen)
+
+
+@constant
+def _why_not_here(
+    dtype: torch.dtype, device: torch.device, head_dim_qk: int, head_dim_v: int, chosen: bool
+) -> str | None:
+    sizes = {"head_dim_qk": head_dim_qk, "head_dim_v": head_dim_v}
+    return why_not_here(WHOLE_STATE_FORM, dtype, device, sizes, chosen=chosen)
 
 
 def _check_tensors(q: Tensor, k: Tensor, v: Tensor, beta: Tensor) -> None:

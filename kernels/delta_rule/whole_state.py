@@ -1,7 +1,7 @@
 """The delta rule for Hopper: a program walks over chunks of a head with the whole state in registers, transposed.
 
-With S^T [V, K] and a chunk's inverse T and cumulative log decay b, which inverse.py has made, and * weighting positions,
-the equations of chunkwise.py become
+With S^T [V, K] and a chunk's inverse T and cumulative log decay b, which inverse.py has made, * weighting positions, the
+equations of chunkwise.py become
 
     U^T = ((V^T - (S^T K^T) * exp(b)) * beta) T^T
     O^T = (S^T Q^T) * scale exp(b) + U^T P^T              S^T <- exp(b_L) S^T + (U^T * exp(b_L - b)) K
@@ -129,7 +129,9 @@ def _store_vectors(stages, stage, gates, log_scale):
     b, beta, last = gates
     row, weight, decay = gl.exp2(b + log_scale), gl.exp2(last - b), gl.zeros_like(b) + gl.exp2(last)
     # All in one store, since the compiler puts barriers between stores.
-    vectors = gl.join(gl.join(gl.join(b, beta), gl.join(weight, beta)), gl.join(gl.join(row, beta), gl.join(decay, beta)))
+    vectors = gl.join(
+        gl.join(gl.join(b, beta), gl.join(weight, beta)), gl.join(gl.join(row, beta), gl.join(decay, beta))
+    )
     stages.vectors.index(stage).store(vectors.permute((3, 2, 1, 0)).reshape([VECTORS * b.shape[0]]))
     barrier()
 
@@ -199,7 +201,7 @@ def _store_tile(desc, place, start, column, tile, TRANSPOSED: gl.constexpr):
 
 
 @gluon.jit
-def _output(rounded, new, stages, stage, tiles, row, layout: gl.constexpr, L: gl.constexpr):
+def _output(rounded, new, stages, stage, tiles, layout: gl.constexpr, L: gl.constexpr):
     """Return O^T of a chunk, asynchronous."""
     of_layout: gl.constexpr = gl.DotOperandLayout(0, layout, 2)
     queries = tiles.k.index(stage).slice(L, L).permute((1, 0))
@@ -208,7 +210,8 @@ def _output(rounded, new, stages, stage, tiles, row, layout: gl.constexpr, L: gl
     out = warpgroup_mma_wait(0, deps=[out])
     scores_t = stages.scores.index(stage).permute((1, 0))
     new = gl.convert_layout(new.to(tiles.k.dtype), of_layout)
-    return warpgroup_mma(new, scores_t, out * row[None, :], is_async=True)
+    row = stages.vectors.index(stage).slice(ROW * L, L).load(gl.SliceLayout(0, layout))[None, :]
+    return warpgroup_mma(new, scores_t, out * row, is_async=True)
 
 
 @gluon.jit
@@ -248,7 +251,9 @@ def _walk(
     if tensors.v is None:
         state += gl.where(offs_v[:, None] == offs_k[None, :], 1.0, 0.0)
     if initial_ptr is not None:
-        state += gl.load(elements(initial_ptr + walk.number * (K * V), offs_v, offs_k, K, V, False), mask=mask, other=0.0)
+        state += gl.load(
+            elements(initial_ptr + walk.number * (K * V), offs_v, offs_k, K, V, False), mask=mask, other=0.0
+        )
     for index in range(walk.count):
         stage = index % STAGES
         chunk = _chunk_of(walk, index, FUTURE)
@@ -263,34 +268,36 @@ def _walk(
             place = tiles.states.index(walker)
             tma.store_wait(0)
             barrier()
-            _store_tile(tensors.states, place, (walk.head.to(gl.int32) * N + chunk) * ROWS + column, 0, state.to(DTYPE), False)
+            _store_tile(
+                tensors.states, place, (walk.head.to(gl.int32) * N + chunk) * ROWS + column, 0, state.to(DTYPE), False
+            )
         mbarrier.wait(stages.ready.index(stage), (index // STAGES) & 1)
-        row = vectors.slice(ROW * L, L).load(token_layout)
-        beta = vectors.slice(RATE * L, L).load(token_layout)
-        weight = vectors.slice(WEIGHT * L, L).load(token_layout)
-        decay = vectors.slice(DECAY * L, BZ).load(gl.SliceLayout(1, state_layout))[:, None]
+        factor = vectors.slice(ROW * L, L).load(token_layout) * vectors.slice(RATE * L, L).load(token_layout)
+        factor = (factor * -inverse_scale)[None, :]
         if tensors.v is not None:
             v_t = tiles.v.index(stage).slice(walker * BZ, BZ, dim=1).permute((1, 0))
         if FUTURE:
             held = warpgroup_mma_wait(0, deps=[held])
-            new = warpgroup_mma(v_t, stages.scores.index(stage), held * weight[None, :], is_async=True)
+            weight = vectors.slice(WEIGHT * L, L).load(token_layout)[None, :]
+            new = warpgroup_mma(v_t, stages.scores.index(stage), held * weight, is_async=True)
             new = warpgroup_mma_wait(0, deps=[new])
             new = gl.convert_layout(new.to(DTYPE), of_layout)
             held = warpgroup_mma(new, inverse, held, is_async=True, use_acc=False)
             rows = vectors.slice(ROW * L, L).load(of_token)[None, :]
             weighted = (v_t.load(of_state).to(gl.float32) * rows).to(DTYPE)
+            decay = vectors.slice(DECAY * L, BZ).load(gl.SliceLayout(1, state_layout))[:, None]
             state = warpgroup_mma(weighted, tiles.k.index(stage).slice(L, L), state * decay, is_async=True)
             held = warpgroup_mma_wait(1, deps=[held])
-            weighted = gl.convert_layout((held * (row * beta * -inverse_scale)[None, :]).to(DTYPE), of_state)
+            weighted = gl.convert_layout((held * factor).to(DTYPE), of_state)
             state = warpgroup_mma_wait(0, deps=[state])
             state = warpgroup_mma(weighted, keys, state, is_async=True)
             out = held
         else:
-            factor = (row * beta * -inverse_scale)[None, :]
             if tensors.v is not None:
-                v = v_t.load(layout).to(gl.float32) * beta[None, :]
+                v = v_t.load(layout)
                 held = warpgroup_mma_wait(0, deps=[held])
-                new = v + held * factor
+                beta = vectors.slice(RATE * L, L).load(token_layout)[None, :]
+                new = v.to(gl.float32) * beta + held * factor
             else:
                 held = warpgroup_mma_wait(0, deps=[held])
                 new = held * factor
@@ -298,8 +305,10 @@ def _walk(
             new = warpgroup_mma(new, inverse.permute((1, 0)), held, is_async=True, use_acc=False)
             new = warpgroup_mma_wait(0, deps=[new])
             if WANT:
-                out = _output(rounded, new, stages, stage, tiles, row, layout, L)
-            weighted = gl.convert_layout((new * weight[None, :]).to(DTYPE), of_state)
+                out = _output(rounded, new, stages, stage, tiles, layout, L)
+            weight = vectors.slice(WEIGHT * L, L).load(token_layout)[None, :]
+            weighted = gl.convert_layout((new * weight).to(DTYPE), of_state)
+            decay = vectors.slice(DECAY * L, BZ).load(gl.SliceLayout(1, state_layout))[:, None]
             state = warpgroup_mma(weighted, keys, state * decay, is_async=True)
             if WANT:
                 out = warpgroup_mma_wait(1, deps=[out])
@@ -317,7 +326,7 @@ def _walk(
 
 
 @remember_launches
-@gluon.jit(do_not_specialize=["T", "per", "scale", "log_scale"])
+@gluon.jit(do_not_specialize=["T", "rows", "per", "log_scale", "inverse_scale"])
 def whole_state_kernel(
     k_ptr,
     q_ptr,
@@ -414,7 +423,26 @@ def whole_state_kernel(
     if WALKERS == 1:
         gl.warp_specialize(
             [
-                (_walk, (tensors, tiles, stages, initial_ptr, last_ptr, walk, inverse_scale, N, 0, K, V, L, ROWS, STAGES, FUTURE)),
+                (
+                    _walk,
+                    (
+                        tensors,
+                        tiles,
+                        stages,
+                        initial_ptr,
+                        last_ptr,
+                        walk,
+                        inverse_scale,
+                        N,
+                        0,
+                        K,
+                        V,
+                        L,
+                        ROWS,
+                        STAGES,
+                        FUTURE,
+                    ),
+                ),
                 (_prepare, (tensors, tiles, stages, b_ptr, beta_ptr, walk, T, log_scale, H, L, STAGES, FUTURE)),
             ],
             [WARPS],
@@ -423,8 +451,46 @@ def whole_state_kernel(
     else:
         gl.warp_specialize(
             [
-                (_walk, (tensors, tiles, stages, initial_ptr, last_ptr, walk, inverse_scale, N, 0, K, V, L, ROWS, STAGES, FUTURE)),
-                (_walk, (tensors, tiles, stages, initial_ptr, last_ptr, walk, inverse_scale, N, 1, K, V, L, ROWS, STAGES, FUTURE)),
+                (
+                    _walk,
+                    (
+                        tensors,
+                        tiles,
+                        stages,
+                        initial_ptr,
+                        last_ptr,
+                        walk,
+                        inverse_scale,
+                        N,
+                        0,
+                        K,
+                        V,
+                        L,
+                        ROWS,
+                        STAGES,
+                        FUTURE,
+                    ),
+                ),
+                (
+                    _walk,
+                    (
+                        tensors,
+                        tiles,
+                        stages,
+                        initial_ptr,
+                        last_ptr,
+                        walk,
+                        inverse_scale,
+                        N,
+                        1,
+                        K,
+                        V,
+                        L,
+                        ROWS,
+                        STAGES,
+                        FUTURE,
+                    ),
+                ),
                 (_prepare, (tensors, tiles, stages, b_ptr, beta_ptr, walk, T, log_scale, H, L, STAGES, FUTURE)),
             ],
             [WARPS, WARPS],
