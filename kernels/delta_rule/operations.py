@@ -19,7 +19,7 @@ and these arguments:
     v                  [B, T, H, V], the same dtype.
     beta               rates [B, T, H], float32: in [0, 1], or up to 2, where a factor has a negative eigenvalue. 0
                        leaves a token's key and value out.
-    chunk_size         of torch; need not divide T and may exceed it. None is 64.
+    chunk_size         of torch; need not divide T and may exceed it. None is 64, which whole_state takes too.
     state_dtype        torch.float32 or None.
     initial_state      S [B, H, K, V] before the first step, float32; None is zero.
     return_last_state  also return S after the last step.
@@ -180,15 +180,16 @@ def _delta_rule(
         one_of("impl", impl, (*(() if by_channel else (WHOLE_STATE,)), *PACKED, "step"))
     _check_tensors(q, k, v, beta)
     if impl is None:
-        is_torch = by_channel or chunk_size is not None or cu_seqlens is not None
+        is_torch = by_channel or chunk_size not in (None, CHUNK) or cu_seqlens is not None
         impl = "torch" if is_torch or _why_not_whole_state(q, v, chosen=False) else WHOLE_STATE
     if g is not None:
         check_tensor("g", g, (*v.shape[:3], *q.shape[3 : 3 + by_channel]), beta.dtype, v.device)
     scale = resolve_scale(scale, q.shape[3])
     if chunk_size is not None:
         check_chunk_size(chunk_size)
-        if impl != "torch":
-            raise ValueError(f"chunk_size must be None for {impl}, got {chunk_size}")
+        if impl != "torch" and (impl, chunk_size) != (WHOLE_STATE, CHUNK):
+            allowed = f"{CHUNK} or None" if impl == WHOLE_STATE else "None"
+            raise ValueError(f"chunk_size must be {allowed} for {impl}, got {chunk_size}")
     check_state_dtype(torch.float32 if state_dtype is None else state_dtype)
     if cu_seqlens is not None:
         check_documents(cu_seqlens, v, impl, PACKED)

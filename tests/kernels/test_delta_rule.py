@@ -55,6 +55,38 @@ def test_steps_of_grouped_heads(case: Case) -> None:
     laws.check_matches_reference(case, gradients=False)
 
 
+WHOLE_STATE_SIZES = (
+    heads(2, 300, 3, 128, 128),
+    heads(1, 77, 2, 64, 64),
+    heads(1, 1, 1, 128, 128),
+    heads(1, 200, 4, 96, 192, num_heads_qk=2),
+    # Cut into segments, the last of which is shorter.
+    heads(1, 2500, 2, 128, 128, num_heads_qk=1),
+    heads(1, 4100, 3, 64, 256),
+)
+
+
+@on_each(
+    *(
+        on_gpu(op, "whole_state", dtype, sizes=sizes, initial_state=state)
+        for op in ("delta_net", "gated_delta_net")
+        for dtype in (F16, BF16)
+        for sizes, state in zip(WHOLE_STATE_SIZES, (True, False) * 3, strict=True)
+    )
+)
+def test_whole_state_on_gpu(case: Case) -> None:
+    laws.check_matches_reference(case)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("decay", [-50.0, -1e4, -math.inf])
+def test_strong_decays_on_gpu(decay: float) -> None:
+    inputs = {name: x.cuda().requires_grad_() for name, x in inputs_of("gated_delta_net", BF16, seq_len=150).items()}
+    inputs["g"].data[:, ::3] = decay
+    o = gated_delta_net(*inputs.values(), impl="whole_state")
+    assert all(x.isfinite().all() for x in (o, *torch.autograd.grad(o.square().sum(), list(inputs.values()))))
+
+
 FORMS = ("torch", "parallel", "recurrent")
 
 
