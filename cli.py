@@ -230,7 +230,7 @@ Position = Annotated[
     str | None,
     typer.Argument(
         metavar="KERNEL",
-        help="Kernel family (tfla, lightning, rglru, wkv, gated-mlp) or operation [tfla; all where a command lists].",
+        help="A family (tfla, lightning, rglru, wkv, delta, gated-mlp) or an operation [tfla; all where a command lists].",
     ),
 ]
 Kernel = Annotated[str | None, typer.Option("--kernel", help="The same, as an option.")]

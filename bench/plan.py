@@ -275,7 +275,7 @@ def _check_request(request: Request) -> None:
 def _check_axes(request: Request, ops: Sequence[Operation], chosen: Sequence[Baseline], modes: Sequence[str]) -> None:
     """Raise ValueError for an axis that nothing has which is measured: a size, chunk lengths, contexts, layers."""
     names = ", ".join(operation.name for operation in ops) or ", ".join(request.ops or ())
-    sizes = list(dict.fromkeys(size for operation in ops for size in operation.sizes))
+    sizes = list(dict.fromkeys(size for operation in ops for size in (*operation.sizes, *operation.optional_sizes)))
     for field, (option, size) in SIZE_AXES.items():
         if ops and getattr(request, field) is not None and size not in sizes:
             raise ValueError(f"{option} is no size of {names}, which has {', '.join(sizes)}")
@@ -358,7 +358,7 @@ def _problems(request: Request, preset: Preset, operation: Operation, mode: str)
         for seq_len in seq_lens:
             for batch in _batches(request, preset, operation, mode, seq_len):
                 sizes = {"batch": batch, "seq_len": seq_len, **width}
-                yield {name: size for name, size in sizes.items() if name in operation.sizes}
+                yield {name: size for name, size in sizes.items() if name in (*operation.sizes, *width)}
 
 
 def _packed(request: Request, preset: Preset) -> Iterator[dict[str, Any]]:
@@ -394,7 +394,7 @@ def _widths(request: Request, preset: Preset, operation: Operation) -> Iterable[
         for head_dim_v in request.head_dims or preset.head_dims:
             num_heads = request.num_heads or max(1, preset.embedding_dim // head_dim_v)
             given = {"num_heads": num_heads, "head_dim_v": head_dim_v}
-            if "num_heads_qk" in operation.sizes and request.num_heads_qk:
+            if "num_heads_qk" in operation.optional_sizes:
                 given["num_heads_qk"] = request.num_heads_qk
             for head_dim_qk in request.head_dims_qk or (None,):
                 yield operation.sizes_at(head_dim_qk=head_dim_qk, **given)

@@ -46,8 +46,7 @@ def default_formulation(op: str, mode: str) -> str:
 
 def sizes_of(op: str) -> tuple[str, ...]:
     """Return the sizes that an operation needs beside batch, seq_len and num_heads."""
-    given = ("batch", "seq_len", "num_heads", "num_heads_qk")
-    return tuple(name for name in get_operation(op).sizes if name not in given)
+    return tuple(name for name in get_operation(op).sizes if name not in ("batch", "seq_len", "num_heads"))
 
 
 def has_heads(op: str) -> bool:

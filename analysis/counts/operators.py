@@ -41,6 +41,11 @@ def flops(name: str, mode: str, request: Any, tensors: Sequence[Any]) -> int:
         sizes = dict(zip(("batch", "seq_len", "channels"), of_first, strict=True))
     elif of == "gated_mlp":
         sizes = {"batch": 1, "seq_len": of_first[0], "d_model": of_first[1], "d_ff": int(tensors[1].shape[1])}
+    elif of == "delta_rule":
+        names = ("batch", "seq_len", "num_heads", "head_dim_v", "num_heads_qk", "head_dim_qk")
+        sizes = dict(zip(names, (*map(int, tensors[2].shape), *of_first[2:]), strict=True))
+        decays = 0 if tensors[3] is None else int(tensors[3].shape[3])
+        op, impl = ("delta_net", "gated_delta_net", "kda")[min(decays, 2)], getattr(request, "impl", "step")
     elif of in ("scalar_decay", "lightning1", "lightning2"):
         names = ("batch", "seq_len", "num_heads", "head_dim_v", "head_dim_qk")
         sizes = dict(zip(names, (*map(int, tensors[2].shape), of_first[3]), strict=True))

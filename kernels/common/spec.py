@@ -183,6 +183,7 @@ class Operation:
         arguments: tensor arguments in order.
         differentiable: the arguments that get a gradient.
         sizes: the size columns that describe a problem.
+        optional_sizes: those that a problem may leave out.
         width: heads x value head dim, channels or input columns of a problem that names none.
         head_dim: its authors' value head dim.
         qk_ratio: default head_dim_qk / head_dim_v.
@@ -220,6 +221,7 @@ class Operation:
     parallel: str | None = None
     label: str = ""
     sizes: tuple[str, ...] = ("batch", "seq_len", "num_heads", "head_dim_qk", "head_dim_v")
+    optional_sizes: tuple[str, ...] = ()
     width: int = 4096
     head_dim: int = 256
     qk_ratio: float = 1.0
@@ -293,7 +295,7 @@ class Operation:
         """
         known = {name: size for name, size in given.items() if size is not None}
         for name in known:
-            if name not in self.sizes:
+            if name not in (*self.sizes, *self.optional_sizes):
                 option = "head_dim" if name == "head_dim_v" else name
                 raise ValueError(f"{option} must be left out for {self.name}, whose sizes are {', '.join(self.sizes)}")
         if "head_dim_v" in self.sizes:

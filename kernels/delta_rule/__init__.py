@@ -23,6 +23,9 @@ from ..common.spec import Operation, portable_form, triton_form
 PACKED = ("torch", "parallel", "recurrent")
 """Values of ``impl`` that take packed documents."""
 
+CHUNK = 64
+"""The chunk length of ``torch`` where a call names none, as of every package's kernels."""
+
 MAX_STEP_HEAD_DIM = 256
 """The largest head dim of the decoding step, whose programs hold whole columns of a state."""
 
@@ -30,6 +33,11 @@ MAX_STEP_HEAD_DIM = 256
 def why_not_step(sizes: Mapping[str, int], dtype: str, state_dtype: str | None) -> str | None:
     """Return why the decoding step's kernel cannot run these sizes, or None."""
     return bad_head_dim(sizes, MAX_STEP_HEAD_DIM)
+
+
+def preferred_chunk(sizes: Mapping[str, int], formulation: str) -> int:
+    """Return the chunk length that ``torch`` chooses itself."""
+    return CHUNK
 
 
 def _operation(name: str, gates: tuple[str, ...], **declared: Any) -> Operation:
@@ -43,7 +51,7 @@ def _operation(name: str, gates: tuple[str, ...], **declared: Any) -> Operation:
         inputs=f"kernels.delta_rule.reference:{name}_inputs",
         recurrent=f"{function}:recurrent",
         parallel=f"{function}:parallel",
-        sizes=("batch", "seq_len", "num_heads", "num_heads_qk", "head_dim_qk", "head_dim_v"),
+        optional_sizes=("num_heads_qk",),
         call=function,
         formulations=("chunkwise", "fused", "recurrent"),
         # Qwen3-Next's and Kimi Linear's.
@@ -54,6 +62,7 @@ def _operation(name: str, gates: tuple[str, ...], **declared: Any) -> Operation:
                 modes=("fw", "fwbw", "bw", "step"),
                 full_square=True,
                 documents=True,
+                preferred_chunk="kernels.delta_rule:preferred_chunk",
                 summary="portable chunkwise form, any chunk length",
             ),
             triton_form(

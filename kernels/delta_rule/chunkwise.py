@@ -52,10 +52,10 @@ def chunkwise(
     lengths = block_lengths(v, chunk)
     dtype = compute_dtype(v.dtype)
     options = (chunk, scale, operand_dtype or dtype, torch.promote_types(gate_dtype, dtype))
-    for parts in zip(*(x.split(lengths, 1) for x in (q, k, v, g, beta[..., None])), strict=True):
+    for parts in zip(*(x.flatten(2).split(lengths, 1) for x in (q, k, v, g, beta)), strict=True):
         o, state = _block(*parts, state, *options)
         outputs.append(o)
-    return torch.cat(outputs, 1), state
+    return torch.cat(outputs, 1).unflatten(2, v.shape[2:]), state
 
 
 def _block(
@@ -70,12 +70,13 @@ def _block(
     operand_dtype: torch.dtype,
     gate_dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor]:
-    """Return o of N whole chunks, or of a single shorter one, and S after them."""
-    dtype, length = state.dtype, min(chunk, v.shape[1])
+    """Return o [B, N * L, H * V] of N whole chunks, or of a single shorter one, and S after them; as the forms' tensors
+    but [B, N * L, H * D]."""
+    dtype, heads, length = state.dtype, state.shape[1], min(chunk, v.shape[1])
 
     def cut(x: Tensor, to: torch.dtype = dtype) -> Tensor:
         """Return [N, B, H, L, D]."""
-        return x.to(to).unflatten(1, (-1, length)).permute(1, 0, 3, 2, 4)
+        return x.to(to).unflatten(2, (heads, -1)).unflatten(1, (-1, length)).permute(1, 0, 3, 2, 4)
 
     def product(x: Tensor, y: Tensor) -> Tensor:
         return OperandMatmul.apply(x, y, operand_dtype)
@@ -83,7 +84,7 @@ def _block(
     query, key, value, rate = scale * cut(q), cut(k), cut(v), cut(beta)
     # exp is zero at this bound; a larger |g| would take bits from all sums after it.
     b = cut(g, gate_dtype).clamp(min=MIN_LOG_DECAY).cumsum(-2)
-    entering, leaving, decay = ((x).to(dtype).exp() for x in (b, b[..., -1:, :] - b, b[..., -1:, :].mT))
+    entering, leaving, decay = (x.to(dtype).exp() for x in (b, b[..., -1:, :] - b, b[..., -1:, :].mT))
     decayed = partial(_of_columns if b.shape[-1] > 1 else _of_heads, b=b, product=product)
     one = torch.eye(length, dtype=dtype, device=v.device)
     inverse = torch.linalg.solve_triangular(
@@ -96,7 +97,7 @@ def _block(
         news.append(product(inverse[n], rate[n] * (value[n] - product(held[n], state))))
         state = decay[n] * state + product(keys[n], news[n])
     o = product(entering * query, torch.stack(states)) + product(decayed(query, key), torch.stack(news))
-    return o.to(v.dtype).permute(1, 0, 3, 2, 4).flatten(1, 2), state
+    return o.to(v.dtype).permute(1, 0, 3, 2, 4).flatten(3).flatten(1, 2), state
 
 
 def _of_heads(x: Tensor, y: Tensor, *, b: Tensor, product: partial[Tensor]) -> Tensor:

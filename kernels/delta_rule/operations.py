@@ -5,7 +5,8 @@
 They take ``impl``, which is one of
 
     torch      portable chunkwise form, any device and chunk length (chunkwise.py); what None chooses
-    parallel   the same with the whole sequence as one chunk, operands of products in the inputs' dtype
+    parallel   the same with the whole sequence as one chunk; operands of products in the inputs' dtype and sums of
+               decays in float32, as kernels have them
     recurrent  the definition, one step at a time (reference.py)
     step       one decoding step (T = 1) on the GPU, K and V up to 256; not differentiable (step.py)
 
@@ -26,11 +27,9 @@ and these arguments:
     scale              factor of q; None is K^-1/2.
     normalise          first divide q and k by their norms over K: x / sqrt(sum x^2 + 1e-6), in their dtype. Models do
                        so before they call; with longer keys the recurrence may grow without bound.
-    options            round_operands of recurrent and gate_dtype of parallel, see reference.py and chunkwise.py.
 
 They return o [B, T, H, V], contiguous and in v's dtype, or (o, S); differentiable in all tensors, any number of times.
-They raise ValueError on an argument that does not fit, which names it, what was expected and what came, and TypeError
-on an option that the implementation does not have.
+They raise ValueError on an argument that does not fit, which names it, what was expected and what came.
 """
 
 from __future__ import annotations
@@ -51,7 +50,6 @@ from ..common.arguments import (
     check_on_gpu,
     check_state_dtype,
     check_tensor,
-    compute_dtype,
     refuse_transforms,
     resolve_scale,
     without_autocast,
@@ -61,14 +59,9 @@ from ..common.calls import remember_calls
 from ..common.documents import check_documents, each_document
 from ..scalar_decay.reference import zero_state
 from ..scalar_decay.validate import check_gates, check_initial_state
-from . import PACKED, why_not_step
+from . import CHUNK, PACKED, why_not_step
 from .chunkwise import chunkwise
 from .reference import normalised, recurrent
-
-OPTIONS = {"parallel": "gate_dtype", "recurrent": "round_operands"}
-"""Implementation -> the one keyword that it alone takes."""
-
-DEFAULT_CHUNK_SIZE = 64
 
 
 @remember_calls
@@ -86,7 +79,6 @@ def delta_net(
     cu_seqlens: Tensor | None = None,
     scale: float | None = None,
     normalise: bool = False,
-    **options: Any,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Compute DeltaNet: S_t = (I - beta_t k_t k_t^T) S_{t-1} + beta_t k_t v_t^T, o_t = scale S_t^T q_t.
 
@@ -96,7 +88,7 @@ def delta_net(
     """
     return _delta_rule(
         impl, q, k, v, None, beta, chunk_size, state_dtype, initial_state, return_last_state, cu_seqlens, scale,
-        normalise, options,
+        normalise,
     )  # fmt: skip
 
 
@@ -116,7 +108,6 @@ def gated_delta_net(
     cu_seqlens: Tensor | None = None,
     scale: float | None = None,
     normalise: bool = False,
-    **options: Any,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Compute Gated DeltaNet: S_t = exp(g_t) (I - beta_t k_t k_t^T) S_{t-1} + beta_t k_t v_t^T, o_t = scale S_t^T q_t.
 
@@ -124,12 +115,9 @@ def gated_delta_net(
 
     Source: Yang et al., Gated Delta Networks: Improving Mamba2 with Delta Rule (2025), equation 10.
     """
-    check_first("q", q, "[B, T, H, D]")
-    check_dimensions("v", v, "[B, T, H, D]")
-    check_gates({"g": g}, v)
     return _delta_rule(
-        impl, q, k, v, g[..., None], beta, chunk_size, state_dtype, initial_state, return_last_state, cu_seqlens, scale,
-        normalise, options,
+        impl, q, k, v, g, beta, chunk_size, state_dtype, initial_state, return_last_state, cu_seqlens, scale,
+        normalise,
     )  # fmt: skip
 
 
@@ -149,7 +137,6 @@ def kda(
     cu_seqlens: Tensor | None = None,
     scale: float | None = None,
     normalise: bool = False,
-    **options: Any,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Compute Kimi Delta Attention, o_t = scale S_t^T q_t.
 
@@ -160,12 +147,9 @@ def kda(
 
     Source: Kimi Team, Kimi Linear: An Expressive, Efficient Attention Architecture (2025), equation 1.
     """
-    check_first("q", q, "[B, T, H, D]")
-    check_dimensions("v", v, "[B, T, H, D]")
-    check_tensor("g", g, (*v.shape[:3], q.shape[3]), compute_dtype(v.dtype), v.device)
     return _delta_rule(
         impl, q, k, v, g, beta, chunk_size, state_dtype, initial_state, return_last_state, cu_seqlens, scale,
-        normalise, options,
+        normalise, by_channel=True,
     )  # fmt: skip
 
 
@@ -183,16 +167,16 @@ def _delta_rule(
     cu_seqlens: Tensor | None,
     scale: float | None,
     normalise: bool,
-    options: dict[str, Any],
+    by_channel: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """Check all but g, [B, T, H, K] or [B, T, H, 1] (None: 0), and run an implementation."""
+    """Check the arguments and run an implementation; g is [B, T, H, K] where ``by_channel``, None stands for 0."""
     impl = "torch" if impl is None else impl
     one_of("impl", impl, (*PACKED, "step"))
     _check_tensors(q, k, v, beta)
+    if g is not None:
+        check_tensor("g", g, (*v.shape[:3], *q.shape[3 : 3 + by_channel]), beta.dtype, v.device)
+        g = g if by_channel else g[..., None]
     scale = resolve_scale(scale, q.shape[3])
-    for name in options:
-        if name != OPTIONS.get(impl):
-            raise TypeError(f"{name} is no option of {impl}")
     if chunk_size is not None:
         check_chunk_size(chunk_size)
         if impl != "torch":
@@ -226,11 +210,11 @@ def _delta_rule(
     groups = v.shape[2] // q.shape[2]
     q, k = (x if groups == 1 else x.repeat_interleave(groups, dim=2) for x in (q, k))
     g = beta.new_zeros(*beta.shape, 1) if g is None else g
-    form: Callable[..., tuple[Tensor, Tensor]] = partial(recurrent, scale=scale, **options)
-    if impl != "recurrent":
-        size = v.shape[1] if impl == "parallel" else chunk_size or DEFAULT_CHUNK_SIZE
-        operand = {"operand_dtype": v.dtype} if impl == "parallel" else {}
-        form = partial(chunkwise, scale=scale, chunk_size=size, **operand, **options)
+    form: Callable[..., tuple[Tensor, Tensor]] = partial(recurrent, scale=scale)
+    if impl == "torch":
+        form = partial(chunkwise, scale=scale, chunk_size=chunk_size or CHUNK)
+    elif impl == "parallel":
+        form = partial(chunkwise, scale=scale, chunk_size=v.shape[1], operand_dtype=v.dtype, gate_dtype=torch.float32)
     run: Callable[..., tuple[Tensor, Tensor]] = form if cu_seqlens is None else partial(_packed, form, cu_seqlens)
     # torch.compile would unroll loops, anew for every length. disable imports the compiler.
     if torch.compiler.is_compiling():

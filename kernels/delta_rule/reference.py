@@ -14,7 +14,6 @@ from torch import Tensor
 
 from ..common.arguments import compute_dtype
 from ..common.inputs import Draw
-from ..scalar_decay.reference import OperandMatmul
 
 EPS = 1e-6
 """Beside the squared norm of a query or key under the root, where these are normalised."""
@@ -35,7 +34,6 @@ def recurrent(
     state: Tensor,
     *,
     scale: float,
-    round_operands: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Run the recurrence one step at a time; this is the definition.
 
@@ -46,20 +44,18 @@ def recurrent(
         beta: [B, T, H].
         state: S before the first step [B, H, K, V].
         scale: factor on q.
-        round_operands: round the operands of k^T S, k u^T and q^T S to v's dtype, as kernels do.
 
     Returns:
         o [B, T, H, V] in v's dtype, and S after the last step.
     """
     dtype = compute_dtype(v.dtype)
-    operand = v.dtype if round_operands else dtype
     tensors = (x.to(dtype).unbind(1) for x in (scale * q.to(dtype), k, v, g.exp(), beta[..., None]))
     outputs = []
     for query, key, value, decay, rate in zip(*tensors, strict=True):
         state = decay[..., None] * state
-        held = OperandMatmul.apply(key[..., None, :], state, operand)
-        state = state + OperandMatmul.apply(key[..., None], rate[..., None] * (value[..., None, :] - held), operand)
-        outputs.append(OperandMatmul.apply(query[..., None, :], state, operand)[..., 0, :])
+        held = key[..., None, :] @ state
+        state = state + key[..., None] * (rate[..., None] * (value[..., None, :] - held))
+        outputs.append((query[..., None, :] @ state)[..., 0, :])
     return torch.stack(outputs, dim=1).to(v.dtype), state
 
 
