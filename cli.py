@@ -230,7 +230,7 @@ Position = Annotated[
     str | None,
     typer.Argument(
         metavar="KERNEL",
-        help="A family (tfla, lightning, rglru, wkv, delta, gated-mlp) or an operation [tfla; all where a command lists].",
+        help="Family (tfla, lightning, rglru, wkv, delta, gated-mlp) or operation [tfla; all where a command lists].",
     ),
 ]
 Kernel = Annotated[str | None, typer.Option("--kernel", help="The same, as an option.")]
@@ -710,7 +710,8 @@ def count(
     """Count the FLOPs and bytes of a problem, part by part.
 
     Families and operations: tfla (mlstm_sig, mlstm_exp, simple_gla, retention, gated_retention, mamba2_ssd),
-    lightning, rglru (rglru, linear_scan), wkv (wkv4), gated-mlp (gated_mlp); and attention, gla, selective_scan.
+    lightning, rglru (rglru, linear_scan), wkv (wkv4), delta (gated_delta_net, delta_net, kda), gated-mlp (gated_mlp);
+    and attention, gla, selective_scan.
     """
     from .analysis import counts
     from .bench.show import display

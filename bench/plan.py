@@ -358,7 +358,9 @@ def _problems(request: Request, preset: Preset, operation: Operation, mode: str)
         for seq_len in seq_lens:
             for batch in _batches(request, preset, operation, mode, seq_len):
                 sizes = {"batch": batch, "seq_len": seq_len, **width}
-                yield {name: size for name, size in sizes.items() if name in (*operation.sizes, *width)}
+                yield {
+                    name: size for name, size in sizes.items() if name in (*operation.sizes, *operation.optional_sizes)
+                }
 
 
 def _packed(request: Request, preset: Preset) -> Iterator[dict[str, Any]]:
@@ -393,7 +395,7 @@ def _widths(request: Request, preset: Preset, operation: Operation) -> Iterable[
     elif "head_dim_v" in operation.sizes:
         for head_dim_v in request.head_dims or preset.head_dims:
             num_heads = request.num_heads or max(1, preset.embedding_dim // head_dim_v)
-            given = {"num_heads": num_heads, "head_dim_v": head_dim_v}
+            given: dict[str, int | None] = {"num_heads": num_heads, "head_dim_v": head_dim_v}
             if "num_heads_qk" in operation.optional_sizes:
                 given["num_heads_qk"] = request.num_heads_qk
             for head_dim_qk in request.head_dims_qk or (None,):

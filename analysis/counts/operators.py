@@ -22,6 +22,9 @@ OF_GATE = {
 
 DTYPES = {"torch.bfloat16": "bf16", "torch.float16": "fp16", "torch.float32": "fp32", "torch.float64": "fp64"}
 
+OF_VALUES = ("batch", "seq_len", "num_heads", "head_dim_v")
+"""Sizes of v [B, T, H, V]."""
+
 WITHOUT_PRODUCTS = ("diagonal_recurrence", "wkv4")
 """Operators over channels, which multiply no matrices."""
 
@@ -42,13 +45,12 @@ def flops(name: str, mode: str, request: Any, tensors: Sequence[Any]) -> int:
     elif of == "gated_mlp":
         sizes = {"batch": 1, "seq_len": of_first[0], "d_model": of_first[1], "d_ff": int(tensors[1].shape[1])}
     elif of == "delta_rule":
-        names = ("batch", "seq_len", "num_heads", "head_dim_v", "num_heads_qk", "head_dim_qk")
-        sizes = dict(zip(names, (*map(int, tensors[2].shape), *of_first[2:]), strict=True))
+        sizes = dict(zip(OF_VALUES, map(int, tensors[2].shape), strict=True))
+        sizes |= {"num_heads_qk": of_first[2], "head_dim_qk": of_first[3]}
         decays = 0 if tensors[3] is None else int(tensors[3].shape[3])
         op, impl = ("delta_net", "gated_delta_net", "kda")[min(decays, 2)], getattr(request, "impl", "step")
     elif of in ("scalar_decay", "lightning1", "lightning2"):
-        names = ("batch", "seq_len", "num_heads", "head_dim_v", "head_dim_qk")
-        sizes = dict(zip(names, (*map(int, tensors[2].shape), of_first[3]), strict=True))
+        sizes = dict(zip(OF_VALUES, map(int, tensors[2].shape), strict=True)) | {"head_dim_qk": of_first[3]}
         # Lightning is retention without a factor of q.
         gate = getattr(request, "gate", "slope")
         op = "lightning" if gate == "slope" and (request.scale == 1 or of != "scalar_decay") else OF_GATE[gate]

@@ -80,8 +80,8 @@ def _request(kernel: str, terms: Mapping[str, Any]) -> Request:
     if "d_model" in terms:
         # All its tokens are its seq_len.
         fields.pop("batches", None)
-    single = {name: terms.get(name) for name in ("num_heads", "num_heads_qk", "layers")}
-    return Request(kernel=kernel, **single, **fields)
+    fields |= {name: terms.get(name) for name in ("num_heads", "num_heads_qk", "layers")}
+    return Request(kernel=kernel, **fields)
 
 
 def missing_errors(found: Sequence[Found]) -> list[int]:

@@ -17,7 +17,9 @@ As in scalar_decay/chunkwise.py exponents are float64, and chunks are taken in b
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -51,9 +53,10 @@ def chunkwise(
     chunk, outputs = min(chunk_size, v.shape[1]), []
     lengths = block_lengths(v, chunk)
     dtype = compute_dtype(v.dtype)
-    options = (chunk, scale, operand_dtype or dtype, torch.promote_types(gate_dtype, dtype))
+    gate_dtype = torch.promote_types(gate_dtype, dtype)
+    run: Any = partial(_block, chunk=chunk, scale=scale, operand_dtype=operand_dtype or dtype, gate_dtype=gate_dtype)
     for parts in zip(*(x.flatten(2).split(lengths, 1) for x in (q, k, v, g, beta)), strict=True):
-        o, state = _block(*parts, state, *options)
+        o, state = run(*parts, state)
         outputs.append(o)
     return torch.cat(outputs, 1).unflatten(2, v.shape[2:]), state
 
@@ -65,6 +68,7 @@ def _block(
     g: Tensor,
     beta: Tensor,
     state: Tensor,
+    *,
     chunk: int,
     scale: float,
     operand_dtype: torch.dtype,
@@ -100,13 +104,16 @@ def _block(
     return o.to(v.dtype).permute(1, 0, 3, 2, 4).flatten(3).flatten(1, 2), state
 
 
-def _of_heads(x: Tensor, y: Tensor, *, b: Tensor, product: partial[Tensor]) -> Tensor:
+Product = Callable[[Tensor, Tensor], Tensor]
+
+
+def _of_heads(x: Tensor, y: Tensor, *, b: Tensor, product: Product) -> Tensor:
     """Return x_i . y_j for j <= i, else 0 [..., L, L], with one decay a head b [..., L, 1]."""
     future = torch.ones(b.shape[-2], b.shape[-2], dtype=torch.bool, device=b.device).triu(1)
     return product(x, y.mT) * (b - b.mT).masked_fill(future, -torch.inf).to(x.dtype).exp()
 
 
-def _of_columns(x: Tensor, y: Tensor, *, b: Tensor, product: partial[Tensor]) -> Tensor:
+def _of_columns(x: Tensor, y: Tensor, *, b: Tensor, product: Product) -> Tensor:
     """Return the same with a decay for each column b [..., L, K].
 
     Squares on the diagonal double in size: below it, rows of the second half of a square meet columns of the first, and
