@@ -151,16 +151,24 @@ BASELINES = (
         name="cudnn.gated_delta_net",
         op="gated_delta_net",
         own_chunk=64,
-        settings="gated_delta_net on packed tokens, the engine that it chooses. Its own kernels are Blackwell's; "
-        "elsewhere cuTile's are left, which need CUDA 13.3",
+        known_bad=(
+            KnownBad(
+                reason="its kernels are Blackwell's; for other GPUs it has cuTile's, which need CUDA 13.3",
+                source="nvidia-cudnn-frontend 1.32.0: no engine proposed a plan on an H200 with CUDA 13.0",
+                architectures=(*_OLDER, "9.0"),
+            ),
+        ),
+        settings="gated_delta_net on packed tokens, the engine that it chooses",
     ),
     _cudnn(
         name="cudnn.kimi_delta_attention",
         op="kda",
         dtypes=("bf16",),
         own_chunk=16,
+        known_bad=_not_on(*_OLDER, source="nvidia-cudnn-frontend 1.32.0, linear_attention/hopper/cuda_engine.py"),
         settings="kimi_delta_attention on packed tokens, the engine that it chooses: on Hopper kda_hopper_cuda, "
-        "in chunks of 16 (fixed); its backward pass takes no grouped heads",
+        "in chunks of 16 (fixed). There its backward pass takes no grouped heads, and a chunk whose log decays sum to "
+        "less than -87 in a channel is NaN",
     ),
 )
 

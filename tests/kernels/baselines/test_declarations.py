@@ -157,6 +157,8 @@ H200, A100 = (9, 0), (8, 0)
         ("fla.chunk_kda", "fwbw", {}, {"triton": "3.6.0"}, H200, None),
         ("flash_qla.chunk_gated_delta_rule", "fw", {}, {}, A100, "not written for this GPU"),
         ("flashinfer.chunk_gated_delta_rule", "fw", {}, {}, A100, None),
+        ("cudnn.gated_delta_net", "fw", {}, {}, H200, "need CUDA 13.3"),
+        ("cudnn.kimi_delta_attention", "fwbw", {}, {}, H200, None),
     ],
 )
 def test_known_failures_are_refused_where_they_happen(
