@@ -47,8 +47,8 @@ def flops(name: str, mode: str, request: Any, tensors: Sequence[Any]) -> int:
     elif of == "delta_rule":
         sizes = dict(zip(OF_VALUES, map(int, tensors[2].shape), strict=True))
         sizes |= {"num_heads_qk": of_first[2], "head_dim_qk": of_first[3]}
-        decays = 0 if tensors[3] is None else int(tensors[3].shape[3])
-        op, impl = ("delta_net", "gated_delta_net", "kda")[min(decays, 2)], getattr(request, "impl", "step")
+        dims = {None: "delta_net", 3: "gated_delta_net", 4: "kda"}
+        op, impl = dims[None if tensors[3] is None else tensors[3].dim()], getattr(request, "impl", "step")
     elif of in ("scalar_decay", "lightning1", "lightning2"):
         sizes = dict(zip(OF_VALUES, map(int, tensors[2].shape), strict=True)) | {"head_dim_qk": of_first[3]}
         # Lightning is retention without a factor of q.

@@ -175,7 +175,6 @@ def _delta_rule(
     _check_tensors(q, k, v, beta)
     if g is not None:
         check_tensor("g", g, (*v.shape[:3], *q.shape[3 : 3 + by_channel]), beta.dtype, v.device)
-        g = g if by_channel else g[..., None]
     scale = resolve_scale(scale, q.shape[3])
     if chunk_size is not None:
         check_chunk_size(chunk_size)
@@ -186,9 +185,7 @@ def _delta_rule(
         check_documents(cu_seqlens, v, impl, PACKED)
     check_initial_state(initial_state, k, v, normalize=False, cu_seqlens=cu_seqlens)
     if impl == "step":
-        check_on_gpu("v", v)
-        if reason := why_not_step({"head_dim_qk": q.shape[3], "head_dim_v": v.shape[3]}, "", None):
-            raise ValueError(reason)
+        check_kernel_support(q, v)
         if v.shape[1] != 1:
             raise ValueError(f"a decoding step takes one token: seq_len must be 1, got {v.shape[1]}")
     first: Any = initial_state
@@ -209,7 +206,8 @@ def _delta_rule(
     refuse_transforms("v")
     groups = v.shape[2] // q.shape[2]
     q, k = (x if groups == 1 else x.repeat_interleave(groups, dim=2) for x in (q, k))
-    g = beta.new_zeros(*beta.shape, 1) if g is None else g
+    g = torch.zeros_like(beta) if g is None else g
+    g = g if by_channel else g[..., None]
     form: Callable[..., tuple[Tensor, Tensor]] = partial(recurrent, scale=scale)
     if impl == "torch":
         form = partial(chunkwise, scale=scale, chunk_size=chunk_size or CHUNK)
@@ -221,6 +219,13 @@ def _delta_rule(
         run = torch.compiler.disable(run)
     o, last = without_autocast(run, v, q, k, v, g, beta, first)
     return (o, last) if return_last_state else o
+
+
+def check_kernel_support(q: Tensor, v: Tensor) -> None:
+    """Raise ValueError on a dtype, device or head dim that the decoding step's kernel does not take."""
+    check_on_gpu("v", v)
+    if reason := why_not_step({"head_dim_qk": q.shape[3], "head_dim_v": v.shape[3]}, "", None):
+        raise ValueError(reason)
 
 
 def _check_tensors(q: Tensor, k: Tensor, v: Tensor, beta: Tensor) -> None:

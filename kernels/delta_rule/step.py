@@ -42,15 +42,15 @@ def step_kernel(
     K: tl.constexpr,
     V: tl.constexpr,
     GROUP: tl.constexpr,
-    GATES: tl.constexpr,
+    BY_CHANNEL: tl.constexpr,
     BLOCK_K: tl.constexpr,
     BLOCK_V: tl.constexpr,
 ):
     """Advance the state of one head by one token, for BLOCK_V value columns.
 
     Grid: (ceil(V / BLOCK_V) * B * H,).
-    Reads q, k [B, 1, H / GROUP, K], v [B, 1, H, V], g [B, 1, H, GATES] (None: 0), beta [B, 1, H] and S [B, H, K, V]
-    (None: zero); writes o [B, 1, H, V] and the new S. GATES is 1 or K.
+    Reads q, k [B, 1, H / GROUP, K], v [B, 1, H, V], g [B, 1, H] or, BY_CHANNEL, [B, 1, H, K] (None: 0), beta [B, 1, H]
+    and S [B, H, K, V] (None: zero); writes o [B, 1, H, V] and the new S.
     """
     NV: tl.constexpr = (V + BLOCK_V - 1) // BLOCK_V
     pid = tl.program_id(0)
@@ -69,10 +69,10 @@ def step_kernel(
     if s_ptr is not None:
         s = tl.load(s_ptr + at, mask=mask, other=0.0)
         if g_ptr is not None:
-            if GATES == 1:
-                s *= tl.exp(tl.load(g_ptr + pid_bh))
-            else:
+            if BY_CHANNEL:
                 s *= tl.exp(tl.load(g_ptr + pid_bh * K + offs_k, mask=mask_k, other=0.0))[:, None]
+            else:
+                s *= tl.exp(tl.load(g_ptr + pid_bh))
     u = tl.load(beta_ptr + pid_bh) * (v - tl.sum(k[:, None] * s, axis=0))
     s += k[:, None] * u[None, :]
     tl.store(s_out_ptr + at, s, mask=mask)
@@ -96,7 +96,7 @@ def _step(
     block_v = min(padded(V), max(MAX_TILE // block_k, 16))
     step_kernel[(cdiv(V, block_v) * B * H,)](
         q, k, v, g, beta, state, o, last, request.scale, K=K, V=V, GROUP=H // HK,
-        GATES=1 if g is None else g.shape[3], BLOCK_K=block_k, BLOCK_V=block_v, num_warps=4,
+        BY_CHANNEL=g is not None and g.dim() == 4, BLOCK_K=block_k, BLOCK_V=block_v, num_warps=4,
     )  # fmt: skip
     return (o, last), ()
 

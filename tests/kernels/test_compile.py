@@ -301,6 +301,7 @@ def test_every_implementation_is_compiled() -> None:
     """Together they launch every kernel, as test_device shows."""
     compiled_here = {(param.values[0].op, param.values[0].impl) for param in (*ENGINE, *LIGHTNINGS, *SCANS, *MLPS)}
     compiled_here |= {(op, impl) for op in FAMILIES["tfla"] for impl in SCHEMES}
+    compiled_here |= {(op, "step") for op in FAMILIES["delta"]}
     declared = {(operation.name, implementation.name) for operation, implementation in IMPLEMENTATIONS}
     # On Lightning's tensors the engine's kernels are those of Retention.
     assert declared - compiled_here == {("lightning", impl) for impl in SCHEMES}
