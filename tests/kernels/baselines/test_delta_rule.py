@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from typing import Any
 
@@ -95,8 +94,7 @@ def stand_ins(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("documents", [None, "3"])
 def test_adapters_agree_with_the_definition(baseline: Baseline, documents: str | None) -> None:
     operation = get_operation(baseline.op)
-    sizes = SIZES if baseline.op == "delta_net" else FEWER
-    sizes = {**sizes, "batch": 1} if documents else sizes
+    sizes = {**(SIZES if baseline.op == "delta_net" else FEWER), "batch": 1 if documents else 2}
     case = case_of(baseline, {**sizes, "documents": documents}, baseline.modes[0], "fp32")  # type: ignore[arg-type]
     inputs = operation.make_inputs(sizes, dtype=torch.float32)
     runnable = resolve(baseline.build)(case, inputs)
@@ -114,5 +112,4 @@ def test_adapters_agree_with_the_definition(baseline: Baseline, documents: str |
 def test_a_step_agrees_with_the_definition(baseline: Baseline) -> None:
     sizes = SIZES if baseline.op == "delta_net" else FEWER
     case = case_of(baseline, {**sizes, "seq_len": 1}, "step", baseline.dtypes[0])
-    verdict = Worker("cpu").verify(PlannedCase(case=case, target=baseline))
-    assert verdict["rel_error"] < 1e-2 and not math.isnan(verdict["rel_error"])
+    assert Worker("cpu").verify(PlannedCase(case=case, target=baseline))["rel_error"] < 1e-2
