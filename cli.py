@@ -230,7 +230,7 @@ Position = Annotated[
     str | None,
     typer.Argument(
         metavar="KERNEL",
-        help="Kernel family (tfla, lightning, rglru, wkv, gated-mlp) or operation [tfla; all where a command lists].",
+        help="Family (tfla, lightning, rglru, wkv, delta, gated-mlp) or operation [tfla; all where a command lists].",
     ),
 ]
 Kernel = Annotated[str | None, typer.Option("--kernel", help="The same, as an option.")]
@@ -291,6 +291,7 @@ class Axes:
     ]
     chunk_sizes: Annotated[Lengths, axis("Chunk lengths.", parse_sizes, "--chunk-size")]
     num_heads: Annotated[int | None, axis("Heads [embedding dim / head dim].", min=1)]
+    num_heads_qk: Annotated[int | None, axis("Heads of queries and keys [as many].", None, "--qk-heads", min=1)]
     channels: Annotated[Lengths, axis("Channels, of operations without heads.", parse_sizes, "--channels")]
     d_models: Annotated[Lengths, axis("Model dims of an MLP.", parse_sizes, "--d-model")]
     d_ffs: Annotated[Lengths, axis("Hidden dims of an MLP [as the preset, else 3.5 d_model].", parse_sizes, "--d-ff")]
@@ -342,6 +343,7 @@ class OneProblem:
     ]
     embedding: Annotated[int | None, size("Heads x value head dim; channels; model dim [4096; RG-LRU 1024, WKV 2048].")]
     num_heads: Annotated[int | None, size("Heads [embedding / head dim].")]
+    num_heads_qk: Annotated[int | None, field("Heads of queries and keys [as many].", parse_size, "--qk-heads")]
     head_dim: Annotated[int | None, size("Value head dim [embedding / heads; without heads the authors'].")]
     head_dim_qk: Annotated[
         int | None, size("Query-key head dim, the state's size [the authors' share].", also=("--state-size",))
@@ -708,7 +710,8 @@ def count(
     """Count the FLOPs and bytes of a problem, part by part.
 
     Families and operations: tfla (mlstm_sig, mlstm_exp, simple_gla, retention, gated_retention, mamba2_ssd),
-    lightning, rglru (rglru, linear_scan), wkv (wkv4), gated-mlp (gated_mlp); and attention, gla, selective_scan.
+    lightning, rglru (rglru, linear_scan), wkv (wkv4), delta (gated_delta_net, delta_net, kda), gated-mlp (gated_mlp);
+    and attention, gla, selective_scan.
     """
     from .analysis import counts
     from .bench.show import display

@@ -58,6 +58,7 @@ class Request:
     head_dims_qk: tuple[int, ...] | None = None
     chunk_sizes: tuple[int, ...] | None = None
     num_heads: int | None = None
+    num_heads_qk: int | None = None
     channels: tuple[int, ...] | None = None
     d_models: tuple[int, ...] | None = None
     d_ffs: tuple[int, ...] | None = None
@@ -74,6 +75,7 @@ SIZE_AXES = {
     "head_dims": ("--head-dim", "head_dim_v"),
     "head_dims_qk": ("--head-dim-qk", "head_dim_qk"),
     "num_heads": ("--num-heads", "num_heads"),
+    "num_heads_qk": ("--qk-heads", "num_heads_qk"),
     "channels": ("--channels", "channels"),
     "d_models": ("--d-model", "d_model"),
     "d_ffs": ("--d-ff", "d_ff"),
@@ -277,7 +279,7 @@ def _check_request(request: Request) -> None:
 def _check_axes(request: Request, ops: Sequence[Operation], chosen: Sequence[Baseline], modes: Sequence[str]) -> None:
     """Raise ValueError for an axis that nothing has which is measured: a size, chunk lengths, contexts, layers."""
     names = ", ".join(operation.name for operation in ops) or ", ".join(request.ops or ())
-    sizes = list(dict.fromkeys(size for operation in ops for size in operation.sizes))
+    sizes = list(dict.fromkeys(size for operation in ops for size in (*operation.sizes, *operation.optional_sizes)))
     for field, (option, size) in SIZE_AXES.items():
         if ops and getattr(request, field) is not None and size not in sizes:
             raise ValueError(f"{option} is no size of {names}, which has {', '.join(sizes)}")
@@ -363,7 +365,9 @@ def _problems(request: Request, preset: Preset, operation: Operation, mode: str)
         for seq_len in seq_lens:
             for batch in _batches(request, preset, operation, mode, seq_len):
                 sizes = {"batch": batch, "seq_len": seq_len, **width}
-                yield {name: size for name, size in sizes.items() if name in operation.sizes}
+                yield {
+                    name: size for name, size in sizes.items() if name in (*operation.sizes, *operation.optional_sizes)
+                }
 
 
 def _packed(request: Request, preset: Preset) -> Iterator[dict[str, Any]]:
@@ -398,8 +402,11 @@ def _widths(request: Request, preset: Preset, operation: Operation) -> Iterable[
     elif "head_dim_v" in operation.sizes:
         for head_dim_v in request.head_dims or preset.head_dims:
             num_heads = request.num_heads or max(1, preset.embedding_dim // head_dim_v)
+            given: dict[str, int | None] = {"num_heads": num_heads, "head_dim_v": head_dim_v}
+            if "num_heads_qk" in operation.optional_sizes:
+                given["num_heads_qk"] = request.num_heads_qk
             for head_dim_qk in request.head_dims_qk or (None,):
-                yield operation.sizes_at(num_heads=num_heads, head_dim_qk=head_dim_qk, head_dim_v=head_dim_v)
+                yield operation.sizes_at(head_dim_qk=head_dim_qk, **given)
     else:
         for channels in request.channels or preset.channels:
             yield operation.sizes_at(channels=channels)
@@ -483,8 +490,8 @@ def in_run_order(planned: Iterable[PlannedCase]) -> list[PlannedCase]:
     impls = {key: n for n, key in enumerate(dict.fromkeys((case.provider, case.impl) for case in cases))}
     ops = {op: n for n, op in enumerate(dict.fromkeys(case.op for case in cases))}
     sizes = attrgetter(
-        "head_dim_v", "head_dim_qk", "seq_len", "batch", "context", "num_heads", "channels", "d_model", "d_ff",
-        "layers", "chunk_size",
+        "head_dim_v", "head_dim_qk", "seq_len", "batch", "context", "num_heads", "num_heads_qk", "channels", "d_model",
+        "d_ff", "layers", "chunk_size",
     )  # fmt: skip
 
     def place(item: PlannedCase) -> tuple[Any, ...]:

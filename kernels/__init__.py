@@ -19,11 +19,15 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "lightning": ("lightning",),
     "rglru": ("rglru", "linear_scan", "rglru_layer"),
     "wkv": ("wkv4",),
+    "delta": ("gated_delta_net", "delta_net", "kda"),
     "gated-mlp": ("gated_mlp", "projections"),
 }
 """Family as users name it -> its operations, the first being the default of the sweep."""
 
-FOLDERS = {"linear_scan": "rglru", "rglru_layer": "rglru", "wkv4": "wkv", "projections": "gated_mlp"}
+FOLDERS = {
+    "linear_scan": "rglru", "rglru_layer": "rglru", "wkv4": "wkv", "projections": "gated_mlp",
+    **dict.fromkeys(FAMILIES["delta"], "delta_rule"),
+}  # fmt: skip
 """Operation -> the folder that declares it, where that has another name."""
 
 

@@ -58,6 +58,7 @@ class _Problem:
 
     Attributes:
         context: tokens that a decoding step of attention reads from its key-value cache, its own as the last of them.
+        num_heads_qk: heads of queries and keys where they are fewer than ``num_heads``, those of values.
         layers: of the model that a training step trains.
         documents: packed into the batch of 1, as :mod:`.documents` writes them; None: the batch is of sequences.
     """
@@ -69,6 +70,7 @@ class _Problem:
     seq_len: int | None = None
     context: int | None = None
     num_heads: int | None = None
+    num_heads_qk: int | None = None
     head_dim_qk: int | None = None
     head_dim_v: int | None = None
     chunk_size: int | None = None
@@ -159,7 +161,7 @@ class Case(_Problem, _Code):
 
 def case_id(row: Mapping[str, Any]) -> str:
     """Return the id of a row's case; null values of columns that early versions did not have are left out."""
-    later = ("context", "layers", "documents")
+    later = ("context", "num_heads_qk", "layers", "documents")
     named = {name: row[name] for name in CASE_COLUMNS if name not in later or row[name] is not None}
     return hashlib.sha256(json.dumps(named, sort_keys=True, separators=(",", ":")).encode()).hexdigest()[:16]
 

@@ -265,12 +265,13 @@ def short_size(value: float) -> str:
 def describe_sizes(row: Row) -> str:
     """Return the sizes of a case, and its dtypes, in a few words."""
     dims = "/".join(str(row[name]) for name in ("head_dim_qk", "head_dim_v") if row[name] is not None)
+    heads = "/".join(str(row[name]) for name in ("num_heads_qk", "num_heads") if row[name] is not None)
     parts = [
         f"B={row['batch']}" if row["batch"] is not None else "",
         f"T={short_size(row['seq_len'])}" if row["seq_len"] is not None else "",
         documents_in_words(row["documents"]) if row["documents"] is not None else "",
         f"context {short_size(row['context'])}" if row["context"] is not None else "",
-        f"H={row['num_heads']} dim {dims}" if row["head_dim_v"] else "",
+        f"H={heads} dim {dims}" if row["head_dim_v"] else "",
         *(f"{name} {short_size(row[name])}" for name in NAMED_SIZES if row[name] is not None),
         f"chunk {short_size(row['chunk_size'])}" if row["chunk_size"] is not None else "",
         row["dtype"],

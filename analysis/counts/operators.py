@@ -22,6 +22,9 @@ OF_GATE = {
 
 DTYPES = {"torch.bfloat16": "bf16", "torch.float16": "fp16", "torch.float32": "fp32", "torch.float64": "fp64"}
 
+OF_VALUES = ("batch", "seq_len", "num_heads", "head_dim_v")
+"""Sizes of v [B, T, H, V]."""
+
 WITHOUT_PRODUCTS = ("diagonal_recurrence", "wkv4")
 """Operators over channels, which multiply no matrices."""
 
@@ -41,9 +44,13 @@ def flops(name: str, mode: str, request: Any, tensors: Sequence[Any]) -> int:
         sizes = dict(zip(("batch", "seq_len", "channels"), of_first, strict=True))
     elif of == "gated_mlp":
         sizes = {"batch": 1, "seq_len": of_first[0], "d_model": of_first[1], "d_ff": int(tensors[1].shape[1])}
+    elif of == "delta_rule":
+        sizes = dict(zip(OF_VALUES, map(int, tensors[2].shape), strict=True))
+        sizes |= {"num_heads_qk": of_first[2], "head_dim_qk": of_first[3]}
+        dims = {None: "delta_net", 3: "gated_delta_net", 4: "kda"}
+        op, impl = dims[None if tensors[3] is None else tensors[3].dim()], getattr(request, "impl", "step")
     elif of in ("scalar_decay", "lightning1", "lightning2"):
-        names = ("batch", "seq_len", "num_heads", "head_dim_v", "head_dim_qk")
-        sizes = dict(zip(names, (*map(int, tensors[2].shape), of_first[3]), strict=True))
+        sizes = dict(zip(OF_VALUES, map(int, tensors[2].shape), strict=True)) | {"head_dim_qk": of_first[3]}
         # Lightning is retention without a factor of q.
         gate = getattr(request, "gate", "slope")
         op = "lightning" if gate == "slope" and (request.scale == 1 or of != "scalar_decay") else OF_GATE[gate]

@@ -15,7 +15,7 @@ from ...kernels.common.spec import resolve
 from ...results.arguments import one_of
 from ...results.documents import lengths_of
 from ...results.schema import SIZE_COLUMNS
-from . import baselines, lightning, mlstm, rglru, scalar_decay
+from . import baselines, delta_rule, lightning, mlstm, rglru, scalar_decay
 from .executed import engine_pass, executed, executed_mlp, sweep_tile
 from .formulations import (
     ATTENTION_TILE,
@@ -77,8 +77,9 @@ def count(
             are no heads; d_model and d_ff; of a selective scan channels and, as head_dim_qk, its state size. chunk_size
             for the formulations of :data:`CHUNKED` of operations with heads, and for ``chunked``; a shorter last chunk
             is counted as such. num_groups, that share q and k (Mamba-2's B and C): 1 for mamba2_ssd and one a head
-            elsewhere, where left out. documents packed into a batch of 1 (:mod:`..results.documents`): quadratic forms
-            have a square each, all others cost what one sequence does, and their bounds are read in every pass.
+            elsewhere, where left out; of the delta rule num_heads_qk. documents packed into a batch of 1
+            (:mod:`..results.documents`): quadratic forms have a square each, all others cost what one sequence does,
+            and their bounds are read in every pass.
 
     Returns:
         the count, part by part.
@@ -176,8 +177,8 @@ def _problem(
         each = ({**sizes, "documents": None, "seq_len": length, "batch": n} for length, n in lengths.items())
         alone = tuple(_problem(op, formulation, one, dtypes, **how) for one in each)
         share = sum(one.batch * one.causal * one.seq_len**2 for one in alone) / size["seq_len"] ** 2
-    chunk_size, num_groups = size.pop("chunk_size", 0), size.pop("num_groups", 0)
-    groups = num_groups or (1 if op == "mamba2_ssd" else size["num_heads"])
+    chunk_size, num_groups, qk_heads = (size.pop(name, 0) for name in ("chunk_size", "num_groups", "num_heads_qk"))
+    groups = num_groups or qk_heads or (1 if op == "mamba2_ssd" else size["num_heads"])
     qk_share = 1 if groups == size["num_heads"] else groups / size["num_heads"]
     return Problem(
         op=op, formulation=formulation, published=published, dtype=dtypes[0], causal=share, f=factors or Factors(),
@@ -228,15 +229,16 @@ def _checked_sizes(op: str, formulation: str, sizes: Mapping[str, int | None]) -
     sizes = {**sizes, "seq_len": sizes.get("context") or sizes.get("seq_len")}
     needed = ["seq_len", "batch", "num_heads", *sizes_of(op)]
     needed += ["chunk_size"] if is_chunked(op, formulation) else []
-    needed += ["num_groups"] if sizes.get("num_groups") is not None else []
+    needed += [name for name in ("num_groups", "num_heads_qk") if sizes.get(name) is not None]
     for name in needed:
         value = sizes.get(name)
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise ValueError(f"{name} must be a positive integer, got {value!r}")
     checked = {name: int(sizes[name] or 0) for name in needed}
-    num_heads, num_groups = checked["num_heads"], checked.get("num_groups", 1)
-    if num_heads % num_groups:
-        raise ValueError(f"num_groups must divide num_heads = {num_heads}, got {num_groups}")
+    num_heads = checked["num_heads"]
+    for name in ("num_groups", "num_heads_qk"):
+        if num_heads % checked.get(name, 1):
+            raise ValueError(f"{name} must divide num_heads = {num_heads}, got {checked[name]}")
     return checked
 
 
@@ -277,9 +279,11 @@ def compulsory(problem: Problem, *, backward: bool) -> Any:
     gates, cells, channels, qk = 0, problem.cells, problem.channels, problem.head_dim_qk
     if model := scalar_decay.GATE_MODELS.get(op):
         gates, qk = model.gates, problem.d_qk_read
+    elif op in delta_rule.OPERATIONS:
+        gates, qk = delta_rule.gates(problem), problem.d_qk_read
     elif op == "gla":
         gates = qk
-    if model or op in ("attention", "gla"):
+    if model or op in ("attention", "gla", *delta_rule.OPERATIONS):
         inputs, output = length * (2 * qk + d_v), length * d_v * (2 if backward and op == "attention" else 1)
     elif op in ("gated_mlp", "projections"):
         tokens, d_model, d_ff = problem.batch * length, problem.d_model, problem.d_ff
@@ -322,14 +326,15 @@ def _passed(problem: Problem, direction: str) -> tuple[Tally, Any]:
 
 
 def _linear_rnn(problem: Problem, direction: str, least: Any) -> Tally:
-    """Return one pass of a head of GLA or of a scalar-decay linear RNN: mLSTM's forward formulas are the paper's.
+    """Return one pass of a head of a linear RNN: mLSTM's forward formulas are the paper's.
 
     Args:
         least: its compulsory bytes.
     """
     backward, gla, paper = direction == "backward", problem.op == "gla", problem.op in mlstm.OPERATIONS
     if problem.formulation == "recurrent":
-        step = (baselines.gla_step if gla else mlstm.step if paper else scalar_decay.step)(problem)
+        module = delta_rule if problem.op in delta_rule.OPERATIONS else mlstm if paper else scalar_decay
+        step = (baselines.gla_step if gla else module.step)(problem)
         return step if direction == "step" else step * problem.seq_len
     if problem.formulation.startswith("lightning"):
         return lightning.passed(problem, direction)
@@ -348,6 +353,8 @@ def chunk_formula(op: str, direction: str) -> Callable[[Problem], Tally]:
     """Return the formula of one chunk of a pass: mLSTM's forward one is the paper's."""
     if op == "gla":
         return baselines.gla_chunk_backward if direction == "backward" else baselines.gla_chunk_forward
+    if op in delta_rule.OPERATIONS:
+        return delta_rule.chunk_backward if direction == "backward" else delta_rule.chunk_forward
     if direction == "backward":
         return scalar_decay.chunk_backward
     return mlstm.chunk if op in mlstm.OPERATIONS else scalar_decay.chunk_forward

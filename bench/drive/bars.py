@@ -226,7 +226,9 @@ def _cases(kernel: str, terms: Mapping[str, Any]) -> Iterator[PlannedCase]:
         return
     op, mode, dtype = terms["op"], terms["mode"], terms["dtype"]
     operation = baselines.get_operation(op)
-    sizes = {name: terms[name] for name in (*operation.sizes, *({"documents"} & terms.keys()))}
+    sizes = {
+        name: terms[name] for name in (*operation.sizes, *({"documents", *operation.optional_sizes} & terms.keys()))
+    }
     target = target_of(op, impl)
     options = dict.fromkeys(terms["options"].split(), True) if "options" in terms else {}
     columns: dict[str, Any] = {"impl": impl, "provider": package_of(target)}

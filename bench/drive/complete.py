@@ -80,7 +80,8 @@ def _request(kernel: str, terms: Mapping[str, Any]) -> Request:
     if "d_model" in terms:
         # All its tokens are its seq_len.
         fields.pop("batches", None)
-    return Request(kernel=kernel, num_heads=terms.get("num_heads"), layers=terms.get("layers"), **fields)
+    fields |= {name: terms.get(name) for name in ("num_heads", "num_heads_qk", "layers")}
+    return Request(kernel=kernel, **fields)
 
 
 def missing_errors(found: Sequence[Found]) -> list[int]:

@@ -347,6 +347,8 @@ def checked_cases(operation: Operation, case: Case, device: str) -> list[tuple[C
 def _small(case: Case, device: str) -> Case:
     """Return the case at a shape at which the recurrence is affordable."""
     num_heads = min(case.num_heads, 2) if case.num_heads else None
+    if num_heads and case.num_heads_qk:
+        case = replace(case, num_heads_qk=max(1, num_heads * case.num_heads_qk // (case.num_heads or 1)))
     if case.seq_len is None:
         return replace(case, batch=1, num_heads=num_heads)
     documents = case.documents and str(min(count_documents(case.documents), _SMALL_DOCUMENTS))

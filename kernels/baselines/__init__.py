@@ -20,6 +20,7 @@ from .. import get_operation as get_kernel_operation
 from ..common.spec import Implementation, Operation, width_of
 from . import (
     accelerated_scans,
+    delta_rule,
     flash_attention,
     flash_linear_attention,
     jax_scan,
@@ -37,6 +38,7 @@ BASELINES: tuple[Baseline, ...] = (
     *nxai_mlstm.BASELINES,
     *flash_linear_attention.BASELINES,
     *mamba.BASELINES,
+    *delta_rule.BASELINES,
     *lightning_attention.BASELINES,
     *flash_attention.BASELINES,
     *pytorch.BASELINES,

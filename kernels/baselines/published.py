@@ -27,6 +27,10 @@ MODELS: Mapping[str, Mapping[str, Mapping[str, int]]] = {
     "mamba2-2.7b": {"mamba2_ssd": _heads(80, 128, 64)},
     # state-spaces/mamba-2.8b: twice the model dim, state 16.
     "mamba-2.8b": {"selective_scan": {"head_dim_qk": 16, "channels": 5120}},
+    # Qwen/Qwen3-Next-80B-A3B: Gated DeltaNet in three layers of four, a head of keys for two of values.
+    "qwen3-next": {"gated_delta_net": {**_heads(32, 128, 128), "num_heads_qk": 16}},
+    # Kimi Linear (arXiv 2510.26692), 48B-A3B: KDA in three layers of four.
+    "kimi-linear": {"kda": _heads(32, 128, 128)},
     # Yang et al., Gated Linear Attention (2023), section 5.
     "gla-1.3b": {"gla": _heads(4, 256, 512)},
     # MiniMax-Text-01 (arXiv 2501.08313): lightning attention in seven layers of eight, of which the last is softmax's.

@@ -56,8 +56,9 @@ class Draw:
 
     @property
     def keys(self) -> tuple[int, ...]:
-        """(B, T, H, K), the shape of keys and queries."""
-        return *self.tokens, self.sizes["head_dim_qk"]
+        """(B, T, H, K), the shape of keys and queries, which may have fewer heads."""
+        batch, seq_len, heads = self.tokens
+        return batch, seq_len, self.sizes.get("num_heads_qk", heads), self.sizes["head_dim_qk"]
 
     @property
     def values(self) -> tuple[int, ...]:

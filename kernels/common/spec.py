@@ -202,6 +202,7 @@ class Operation:
         arguments: tensor arguments in order.
         differentiable: the arguments that get a gradient.
         sizes: the size columns that describe a problem.
+        optional_sizes: those that a problem may leave out.
         width: heads x value head dim, channels or input columns of a problem that names none.
         head_dim: its authors' value head dim.
         qk_ratio: default head_dim_qk / head_dim_v.
@@ -239,6 +240,7 @@ class Operation:
     parallel: str | None = None
     label: str = ""
     sizes: tuple[str, ...] = ("batch", "seq_len", "num_heads", "head_dim_qk", "head_dim_v")
+    optional_sizes: tuple[str, ...] = ()
     width: int = 4096
     head_dim: int = 256
     qk_ratio: float = 1.0
@@ -312,7 +314,7 @@ class Operation:
         """
         known = {name: size for name, size in given.items() if size is not None}
         for name in known:
-            if name not in self.sizes:
+            if name not in (*self.sizes, *self.optional_sizes):
                 option = "head_dim" if name == "head_dim_v" else name
                 raise ValueError(f"{option} must be left out for {self.name}, whose sizes are {', '.join(self.sizes)}")
         if "head_dim_v" in self.sizes:
@@ -339,7 +341,11 @@ class Operation:
         if embedding not in (None, num_heads * head_dim):
             raise ValueError(f"embedding must be heads x value head dim, {num_heads} x {head_dim}, got {embedding}")
         head_dim_qk = known.get("head_dim_qk") or self.state_dim or max(1, int(head_dim * self.qk_ratio))
-        return {"num_heads": num_heads, "head_dim_qk": head_dim_qk, "head_dim_v": head_dim}
+        fewer = known.get("num_heads_qk", num_heads)
+        if num_heads % fewer:
+            raise ValueError(f"num_heads_qk must divide the {num_heads} heads, got {fewer}")
+        shared = {"num_heads_qk": fewer} if fewer < num_heads else {}
+        return {"num_heads": num_heads, **shared, "head_dim_qk": head_dim_qk, "head_dim_v": head_dim}
 
     def modes_of(self, target: Counted) -> tuple[str, ...]:
         """Return the modes in which an implementation is timed: train where it has gradients and a model."""

@@ -73,16 +73,13 @@ def chunkwise(
     Raises:
         NotImplementedError: on an input with a tangent (forward-mode differentiation).
     """
-    batch, seq_len, heads, dim_v = v.shape
+    heads, dim_v = v.shape[2:]
     state: Any = zero_state(k, v, normalize=normalize) if initial_state is None else initial_state
     c, m = state, None
     if normalize:
         c, m = torch.cat((state[0], state[1][..., None]), -1), state[2].detach().double()[..., None, None]
-    chunk = min(chunk_size, seq_len)
-    rows = ROWS_PER_BLOCK.get(v.device.type, ROWS_PER_BLOCK["cpu"])
-    size = max(1, rows // (batch * heads * chunk)) * chunk
-    whole = seq_len - seq_len % chunk
-    lengths = [*repeat(size, whole // size), *filter(None, (whole % size, seq_len - whole))]
+    chunk = min(chunk_size, v.shape[1])
+    lengths = block_lengths(v, chunk)
     run: Any = partial(_block, heads=heads, chunk=chunk, scale=scale, normalizer_gradient=normalizer_gradient)
     outputs = []
     tensors = (x if x is None else x.flatten(2).split(lengths, 1) for x in (q, k, v, log_decay, log_input))
@@ -96,6 +93,15 @@ def chunkwise(
         return h, c
     last_c, last_n = c.split((dim_v, 1), -1)
     return h, (last_c.contiguous(), last_n[..., 0].contiguous(), public_stabiliser(m[..., 0, 0].to(c.dtype)))
+
+
+def block_lengths(v: Tensor, chunk: int) -> list[int]:
+    """Return the lengths of the blocks of v [B, T, H, V]: of whole chunks, then of a shorter one."""
+    batch, seq_len, heads, _ = v.shape
+    rows = ROWS_PER_BLOCK.get(v.device.type, ROWS_PER_BLOCK["cpu"])
+    size = max(1, rows // (batch * heads * chunk)) * chunk
+    whole = seq_len - seq_len % chunk
+    return [*repeat(size, whole // size), *filter(None, (whole % size, seq_len - whole))]
 
 
 def _block(

@@ -81,11 +81,9 @@ from ..common.arguments import (
     check_on_gpu,
     check_state_dtype,
     constant,
-    dtype_name,
-    is_interpreted,
     refuse_transforms,
     resolve_scale,
-    warn_once,
+    why_not_here,
     without_autocast,
     without_tokens,
 )
@@ -101,7 +99,6 @@ from .declare import (
     WHOLE_STATE_FORM,
     why_not_engine,
     why_not_limit_chunk,
-    why_not_whole_state_sizes,
 )
 from .documents import check_documents, each_document
 from .reference import State, parallel, recurrent, zero_state
@@ -249,24 +246,8 @@ def why_not_whole_state(
 def _why_not_whole_state(
     dtype: torch.dtype, device: torch.device, head_dim_qk: int, head_dim_v: int, chunk_size: int | None, chosen: bool
 ) -> str | None:
-    from ..common.device import capability
-
-    if dtype not in (torch.float16, torch.bfloat16):
-        return f"dtype must be float16 or bfloat16 for whole_state, got {dtype_name(dtype)}"
     sizes = {"head_dim_qk": head_dim_qk, "head_dim_v": head_dim_v, "chunk_size": chunk_size or WHOLE_STATE_BLOCK_T}
-    if reason := why_not_whole_state_sizes(sizes, "", None):
-        return reason
-    here = "{}.{}".format(*capability(device)) if device.type == "cuda" else str(device)
-    if reason := WHOLE_STATE_FORM.why_not_on(here):
-        return reason
-    if is_interpreted():
-        return "whole_state is written in Gluon, which TRITON_INTERPRET=1 does not run"
-    import triton
-
-    versions = {"triton": triton.__version__}
-    if not chosen and (slower := WHOLE_STATE_FORM.why_slower_with(versions)):
-        warn_once(slower)
-    return WHOLE_STATE_FORM.why_not_with(versions)
+    return why_not_here(WHOLE_STATE_FORM, dtype, device, sizes, chosen=chosen)
 
 
 def check_kernel_support(impl: str, q: Tensor, v: Tensor, chunk_size: int | None, scale: float, *, values: str) -> None:

@@ -12,6 +12,7 @@ from lrbench.bench import plan
 from lrbench.bench.drive.session import cases_to_verify
 from lrbench.bench.plan import Request, in_run_order
 from lrbench.bench.presets import get_preset, presets_for
+from lrbench.bench.worker import correctness
 from lrbench.kernels import FAMILIES
 from lrbench.kernels.common.spec import MODES, Implementation, Operation
 
@@ -40,6 +41,18 @@ def test_default_preset_is_the_published_sweep() -> None:
     published = [item.case for item in cases("cuda", preset="default") if item.case.impl == "xl_chunk"]
     assert {case.chunk_size for case in published} == {64, 128, 256, 512, 1024}
     assert {case.dtype for case in ours} == {"bf16"}
+
+
+def test_fewer_heads_of_queries_and_keys_are_a_size_of_the_delta_rule() -> None:
+    """Where they are as many it is left out, and the case that is checked in their place has the same share."""
+    for given, size in ((2, 2), (4, None)):
+        axes = {"num_heads": 4, "num_heads_qk": given, "head_dims": (64,), "impls": ("torch",)}
+        planned = [item.case for item in cases(kernel="delta", **axes)]
+        assert planned and {(case.num_heads, case.num_heads_qk) for case in planned} == {(4, size)}
+    few = correctness._small(dataclasses.replace(planned[0], num_heads=32, num_heads_qk=16), "cpu")
+    assert (few.num_heads, few.num_heads_qk) == (2, 1)
+    with pytest.raises(ValueError, match="--qk-heads is no size of mlstm_sig, mlstm_exp, which has batch"):
+        cases(kernel="tfla", num_heads_qk=2)
 
 
 @pytest.mark.parametrize("kernel", FAMILIES)

@@ -32,6 +32,8 @@ ENGINE = tuple(impl for impl in SCHEMES if impl != WHOLE_STATE)
 LIGHTNING = ("lightning1", "lightning2")
 """The implementations of Lightning's authors' algorithms."""
 HEADS = [op for op in OPERATIONS if "num_heads" in get_operation(op).sizes]
+SCALAR_DECAY = [op for op in HEADS if op not in FAMILIES["delta"]]
+"""Those of the engine."""
 CHANNELS = [op for op in OPERATIONS if get_operation(op).channelwise]
 
 
@@ -138,9 +140,9 @@ KERNELS = [
     (op, implementation.name)
     for op in OPERATIONS
     for implementation in get_operation(op).implementations
-    if "triton" in implementation.requires
+    if "triton" in implementation.requires and "fw" in implementation.modes
 ]
-"""Every form in Triton."""
+"""Every form in Triton of a whole sequence."""
 PORTABLE = [
     (op, implementation.name)
     for op in OPERATIONS

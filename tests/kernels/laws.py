@@ -52,7 +52,9 @@ DRAWN_VALUES, MAX_DRAWS = 512, 8
 KEPT = 128
 """Problems of which results and bounds are kept."""
 
-DECAY_GATES = {"mlstm_sig": "f", "mlstm_exp": "f", "simple_gla": "g", "gated_retention": "f"}
+DECAY_GATES = {
+    "mlstm_sig": "f", "mlstm_exp": "f", "simple_gla": "g", "gated_retention": "f", "gated_delta_net": "g", "kda": "g",
+}  # fmt: skip
 """Operations whose documents can be packed, and the gate of which minus infinity separates them."""
 
 MASKS: dict[str, dict[str, float]] = {
@@ -66,6 +68,9 @@ MASKS: dict[str, dict[str, float]] = {
     "rglru": {"r": -math.inf},
     "linear_scan": {"a": 1.0, "x": 0.0},
     "wkv4": {"k": -math.inf},
+    "delta_net": {"beta": 0.0},
+    "gated_delta_net": {"g": 0.0, "beta": 0.0},
+    "kda": {"g": 0.0, "beta": 0.0},
 }
 """Operation -> the values that mask a token, as its docstring says."""
 
@@ -86,6 +91,10 @@ EXTREMES: dict[str, dict[str, Ranges]] = {
     "lightning": {"extreme gates": {"slope": (0, 60)}},
     "gated_retention": {"extreme gates": {"f": (-60, 60)}},
     "mamba2_ssd": {"extreme gates": {"dt": (1e-6, 4), "A": (-16, -1e-3)}},
+    # Beyond 1 a token's old value comes back with the opposite sign.
+    "delta_net": {"extreme gates": {"beta": (0, 2)}},
+    "gated_delta_net": {"extreme gates": {"g": (-60, 0), "beta": (0, 2)}},
+    "kda": {"extreme gates": {"g": (-60, 0), "beta": (0, 2)}},
     "rglru": {
         "extreme gates": {"r": (-60, 60), "i": (-60, 60), "c": (-40, 20)},
         "closed gates": {"r": (-100, -8)},

@@ -82,6 +82,11 @@ def over_channels(op: str, impl: str, sizes: dict[str, int], dtype: Any = BF16, 
     return Case(op=op, impl=impl, dtype=dtype, sizes=sizes, kwargs=chunks(op, impl, 256), options=options)
 
 
+def delta(op: str, head_dims: tuple[int, int], *, seq_len: int = 256, num_heads: int = 2) -> Case:
+    """Return a case of the delta rule with one head of q and k."""
+    return Case(op=op, impl="whole_state", dtype=BF16, sizes=heads(1, seq_len, num_heads, *head_dims, num_heads_qk=1))
+
+
 def mlp(
     impl: str, layout: str, tokens: int = 256, dtype: Any = BF16, config: Any = None, activation: str = "silu"
 ) -> Case:
@@ -212,6 +217,12 @@ SCANS = [
         ci=False,
     ),
 ]
+DELTAS = [
+    # One head is cut into segments, of which there are no more than multiprocessors.
+    *compiled([delta("gated_delta_net", (128, 128), seq_len=4096, num_heads=1)], capabilities=(90,), older=True),
+    *compiled([delta("delta_net", (96, 64))], capabilities=(90,), carry=False),
+    *compiled([delta("gated_delta_net", (64, 192))], stack=None, capabilities=(90,), ci=False),
+]
 WAYS = ("columns", "rows")
 MLPS = [
     # Inference with fused is its forward pass, and swapped columns are columns, to the compiler.
@@ -228,7 +239,7 @@ MLPS = [
 ]
 
 
-@pytest.mark.parametrize(("case", "capability", "stack", "how"), [*ENGINE, *LIGHTNINGS, *SCANS, *MLPS])
+@pytest.mark.parametrize(("case", "capability", "stack", "how"), [*ENGINE, *LIGHTNINGS, *SCANS, *DELTAS, *MLPS])
 def test_launches(case: Case, capability: int, stack: int | None, how: dict[str, Any]) -> None:
     check(record(case, capability, **how), capability, max_stack_bytes=stack)
 
@@ -299,8 +310,9 @@ def test_an_unknown_gate_is_refused(impl: str, kernels: int) -> None:
 
 def test_every_implementation_is_compiled() -> None:
     """Together they launch every kernel, as test_device shows."""
-    compiled_here = {(param.values[0].op, param.values[0].impl) for param in (*ENGINE, *LIGHTNINGS, *SCANS, *MLPS)}
+    compiled_here = {(param.values[0].op, param.values[0].impl) for param in (*ENGINE, *LIGHTNINGS, *SCANS, *DELTAS, *MLPS)}
     compiled_here |= {(op, impl) for op in FAMILIES["tfla"] for impl in SCHEMES}
+    compiled_here |= {(op, "step") for op in FAMILIES["delta"]}
     declared = {(operation.name, implementation.name) for operation, implementation in IMPLEMENTATIONS}
     # On Lightning's tensors the engine's kernels are those of Retention.
     assert declared - compiled_here == {("lightning", impl) for impl in SCHEMES}

@@ -24,6 +24,8 @@ from lrbench.tests.kernels.cases import (
     F64,
     HEADS,
     LIGHTNING,
+    PORTABLE,
+    SCALAR_DECAY,
     heads,
     interpreted,
     on_each,
@@ -98,7 +100,7 @@ def check_alone(case: Packed, *, sums: float, function: Callable[..., Any] | Non
         assert error <= (0 if name in exact else sums * largest), f"{name}: {error} of {largest}"
 
 
-@on_each(*(portable(op, impl, F64) for op in HEADS for impl in ("torch", "parallel")))
+@on_each(*(portable(op, impl, F64) for op, impl in PORTABLE if op in HEADS))
 def test_documents_in_torch(case: Case) -> None:
     """Forms in plain torch, and the definition."""
     for lengths, dtype in ((LENGTHS, torch.int32), ((4,), torch.int64), ((0, 0, 3), torch.int32)):
@@ -106,14 +108,14 @@ def test_documents_in_torch(case: Case) -> None:
             check_alone(packed(case, lengths, dtype), sums=1e-12, function=function)
 
 
-@on_each(*(interpreted(op, FUSED_CHUNK, F16) for op in HEADS))
+@on_each(*(interpreted(op, FUSED_CHUNK, F16) for op in SCALAR_DECAY))
 def test_documents(case: Case) -> None:
     """Documents of no position, of one, of several tiles: outputs, states and gradients are the definition's."""
     check_matches_reference(packed(case, LENGTHS))
 
 
 @on_each(
-    *(interpreted(op, FUSED_CHUNK, F16, states=False) for op in HEADS),
+    *(interpreted(op, FUSED_CHUNK, F16, states=False) for op in SCALAR_DECAY),
     interpreted("mlstm_sig", FUSED_CHUNK, F32, states=False, kwargs={"chunk_size": 16}),
     interpreted("mamba2_ssd", "limit_chunk", F16, states=False),
 )
@@ -276,7 +278,7 @@ def some_lengths(count: int, total: int, low: int, high: int) -> list[int]:
 REAL = heads(1, 1, 2, 64, 128)
 
 
-@on_each(*(on_gpu(op, impl, BF16, sizes=REAL) for op, impl in product(HEADS, (WHOLE_STATE, FUSED_CHUNK))))
+@on_each(*(on_gpu(op, impl, BF16, sizes=REAL) for op, impl in product(SCALAR_DECAY, (WHOLE_STATE, FUSED_CHUNK))))
 def test_documents_on_gpu(case: Case) -> None:
     """As in the interpreter, with documents of many tiles and several anchors."""
     check_matches_reference(packed(case, (17, 0, 1, 70, 0, 3, 700, 64, 129)))

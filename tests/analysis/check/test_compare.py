@@ -127,7 +127,7 @@ def test_rows_without_samples_fall_back_on_their_intervals() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"by": ("opp",)}, r"by must be one of 18 names, got 'opp'; did you mean op\?"),
+        ({"by": ("opp",)}, r"by must be one of 19 names, got 'opp'; did you mean op\?"),
         ({"ignore": ("time_ms",)}, r"ignore must be one of .* got 'time_ms'"),
         ({"margin": 0.0}, "margin must be a positive number"),
         ({"margin": float("nan")}, "margin must be a positive number"),

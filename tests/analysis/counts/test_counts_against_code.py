@@ -145,6 +145,37 @@ def test_chunkwise_matrix_work_is_exact(op: str, chunk_size: int) -> None:
     assert backward == counted(op, "torch", "bw", chunk_size).tensor_flops + 2 * column - unneeded
 
 
+@pytest.mark.parametrize("op", FAMILIES["delta"])
+@pytest.mark.parametrize("chunk_size", [64, 256])
+def test_delta_rule_matrix_work_is_exact(op: str, chunk_size: int) -> None:
+    operation = get_operation(op)
+    leaves = [x.requires_grad_() for x in operation.make_inputs(SIZES, dtype=torch.float32).values()]
+    keywords = {"chunk_size": chunk_size, "initial_state": torch.zeros(1, HEADS, 16, 32).requires_grad_()}
+    results: list[torch.Tensor] = []
+    forward = matrix_flops(
+        lambda: results.extend(operation.function("torch")(*leaves, **keywords, return_last_state=True))
+    )
+    wanted = [*leaves, keywords["initial_state"]]
+    backward = matrix_flops(lambda: torch.autograd.grad(sum(x.sum() for x in results), wanted))
+    rows, of = HEADS * SIZES["seq_len"], counted(op, "torch", "fw", chunk_size)
+    # Torch's counter knows no triangular systems; with a decay a column only what is below the diagonal is multiplied.
+    above = 2 * (chunk_size + 1) * rows * SIZES["head_dim_qk"] if op == "kda" else 0
+    assert forward == of.tensor_flops - of.parts["inverse"] - above
+    # Autograd's gradient of the inverse is a product of two squares.
+    square = 2 * chunk_size**2 * rows
+    assert backward == counted(op, "torch", "bw", chunk_size).tensor_flops - 2 * above + square
+
+
+@pytest.mark.parametrize("op", FAMILIES["delta"])
+def test_a_step_of_the_delta_rule_does_the_counted_work(op: str) -> None:
+    sizes = SIZES | {"seq_len": 3}
+    # DeltaNet's definition decays by exp(0) = 1.
+    named = F.exp + CELLS if op == "delta_net" else 0
+    assert work_of(op, "recurrent", sizes) / HEADS == 3 * (
+        count(op, mode="step", factors=F, **SIZES).flops / HEADS + named
+    )
+
+
 @pytest.mark.parametrize("op", OPERATIONS)
 def test_parallel_matrix_work_is_exact(op: str) -> None:
     forward, backward = run(op, "parallel", None)

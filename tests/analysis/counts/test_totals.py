@@ -22,6 +22,7 @@ from lrbench.analysis.counts import (
     Tally,
     Widths,
     baselines,
+    delta_rule,
     gated_mlp,
     lightning,
     mlstm,
@@ -51,7 +52,14 @@ TOKENS = Problem(op="", formulation="", seq_len=16, channels=SYMBOLS["C"], f=F, 
 
 
 ROWS = Mapping[str, tuple[str, ...]]
-FORM = {"terms": Mapping[str, str], "heads": ROWS, "scalar_decay": ROWS, "layers": ROWS, "gated_mlp": ROWS}
+FORM = {
+    "terms": Mapping[str, str],
+    "heads": ROWS,
+    "scalar_decay": ROWS,
+    "delta_rule": ROWS,
+    "layers": ROWS,
+    "gated_mlp": ROWS,
+}
 WRITTEN = read_toml(ROOT / "tests/data/totals.toml", FORM, "totals")
 for term, written in WRITTEN["terms"].items():
     SYMBOLS[term] = sympy.sympify(written, locals=SYMBOLS)
@@ -130,6 +138,14 @@ def test_totals_of_a_scalar_decay(op: str, formula: str) -> None:
     check(getattr(scalar_decay, formula)(head(op)), *WRITTEN["scalar_decay"][formula], **known)
 
 
+@pytest.mark.parametrize("op", delta_rule.OPERATIONS)
+@pytest.mark.parametrize("formula", WRITTEN["delta_rule"])
+def test_totals_of_the_delta_rule(op: str, formula: str) -> None:
+    decays = {"delta_net": (0, 0, "0"), "gated_delta_net": (1, 1, "c*L**2"), "kda": (1, "K", "2*L*K")}[op]
+    known = {name: sympy.sympify(x, locals=SYMBOLS) for name, x in zip(("d", "G", "W"), decays, strict=True)}
+    check(getattr(delta_rule, formula)(head(op)), *WRITTEN["delta_rule"][formula], **known)
+
+
 LAYERS = {
     "rglru": rglru.forward(layer("fused")),
     "rglru, backward": rglru.backward(layer("fused")),
@@ -172,6 +188,8 @@ COMPULSORY = {
     "mlstm_sig": (head("mlstm_sig"), "L*((2*K + 2*V)*w + 2*g)", "L*((4*K + 3*V)*w + 4*g)"),
     "retention": (head("retention"), "L*(2*K + 2*V)*w", "L*(4*K + 3*V)*w"),
     "attention": (head("attention"), "L*(2*K + 2*V)*w", "L*(4*K + 4*V)*w"),
+    "delta_net": (head("delta_net"), "L*((2*K + 2*V)*w + g)", "L*((4*K + 3*V)*w + 2*g)"),
+    "kda": (head("kda"), "L*((2*K + 2*V)*w + (K + 1)*g)", "L*((4*K + 3*V)*w + 2*(K + 1)*g)"),
     "gla": (head("gla"), "L*((2*K + 2*V)*w + K*g)", "L*((4*K + 3*V)*w + 2*K*g)"),
     "rglru": (layer("lines", op="rglru"), "(4*N + C)*w", "(7*N + 2*C)*w"),
     "rglru layer": (layer("unfused", op="rglru"), "(2*N + 2*C*C + C)*w", "(3*N + 4*C*C + 2*C)*w"),

@@ -9,6 +9,7 @@ import re
 
 import pytest
 
+from lrbench.kernels import FAMILIES
 from lrbench.kernels.baselines import (
     BASELINES,
     availability,
@@ -30,7 +31,7 @@ FAMILY = {"batch": 8, "seq_len": 8192, "num_heads": 16, "head_dim_qk": 128, "hea
 NAMES = [baseline.name for baseline in BASELINES]
 PROVIDERS = {
     "torch", "fla", "mamba_ssm", "mlstm_kernels", "flash_attn", "lightning_attn", "accelerated_scan", "liger_kernel",
-    "xformers", "jax",
+    "xformers", "jax", "flash_qla", "flashinfer", "cudnn",
 }  # fmt: skip
 HEAVY = {"torch", "triton", "numpy", *PROVIDERS}
 
@@ -152,6 +153,12 @@ H200, A100 = (9, 0), (8, 0)
         ("mamba_ssm.chunk_scan", "fw", {"seq_len": 65536}, {"mamba-ssm": "2.3.2.post1"}, H200, None),
         ("flash_attn.v3", "fw", {}, {"flash-attn-3": "3.0.0b1"}, A100, "Hopper alone"),
         ("flash_attn.v3", "fw", {}, {"flash-attn-3": "3.0.0b1"}, H200, None),
+        ("fla.chunk_gated_delta_rule", "fwbw", {}, {"triton": "3.6.0"}, H200, "gated backward on Hopper"),
+        ("fla.chunk_kda", "fwbw", {}, {"triton": "3.6.0"}, H200, None),
+        ("flash_qla.chunk_gated_delta_rule", "fw", {}, {}, A100, "not written for this GPU"),
+        ("flashinfer.chunk_gated_delta_rule", "fw", {}, {}, A100, None),
+        ("cudnn.gated_delta_net", "fw", {}, {}, H200, "need CUDA 13.3"),
+        ("cudnn.kimi_delta_attention", "fwbw", {}, {}, H200, None),
     ],
 )
 def test_known_failures_are_refused_where_they_happen(
@@ -186,6 +193,11 @@ def test_known_failures_are_refused_where_they_happen(
         ("torch.sdpa_cudnn", {"head_dim_v": 256}, "head_dim_v must be a multiple of 8 up to 128, got 256"),
         ("flash_attn.v4", {"head_dim_qk": 512, "head_dim_v": 512}, "multiple of 8 up to 256, got 512"),
         ("mamba_ssm.selective_scan", {"head_dim_qk": 512}, "the state. must be at most 256, got 512"),
+        ("flash_qla.chunk_gated_delta_rule", {"head_dim_v": 256}, "head_dim_v must be 128, got 256"),
+        ("flashinfer.chunk_gated_delta_rule", {"mode": "fwbw"}, "mode must be one of fw for .*, got fwbw"),
+        ("cudnn.kimi_delta_attention", {"dtype": "fp16"}, "dtype must be one of bf16 for .*, got fp16"),
+        ("fla.chunk_delta_rule", {"num_heads_qk": 8}, "num_heads_qk must be None or num_heads, 16, got 8"),
+        ("fla.chunk_kda", {"head_dim_qk": 512}, "head_dim_qk must be at most 256, got 512"),
     ],
 )
 def test_what_a_baseline_cannot_run_is_refused(name: str, changes: dict[str, object], expected: str) -> None:
@@ -211,8 +223,8 @@ def test_planned_sizes_keep_tokens_and_embedding_and_run(baseline: Baseline) -> 
             width = sizes.get("channels") or sizes.get("d_model") or sizes["num_heads"] * sizes["head_dim_v"]
             assert width == 4096
             assert ("chunk_size" in sizes) == bool(baseline.chunk_sizes)
-            # What keeps T x T matrices may refuse these lengths.
-            if baseline.formulation != "parallel":
+            # What keeps T x T matrices may refuse these lengths, the delta rule's kernels all head dims but one.
+            if baseline.formulation != "parallel" and baseline.op not in FAMILIES["delta"]:
                 assert refused(baseline, planned_case(baseline, **sizes)) is None, sizes
 
 

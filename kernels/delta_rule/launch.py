@@ -1,0 +1,142 @@
+"""whole_state's passes: the inverses of the chunks, the walks over them, and the gradients within them.
+
+A program walks over the whole head. Where that leaves multiprocessors without a program, heads are cut into segments:
+one walk finds what each segment adds to the state, another what it does to one, a matrix [K, K]; products then give the
+states before the segments, with which a third walk makes the output.
+"""
+
+from __future__ import annotations
+
+from math import log2
+from typing import Any, NamedTuple
+
+import torch
+import triton
+from torch import Tensor
+
+from ..common.device import capability, multiprocessors, scratch
+from ..common.differentiable import Differentiable, Tensors, contiguous_like
+from ..common.sizes import cdiv, padded
+from ..common.versions import register_options
+from . import CHUNK
+from .gradients import gradients
+from .inverse import inverse_kernel
+from .whole_state import whole_state_kernel
+
+SEGMENT_CHUNKS = 16
+"""Least chunks of a segment, since each costs a product of matrices and the start of a program."""
+
+COLUMNS = 64
+"""Columns of V that a walker has."""
+
+
+class DeltaRequest(NamedTuple):
+    """What a call of whole_state asks for beside its tensors."""
+
+    scale: float
+    want_last: bool
+
+
+class Chunks(NamedTuple):
+    """What the walks over the chunks of a call read: k, beta, and what inverse_kernel makes of them, see there."""
+
+    k: Tensor
+    beta: Tensor
+    inverse: Tensor
+    b: Tensor
+    scale: float
+
+
+def invert(k: Tensor, g: Tensor | None, beta: Tensor, scale: float) -> Chunks:
+    """Run inverse_kernel."""
+    (B, T, HK, K), H = k.shape, beta.shape[2]
+    N = cdiv(T, CHUNK)
+    chunks = Chunks(k, beta, k.new_empty(B * H, N, CHUNK, CHUNK), beta.new_empty(B * H, N, CHUNK), scale)
+    inverse_kernel[N, B * H](k, g, beta, chunks.inverse, chunks.b, T, H=H, GROUP=H // HK, K=K, L=CHUNK, num_warps=4)
+    return chunks
+
+
+def walk(
+    chunks: Chunks,
+    V: int,
+    *,
+    q: Tensor | None = None,
+    v: Tensor | None = None,
+    out: Tensor | None = None,
+    states: Tensor | None = None,
+    initial: Tensor | None = None,
+    last: Tensor | None = None,
+    per: int | None = None,
+    future: bool = False,
+) -> None:
+    """Run whole_state_kernel, whose docstring explains the arguments; ``per`` None: a segment is a whole head."""
+    (B, T, HK, K), H = chunks.k.shape, chunks.beta.shape[2]
+    N = chunks.b.shape[1]
+    walkers = 1 if V <= COLUMNS else 2
+    per = per or N
+    triton.set_allocator(scratch)
+    whole_state_kernel[(cdiv(V, COLUMNS * walkers) * cdiv(N, per) * B * H,)](
+        chunks.k, q, v, chunks.inverse, chunks.b, chunks.beta, out, states, initial, last, log2(chunks.scale),
+        1 / chunks.scale, T, B * H * N * CHUNK, per, H=H, GROUP=H // HK, K=K, V=V, BK=max(padded(K), 64), L=CHUNK,
+        STAGES=2 if future else 3, WALKERS=walkers, FUTURE=future, num_warps=4,
+        **register_options(capability(chunks.k.device)),
+    )  # fmt: skip
+
+
+def segment_length(heads: int, chunks: int, V: int, available: int) -> int:
+    """Return the chunks of a segment: those of a head, or fewer, for a program on each ``available`` multiprocessor."""
+    segments = min(chunks // SEGMENT_CHUNKS, available // (heads * cdiv(V, 2 * COLUMNS)))
+    return cdiv(chunks, max(segments, 1))
+
+
+def _forward(
+    request: DeltaRequest, q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, beta: Tensor, initial: Tensor | None
+) -> tuple[Tensors, Tensors]:
+    (B, _, H, V), K = v.shape, k.shape[3]
+    chunks = invert(k, g, beta, request.scale)
+    N = chunks.b.shape[1]
+    per = segment_length(B * H, N, V, multiprocessors(v.device))
+    segments = cdiv(N, per)
+    before = initial
+    if segments > 1:
+        added, effect, before = (beta.new_empty(B * H, segments, K, columns) for columns in (V, K, V))
+        walk(chunks, V, v=v, last=added, per=per)
+        walk(chunks, K, last=effect, per=per)
+        before[:, 0] = 0 if initial is None else initial.flatten(0, 1)
+        for n in range(segments - 1):
+            torch.baddbmm(added[:, n], effect[:, n], before[:, n], out=before[:, n + 1])
+    o = contiguous_like(v)
+    last = beta.new_empty(B * H, segments, K, V) if request.want_last else None
+    walk(chunks, V, q=q, v=v, out=o, initial=before, last=last, per=per)
+    return (o, None if last is None else last[:, -1].reshape(B, H, K, V)), ()
+
+
+def _shapes(request: DeltaRequest, q: Tensor, k: Tensor, v: Tensor, *others: Any) -> tuple[Tensors, Tensors]:
+    last = others[1].new_empty(v.shape[0], v.shape[2], k.shape[3], v.shape[3]) if request.want_last else None
+    return (contiguous_like(v), last), ()
+
+
+def _backward(
+    request: DeltaRequest, needs: tuple[bool, ...], tensors: Tensors, saved: Tensors, of_outputs: Tensors
+) -> Tensors:
+    q, k, v, g, beta, initial = tensors
+    do, d_last = of_outputs
+    do = v.new_zeros(v.shape) if do is None else do
+    (B, _, H, V), K = v.shape, k.shape[3]
+    chunks = invert(k, g, beta, request.scale)
+    rows = COLUMNS if V <= COLUMNS else 2 * COLUMNS * cdiv(V, 2 * COLUMNS)
+    states, d_states = (k.new_empty(B * H, chunks.b.shape[1], rows, K) for _ in range(2))
+    dy, d_initial = contiguous_like(v), beta.new_empty(B, H, K, V) if needs[5] else None
+    walk(chunks, V, v=v, states=states, initial=initial)
+    walk(chunks, V, q=q, v=do, out=dy, states=d_states, initial=d_last, last=d_initial, future=True)
+    dq, dk, dv, dg, dbeta = gradients(
+        q, k, v, g, beta, chunks.b, chunks.inverse, states, do, dy, d_states, request.scale
+    )
+    return dq, dk, dv, dg, dbeta, d_initial
+
+
+WHOLE_STATE_PASSES = Differentiable(
+    "delta_rule", request=DeltaRequest, tensors=("q", "k", "v", "g?", "beta", "initial_state?"),
+    outputs=("o", "state"), forward=_forward, backward=_backward, shapes=_shapes,
+)  # fmt: skip
+"""o and the last state, with gradients of all tensors; the backward pass makes inverses and states anew."""
