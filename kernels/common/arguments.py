@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache, lru_cache, wraps
 from typing import Any, ParamSpec, TypeVar
 
@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from .sizes import INTERPRETED_DTYPES, REMEMBERED
-from .spec import Implementation
 
 CASE_DTYPES = {torch.float64: "fp64", torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
 """Dtype of inputs -> what a case calls it."""
@@ -149,37 +148,6 @@ def refuse_transforms(name: str) -> None:
             f"{name} must not be inside a transform of torch.func (vmap, grad, ...): use a batch dimension "
             "instead of vmap, and torch.autograd instead of grad"
         )
-
-
-def why_not_here(
-    form: Implementation, dtype: torch.dtype, device: torch.device, sizes: Mapping[str, int], *, chosen: bool
-) -> str | None:
-    """Return why an implementation in Gluon does not run here on inputs of this dtype, device and sizes, or None.
-
-    Call it in a :func:`constant` function.
-
-    Args:
-        chosen: whether the caller asked for it; if not, a warning says that a slower form runs in its place where only
-            the version of Triton is the reason.
-    """
-    from .device import capability
-
-    if CASE_DTYPES[dtype] not in form.dtypes:
-        allowed = " or ".join(dtype_name(known) for known, short in CASE_DTYPES.items() if short in form.dtypes)
-        return f"dtype must be {allowed} for {form.name}, got {dtype_name(dtype)}"
-    if reason := form.why_unsupported(form.modes[0], CASE_DTYPES[dtype], None, sizes):
-        return reason
-    here = "{}.{}".format(*capability(device)) if device.type == "cuda" else str(device)
-    if reason := form.why_not_on(here):
-        return reason
-    if is_interpreted():
-        return f"{form.name} is written in Gluon, which TRITON_INTERPRET=1 does not run"
-    import triton
-
-    versions = {"triton": triton.__version__}
-    if not chosen and (slower := form.why_slower_with(versions)):
-        warn_once(slower)
-    return form.why_not_with(versions)
 
 
 def check_tensor(name: str, x: object, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> None:

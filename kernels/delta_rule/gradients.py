@@ -52,8 +52,8 @@ def gradients_kernel(
     """Compute the gradients of one chunk of one head.
 
     Grid: (N, B * H), N = ceil(T / L). Reads q, k [B, T, H / GROUP, K], v, do, dY [B, T, H, V], g (None: 0) and beta
-    [B, T, H], b [B * H, N, L] in base 2, T [B * H, N, L, L], and S^T and dS^T [B * H, N, ROWS, K]; writes dq, dk [B, T, H, K],
-    dv [B, T, H, V], and dg (if g is given) and dbeta [B, T, H].
+    [B, T, H], b [B * H, N, L] in base 2, T [B * H, N, L, L], and S^T and dS^T [B * H, N, ROWS, K]; writes dq, dk
+    [B, T, H, K], dv [B, T, H, V], and dg (if g is given) and dbeta [B, T, H].
     """
     pid_n = tl.program_id(0)
     pid_bh = tl.program_id(1).to(tl.int64)

@@ -57,11 +57,11 @@ from ..common.arguments import (
     constant,
     refuse_transforms,
     resolve_scale,
-    why_not_here,
     without_autocast,
     without_tokens,
 )
 from ..common.calls import remember_calls
+from ..common.device import why_not_here
 from ..common.documents import check_documents, each_document
 from ..scalar_decay.reference import zero_state
 from ..scalar_decay.validate import check_gates, check_initial_state

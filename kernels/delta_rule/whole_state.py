@@ -1,7 +1,7 @@
 """The delta rule for Hopper: a program walks over chunks of a head with the whole state in registers, transposed.
 
-With S^T [V, K] and a chunk's inverse T and cumulative log decay b, which inverse.py has made, * weighting positions, the
-equations of chunkwise.py become
+With S^T [V, K], a chunk's inverse T and its cumulative log decay b, both made by inverse.py, and * weighting positions,
+the equations of chunkwise.py become
 
     U^T = ((V^T - (S^T K^T) * exp(b)) * beta) T^T
     O^T = (S^T Q^T) * scale exp(b) + U^T P^T              S^T <- exp(b_L) S^T + (U^T * exp(b_L - b)) K
@@ -126,6 +126,7 @@ def _load_gates(b_ptr, beta_ptr, chunk, walk, T, H: gl.constexpr, L: gl.constexp
 
 @gluon.jit
 def _store_vectors(stages, stage, gates, log_scale):
+    """Store a chunk's vectors, of what :func:`_load_gates` returned, in shared memory."""
     b, beta, last = gates
     row, weight, decay = gl.exp2(b + log_scale), gl.exp2(last - b), gl.zeros_like(b) + gl.exp2(last)
     # All in one store, since the compiler puts barriers between stores.

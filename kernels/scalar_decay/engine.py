@@ -83,10 +83,10 @@ from ..common.arguments import (
     constant,
     refuse_transforms,
     resolve_scale,
-    why_not_here,
     without_autocast,
     without_tokens,
 )
+from ..common.device import why_not_here
 from .chunkwise import chunkwise
 from .config import WHOLE_STATE_BLOCK_T
 from .declare import (

@@ -310,7 +310,8 @@ def test_an_unknown_gate_is_refused(impl: str, kernels: int) -> None:
 
 def test_every_implementation_is_compiled() -> None:
     """Together they launch every kernel, as test_device shows."""
-    compiled_here = {(param.values[0].op, param.values[0].impl) for param in (*ENGINE, *LIGHTNINGS, *SCANS, *DELTAS, *MLPS)}
+    parameters = (*ENGINE, *LIGHTNINGS, *SCANS, *DELTAS, *MLPS)
+    compiled_here = {(param.values[0].op, param.values[0].impl) for param in parameters}
     compiled_here |= {(op, impl) for op in FAMILIES["tfla"] for impl in SCHEMES}
     compiled_here |= {(op, "step") for op in FAMILIES["delta"]}
     declared = {(operation.name, implementation.name) for operation, implementation in IMPLEMENTATIONS}
