@@ -21,6 +21,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..common.remember import remember_launches
+from ..common.sizes import padded
 from .inverse import LOG2E, MIN_LOG_DECAY
 
 
@@ -48,6 +49,7 @@ def gradients_kernel(
     q_ptr, k_ptr, v_ptr, g_ptr, beta_ptr, b_ptr, inverse_ptr, state_ptr, do_ptr, dy_ptr, dstate_ptr,
     dq_ptr, dk_ptr, dv_ptr, dg_ptr, dbeta_ptr, scale, T,
     H: tl.constexpr, GROUP: tl.constexpr, K: tl.constexpr, V: tl.constexpr, ROWS: tl.constexpr, L: tl.constexpr,
+    BLOCK_V: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Compute the gradients of one chunk of one head.
 
@@ -63,64 +65,86 @@ def gradients_kernel(
     head = pid_bh % H
     number = pid_bh * tl.num_programs(0) + pid_n
     offs_l = tl.arange(0, L)
-    offs_k = tl.arange(0, triton.next_power_of_2(K))
-    offs_v = tl.arange(0, triton.next_power_of_2(V))
+    BLOCK_K: tl.constexpr = triton.next_power_of_2(K)
+    offs_k = tl.arange(0, BLOCK_K)
     exists = pid_n * L + offs_l < T
     of_qk = (first * HK + head // GROUP) * K
     of_dqk = (first * H + head) * K
     of_v = (first * H + head) * V
+    of_state = number * (ROWS * K)
     at = first * H + head + offs_l * H
 
-    state = _load(state_ptr + number * (ROWS * K), offs_v, offs_k, offs_v < V, K, K)
-    dstate = _load(dstate_ptr + number * (ROWS * K), offs_v, offs_k, offs_v < V, K, K)
     b = tl.load(b_ptr + number * L + offs_l)
     last = tl.load(b_ptr + number * L + L - 1)
-    if g_ptr is not None:
-        of_last = tl.exp2(last) * tl.sum(tl.sum(state.to(tl.float32) * dstate.to(tl.float32), axis=1), axis=0)
-    state = state.to(DTYPE)
-    dstate = dstate.to(DTYPE)
     beta = tl.load(beta_ptr + at, mask=exists, other=0.0).to(tl.float32)
-    entering = tl.exp2(b)[:, None]
-
+    entering = tl.exp2(b)
+    leaving = tl.exp2(last - b)[:, None]
     k = _load(k_ptr + of_qk, offs_l, offs_k, exists, HK * K, K)
-    x = _load(v_ptr + of_v, offs_l, offs_v, exists, H * V, V) - tl.dot(k, tl.trans(state)) * entering
     inverse = tl.load(inverse_ptr + number * (L * L) + offs_l[:, None] * L + offs_l[None, :])
-    u = tl.dot(inverse, (x * beta[:, None]).to(DTYPE)).to(DTYPE)
-    dy = _load(dy_ptr + of_v, offs_l, offs_v, exists, H * V, V)
-    dbeta = tl.sum(dy * x, axis=1)
-    dv = (dy * beta[:, None]).to(DTYPE)
-    _store(dv_ptr + of_v, dv, offs_l, offs_v, exists, H * V, V)
 
-    dk = tl.dot(u, dstate) * tl.exp2(last - b)[:, None]
-    of_w = tl.sum(dk * k, axis=1)
-    of_held = tl.dot(dv, state) * entering
-    db = -of_w - tl.sum(of_held * k, axis=1)
-    dk -= of_held
+    dk = tl.zeros([L, BLOCK_K], tl.float32)
+    da = tl.zeros([L, L], tl.float32)
+    dp = tl.zeros([L, L], tl.float32)
+    dbeta = tl.zeros([L], tl.float32)
+    of_held = tl.zeros([L], tl.float32)
+    of_states = tl.zeros([BLOCK_V], tl.float32)
+    for column in tl.range(0, V, BLOCK_V, num_stages=STAGES):
+        offs_v = column + tl.arange(0, BLOCK_V)
+        state = _load(state_ptr + of_state, offs_v, offs_k, offs_v < V, K, K)
+        dstate = _load(dstate_ptr + of_state, offs_v, offs_k, offs_v < V, K, K)
+        v = _load(v_ptr + of_v, offs_l, offs_v, exists, H * V, V)
+        dy = _load(dy_ptr + of_v, offs_l, offs_v, exists, H * V, V)
+        do = _load(do_ptr + of_v, offs_l, offs_v, exists, H * V, V)
+        if g_ptr is not None:
+            of_states += tl.sum(state.to(tl.float32) * dstate.to(tl.float32), axis=1)
+        state = state.to(DTYPE)
+        dstate = dstate.to(DTYPE)
+        held = tl.dot(k, tl.trans(state)) * entering[:, None]
+        x = v - held
+        u = tl.dot(inverse, (x * beta[:, None]).to(DTYPE))
+        dbeta += tl.sum(dy * x, axis=1)
+        dv = dy * beta[:, None]
+        of_held += tl.sum(dv * held, axis=1)
+        _store(dv_ptr + of_v, dv, offs_l, offs_v, exists, H * V, V)
+        dk = tl.dot((u * leaving).to(DTYPE), dstate, dk)
+        dk = tl.dot((dv * -entering[:, None]).to(DTYPE), state, dk)
+        u = u.to(DTYPE)
+        da = tl.dot(u, tl.trans(dy), da)
+        dp = tl.dot(u, tl.trans(do), dp)
 
-    rows = offs_l[:, None]
-    columns = offs_l[None, :]
-    decay = tl.exp2(tl.where(rows >= columns, b[:, None] - b[None, :], float("-inf")))
-    da = -tl.dot(dy, tl.trans(u)) * tl.where(rows > columns, decay, 0.0)
-    of_a = da * tl.dot(k, tl.trans(k))
-    of_rate = tl.sum(of_a, axis=1)
+    rows = offs_l[None, :]
+    columns = offs_l[:, None]
+    decay = tl.exp2(tl.where(rows >= columns, b[None, :] - b[:, None], float("-inf")))
+    dp = (dp * (decay * scale)).to(DTYPE)
+    da *= -tl.where(rows > columns, decay, 0.0)
+    m = (da * beta[None, :]).to(DTYPE)
+    da = da.to(DTYPE)
+    of_k = _load(k_ptr + of_qk, offs_l, offs_k, exists, HK * K, K)
+    within = tl.dot(tl.trans(da), k)
+    of_rate = tl.sum(within * of_k, axis=1)
     tl.store(dbeta_ptr + at, dbeta + of_rate, mask=exists)
-    db += beta * of_rate - tl.sum(beta[:, None] * of_a, axis=0)
-    m = (beta[:, None] * da).to(DTYPE)
-    dk += tl.dot(m, k) + tl.dot(tl.trans(m), k)
-
+    of_rate *= beta
+    dk += within * beta[:, None]
+    of_keys = tl.sum(dk * of_k, axis=1) - of_rate + of_held
+    of_states = tl.exp2(last) * tl.sum(of_states, axis=0) + tl.sum(of_keys, axis=0)
+    dk = tl.dot(m, k, dk)
     q = _load(q_ptr + of_qk, offs_l, offs_k, exists, HK * K, K)
-    do = _load(do_ptr + of_v, offs_l, offs_v, exists, H * V, V)
-    dp = tl.dot(do, tl.trans(u)) * (decay * scale)
-    of_p = dp * tl.dot(q, tl.trans(k))
-    dp = dp.to(DTYPE)
-    dk = tl.dot(tl.trans(dp), q, dk)
+    dk = tl.dot(dp, q, dk)
+    db = 2 * (of_rate - of_held) - tl.sum(dk * of_k, axis=1)
     _store(dk_ptr + of_dqk, dk, offs_l, offs_k, exists, H * K, K)
-    dq = tl.dot(do, state) * (entering * scale)
-    db += tl.sum(dq * q, axis=1) + tl.sum(of_p, axis=1) - tl.sum(of_p, axis=0)
-    dq = tl.dot(dp, k, dq)
+
+    dq = tl.zeros([L, BLOCK_K], tl.float32)
+    for column in tl.range(0, V, BLOCK_V, num_stages=STAGES):
+        offs_v = column + tl.arange(0, BLOCK_V)
+        state = _load(state_ptr + of_state, offs_v, offs_k, offs_v < V, K, K)
+        do = _load(do_ptr + of_v, offs_l, offs_v, exists, H * V, V)
+        dq = tl.dot(do, state.to(DTYPE), dq)
+    q = _load(q_ptr + of_qk, offs_l, offs_k, exists, HK * K, K)
+    dq = tl.dot(tl.trans(dp), k, dq * (entering * scale)[:, None])
     _store(dq_ptr + of_dqk, dq, offs_l, offs_k, exists, H * K, K)
     if g_ptr is not None:
-        dg = tl.cumsum(db, axis=0, reverse=True) + (of_last + tl.sum(of_w, axis=0))
+        db += tl.sum(dq * q, axis=1)
+        dg = tl.cumsum(db, axis=0, reverse=True) + of_states
         g = tl.load(g_ptr + at, mask=exists, other=0.0).to(tl.float32) * LOG2E
         tl.store(dg_ptr + at, tl.where(g >= MIN_LOG_DECAY, dg, 0.0), mask=exists)
 
@@ -154,7 +178,7 @@ def gradients(
     dv, dg, dbeta = torch.empty_like(v), None if g is None else torch.empty_like(g), torch.empty_like(beta)
     gradients_kernel[N, B * H](
         q, k, v, g, beta, b, inverse, state, do, dy, dstate, dq, dk, dv, dg, dbeta, scale, T,
-        H=H, GROUP=H // HK, K=K, V=V, ROWS=state.shape[2], L=L, num_warps=8,
+        H=H, GROUP=H // HK, K=K, V=V, ROWS=state.shape[2], L=L, BLOCK_V=min(32, padded(V)), STAGES=2, num_warps=4,
     )  # fmt: skip
     if HK != H:
         dq, dk = (x.unflatten(2, (HK, -1)).sum(3).to(v.dtype) for x in (dq, dk))

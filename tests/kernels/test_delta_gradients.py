@@ -1,0 +1,84 @@
+"""The gradients within chunks of the delta rule equal those that autograd finds of its chunkwise form in float64."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from lrbench.kernels.delta_rule.chunkwise import chunkwise
+from lrbench.kernels.delta_rule.gradients import gradients
+
+L = 64
+
+
+def _chunks(x: Tensor) -> Tensor:
+    """Return [B * H, N, L, D] of x [B, T, H, D], with zeros beyond T."""
+    padded = F.pad(x, (0, 0, 0, 0, 0, -x.shape[1] % L))
+    return padded.unflatten(1, (-1, L)).permute(0, 3, 1, 2, 4).flatten(0, 1)
+
+
+@pytest.mark.interpret
+@pytest.mark.parametrize(
+    ("dtype", "heads_qk", "decay", "head_dim_v", "bound"),
+    [
+        (torch.float32, 2, 0.1, 32, 1e-6),
+        (torch.float32, 1, 20.0, 24, 1e-6),
+        (torch.float32, 2, None, 32, 1e-6),
+        (torch.float16, 1, 0.1, 32, 1e-3),
+    ],
+)
+def test_gradients_are_autograds(
+    dtype: torch.dtype, heads_qk: int, decay: float | None, head_dim_v: int, bound: float
+) -> None:
+    """Of grouped heads, chunks of which the last is short, decays that forget all, and beta = 0 and 1."""
+    draw = torch.Generator().manual_seed(0)
+    B, T, H, K, V = 1, 150, 2, 24, head_dim_v
+
+    def noise(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=draw, dtype=torch.float64)
+
+    q, k = (F.normalize(noise(B, T, heads_qk, K), dim=-1) for _ in range(2))
+    v, do, dlast = noise(B, T, H, V), noise(B, T, H, V), noise(B, H, K, V)
+    q, k, v, do = (x.to(dtype).double() for x in (q, k, v, do))
+    beta = noise(B, T, H).sigmoid().float().double()
+    beta[:, 3:6], beta[:, 90:95] = 0, 1
+    # In base 2 a multiple of 2^-10: sums of them have no rounding errors in float32.
+    b = -((decay or 0) * noise(B, T, H).exp() * 1024).round() / 1024
+    b[:, 70] *= 1e5
+    g = b * math.log(2)
+    scale = 0.3
+    leaves = [x.requires_grad_() for x in (q, k, v, g, beta)]
+    state, states, outputs = noise(B, H, K, V).requires_grad_(), [], []
+    wide = [x.repeat_interleave(H // heads_qk, 2) for x in (q, k)]
+    for q_n, k_n, v_n, g_n, beta_n in zip(*(x.split(L, 1) for x in (*wide, v, g[..., None], beta)), strict=True):
+        states.append(state)
+        o, state = chunkwise(q_n, k_n, v_n, g_n, beta_n, state, chunk_size=L, scale=scale)
+        outputs.append(o)
+    tensors = [*leaves, *states[1:]]
+    loss = (torch.cat(outputs, 1) * do).sum() + (state * dlast).sum()
+    *expected, dstate_1, dstate_2 = torch.autograd.grad(loss, tensors)
+
+    with torch.no_grad():
+        S, dS = (torch.stack(x, 2).flatten(0, 1) for x in (states, (dstate_1, dstate_2, dlast)))
+        query, key, do_n, b, rate = (_chunks(x) for x in (*wide, do, b[..., None], beta[..., None]))
+        b = b.clamp(min=-150).cumsum(2)
+        decays = (b - b.mT).tril().exp2().tril()
+        T_n = torch.linalg.inv(torch.eye(L) + rate * (decays * (key @ key.mT)).tril(-1))
+        du = scale * (decays * (query @ key.mT)).mT @ do_n + (b[:, :, -1:] - b).exp2() * key @ dS
+        dy = (T_n.mT @ du).unflatten(0, (B, H)).permute(0, 2, 3, 1, 4).flatten(1, 2)[:, :T]
+        S, dS = (F.pad(x.mT, (0, 0, 0, 40 - V), value=torch.nan) for x in (S, dS))
+        q_, k_, v_, inverse, S, do, dy, dS = (x.to(dtype).contiguous() for x in (q, k, v, T_n, S, do, dy, dS))
+        g_, beta_, b_ = (x.float().contiguous() for x in (g, beta, b[..., 0]))
+        got = gradients(q_, k_, v_, None if decay is None else g_, beta_, b_, inverse, S, do, dy, dS, scale)
+    for name, x, y in zip(("q", "k", "v", "g", "beta"), got, expected, strict=True):
+        if x is not None:
+            # dg is what is left of q.dq - k.dk, so its error is a share of them.
+            size = max(y.norm(), (k * expected[1]).sum(-1).norm()) if name == "g" else y.norm()
+            error = (x - y).norm() / size
+            assert error <= bound, (name, error)
+    if decay is not None:
+        assert not got[3][:, 70].any()
