@@ -59,6 +59,7 @@ WHOLE_STATE_FORM = triton_form(
     name=WHOLE_STATE,
     dtypes=("fp16", "bf16"),
     chunked=False,
+    formulation="fused",
     own_chunk=CHUNK,
     full_square=True,
     why_not="kernels.delta_rule:why_not_whole_state",

@@ -3,6 +3,9 @@
 A program walks over the whole head. Where that leaves multiprocessors without a program, heads are cut into segments:
 one walk finds what each segment adds to the state, another what it does to one, a matrix [K, K]; products then give the
 states before the segments, with which a third walk makes the output.
+
+The backward pass keeps the states between chunks, and their gradients, in the inputs' dtype. dg is less exact for it
+than other gradients: it takes the sum of their products.
 """
 
 from __future__ import annotations

@@ -71,7 +71,7 @@ WHOLE_STATE_SIZES = (
         on_gpu(op, "whole_state", dtype, sizes=sizes, initial_state=state)
         for op in ("delta_net", "gated_delta_net")
         for dtype in (F16, BF16)
-        for sizes, state in zip(WHOLE_STATE_SIZES, (True, False) * 3, strict=True)
+        for sizes, state in zip(WHOLE_STATE_SIZES, (True, False, False, False, True, False), strict=True)
     )
 )
 def test_whole_state_on_gpu(case: Case) -> None:
