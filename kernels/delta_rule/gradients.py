@@ -21,7 +21,6 @@ import triton.language as tl
 from torch import Tensor
 
 from ..common.remember import remember_launches
-from ..common.sizes import padded
 from .inverse import LOG2E, MIN_LOG_DECAY
 
 
@@ -49,7 +48,6 @@ def gradients_kernel(
     q_ptr, k_ptr, v_ptr, g_ptr, beta_ptr, b_ptr, inverse_ptr, state_ptr, do_ptr, dy_ptr, dstate_ptr,
     dq_ptr, dk_ptr, dv_ptr, dg_ptr, dbeta_ptr, scale, T,
     H: tl.constexpr, GROUP: tl.constexpr, K: tl.constexpr, V: tl.constexpr, ROWS: tl.constexpr, L: tl.constexpr,
-    BLOCK_V: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Compute the gradients of one chunk of one head.
 
@@ -66,6 +64,8 @@ def gradients_kernel(
     number = pid_bh * tl.num_programs(0) + pid_n
     offs_l = tl.arange(0, L)
     BLOCK_K: tl.constexpr = triton.next_power_of_2(K)
+    # Columns of V at a time: more leave registers and shared memory for one program alone.
+    BLOCK_V: tl.constexpr = 16 if V <= 16 else 32
     offs_k = tl.arange(0, BLOCK_K)
     exists = pid_n * L + offs_l < T
     of_qk = (first * HK + head // GROUP) * K
@@ -88,7 +88,7 @@ def gradients_kernel(
     dbeta = tl.zeros([L], tl.float32)
     of_held = tl.zeros([L], tl.float32)
     of_states = tl.zeros([BLOCK_V], tl.float32)
-    for column in tl.range(0, V, BLOCK_V, num_stages=STAGES):
+    for column in tl.range(0, V, BLOCK_V, num_stages=2):
         offs_v = column + tl.arange(0, BLOCK_V)
         state = _load(state_ptr + of_state, offs_v, offs_k, offs_v < V, K, K)
         dstate = _load(dstate_ptr + of_state, offs_v, offs_k, offs_v < V, K, K)
@@ -134,7 +134,7 @@ def gradients_kernel(
     _store(dk_ptr + of_dqk, dk, offs_l, offs_k, exists, H * K, K)
 
     dq = tl.zeros([L, BLOCK_K], tl.float32)
-    for column in tl.range(0, V, BLOCK_V, num_stages=STAGES):
+    for column in tl.range(0, V, BLOCK_V, num_stages=2):
         offs_v = column + tl.arange(0, BLOCK_V)
         state = _load(state_ptr + of_state, offs_v, offs_k, offs_v < V, K, K)
         do = _load(do_ptr + of_v, offs_l, offs_v, exists, H * V, V)
@@ -178,7 +178,7 @@ def gradients(
     dv, dg, dbeta = torch.empty_like(v), None if g is None else torch.empty_like(g), torch.empty_like(beta)
     gradients_kernel[N, B * H](
         q, k, v, g, beta, b, inverse, state, do, dy, dstate, dq, dk, dv, dg, dbeta, scale, T,
-        H=H, GROUP=H // HK, K=K, V=V, ROWS=state.shape[2], L=L, BLOCK_V=min(32, padded(V)), STAGES=2, num_warps=4,
+        H=H, GROUP=H // HK, K=K, V=V, ROWS=state.shape[2], L=L, num_warps=4,
     )  # fmt: skip
     if HK != H:
         dq, dk = (x.unflatten(2, (HK, -1)).sum(3).to(v.dtype) for x in (dq, dk))

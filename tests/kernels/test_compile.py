@@ -217,11 +217,18 @@ SCANS = [
         ci=False,
     ),
 ]
+DELTA_STACK_BYTES = 672
+"""Of the gradients within chunks, which spill before and after their loop."""
 DELTAS = [
-    # One head is cut into segments, of which there are no more than multiprocessors.
-    *compiled([delta("gated_delta_net", (128, 128), seq_len=4096, num_heads=1)], capabilities=(90,), older=True),
-    *compiled([delta("delta_net", (96, 64))], capabilities=(90,), carry=False),
-    *compiled([delta("gated_delta_net", (64, 192))], stack=None, capabilities=(90,), ci=False),
+    *itertools.chain.from_iterable(
+        compiled([case], stack=DELTA_STACK_BYTES, capabilities=(90,), **how)
+        for case, how in (
+            # One head is cut into segments, of which there are no more than multiprocessors.
+            (delta("gated_delta_net", (128, 128), seq_len=4096, num_heads=1), {"older": True}),
+            (delta("delta_net", (96, 64)), {"carry": False}),
+            (delta("gated_delta_net", (64, 192)), {"ci": False}),
+        )
+    ),
 ]
 WAYS = ("columns", "rows")
 MLPS = [
