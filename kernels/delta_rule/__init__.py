@@ -37,6 +37,9 @@ WHOLE_STATE = "whole_state"
 MAX_KEY_DIM, MAX_VALUE_DIM = 128, 256
 """The largest head dims of whole_state: a walker has a row of the state in registers for each column of V."""
 
+MAX_CHUNKS = 2**22
+"""Most chunks of all heads in whole_state: a row of their states is a coordinate of 32 bits."""
+
 
 def why_not_whole_state(sizes: Mapping[str, int], dtype: str, state_dtype: str | None) -> str | None:
     """Return why whole_state cannot run these sizes, or None."""

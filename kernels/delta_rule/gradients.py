@@ -51,17 +51,18 @@ def gradients_kernel(
 ):  # fmt: skip
     """Compute the gradients of one chunk of one head.
 
-    Grid: (N, B * H), N = ceil(T / L). Reads q, k [B, T, H / GROUP, K], v, do, dY [B, T, H, V], g (None: 0) and beta
+    Grid: (B * H * N,), N = ceil(T / L). Reads q, k [B, T, H / GROUP, K], v, do, dY [B, T, H, V], g (None: 0) and beta
     [B, T, H], b [B * H, N, L] in base 2, T [B * H, N, L, L], and S^T and dS^T [B * H, N, ROWS, K]; writes dq, dk
     [B, T, H, K], dv [B, T, H, V], and dg (if g is given) and dbeta [B, T, H].
     """
-    pid_n = tl.program_id(0)
-    pid_bh = tl.program_id(1).to(tl.int64)
+    number = tl.program_id(0).to(tl.int64)
+    N = tl.cdiv(T, L)
+    pid_n = (number % N).to(tl.int32)
+    pid_bh = number // N
     DTYPE: tl.constexpr = k_ptr.dtype.element_ty
     HK: tl.constexpr = H // GROUP
     first = pid_bh // H * T + pid_n * L
     head = pid_bh % H
-    number = pid_bh * tl.num_programs(0) + pid_n
     offs_l = tl.arange(0, L)
     BLOCK_K: tl.constexpr = triton.next_power_of_2(K)
     # Columns of V at a time: more leave registers and shared memory for one program alone.
@@ -176,7 +177,7 @@ def gradients(
     N, L = b.shape[1:]
     dq, dk = (v.new_empty(B, T, H, K, dtype=v.dtype if HK == H else torch.float32) for _ in range(2))
     dv, dg, dbeta = torch.empty_like(v), None if g is None else torch.empty_like(g), torch.empty_like(beta)
-    gradients_kernel[N, B * H](
+    gradients_kernel[(B * H * N,)](
         q, k, v, g, beta, b, inverse, state, do, dy, dstate, dq, dk, dv, dg, dbeta, scale, T,
         H=H, GROUP=H // HK, K=K, V=V, ROWS=state.shape[2], L=L, num_warps=4,
     )  # fmt: skip

@@ -58,12 +58,14 @@ def inverse_kernel(
 ):
     """Compute T and b of one chunk of one head.
 
-    Grid: (N, B * H), N = ceil(T / L). Reads k [B, T, H / GROUP, K], g (None: 0) and beta [B, T, H]; writes the inverse
+    Grid: (B * H * N,), N = ceil(T / L). Reads k [B, T, H / GROUP, K], g (None: 0) and beta [B, T, H]; writes the inverse
     [B * H, N, L, L] in k's dtype, to which operands of its products are rounded, and b [B * H, N, L], in base 2. Beyond
     the end beta is 0 and b the last position's.
     """
-    pid_n = tl.program_id(0)
-    pid_bh = tl.program_id(1).to(tl.int64)
+    number = tl.program_id(0).to(tl.int64)
+    N = tl.cdiv(T, L)
+    pid_n = (number % N).to(tl.int32)
+    pid_bh = number // N
     batch = pid_bh // H
     head = pid_bh % H
     BK: tl.constexpr = triton.next_power_of_2(K)
@@ -85,7 +87,6 @@ def inverse_kernel(
     before = offs_l[:, None] > offs_l[None, :]
     decay = tl.exp2(tl.where(before, b[:, None] - b[None, :], 0.0))
     a = tl.where(before, tl.dot(k, tl.trans(k), input_precision="tf32x3") * decay * beta[:, None], 0.0)
-    number = pid_bh * tl.num_programs(0) + pid_n
     out = inverse_ptr + number * (L * L) + offs_l[:, None] * L + offs_l[None, :]
     tl.store(out, _inverse(a, L, k.dtype).to(k.dtype))
     tl.store(b_ptr + number * L + offs_l, b)

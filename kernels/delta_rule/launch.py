@@ -55,7 +55,7 @@ def invert(k: Tensor, g: Tensor | None, beta: Tensor, scale: float) -> Chunks:
     (B, T, HK, K), H = k.shape, beta.shape[2]
     N = cdiv(T, CHUNK)
     chunks = Chunks(k, beta, k.new_empty(B * H, N, CHUNK, CHUNK), beta.new_empty(B * H, N, CHUNK), scale)
-    inverse_kernel[N, B * H](k, g, beta, chunks.inverse, chunks.b, T, H=H, GROUP=H // HK, K=K, L=CHUNK, num_warps=4)
+    inverse_kernel[(B * H * N,)](k, g, beta, chunks.inverse, chunks.b, T, H=H, GROUP=H // HK, K=K, L=CHUNK, num_warps=4)
     return chunks
 
 

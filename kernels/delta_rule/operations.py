@@ -63,9 +63,10 @@ from ..common.arguments import (
 from ..common.calls import remember_calls
 from ..common.device import why_not_here
 from ..common.documents import check_documents, each_document
+from ..common.sizes import cdiv
 from ..scalar_decay.reference import zero_state
 from ..scalar_decay.validate import check_gates, check_initial_state
-from . import CHUNK, PACKED, WHOLE_STATE, WHOLE_STATE_FORM, why_not_step
+from . import CHUNK, MAX_CHUNKS, PACKED, WHOLE_STATE, WHOLE_STATE_FORM, why_not_step
 from .chunkwise import chunkwise
 from .reference import normalised, recurrent
 
@@ -179,12 +180,12 @@ def _delta_rule(
     if impl is not None:
         one_of("impl", impl, (*(() if by_channel else (WHOLE_STATE,)), *PACKED, "step"))
     _check_tensors(q, k, v, beta)
+    scale = resolve_scale(scale, q.shape[3])
     if impl is None:
         is_torch = by_channel or chunk_size not in (None, CHUNK) or cu_seqlens is not None
-        impl = "torch" if is_torch or _why_not_whole_state(q, v, chosen=False) else WHOLE_STATE
+        impl = "torch" if is_torch or _why_not_whole_state(q, v, scale, chosen=False) else WHOLE_STATE
     if g is not None:
         check_tensor("g", g, (*v.shape[:3], *q.shape[3 : 3 + by_channel]), beta.dtype, v.device)
-    scale = resolve_scale(scale, q.shape[3])
     if chunk_size is not None:
         check_chunk_size(chunk_size)
         if impl != "torch" and (impl, chunk_size) != (WHOLE_STATE, CHUNK):
@@ -195,7 +196,7 @@ def _delta_rule(
         check_documents(cu_seqlens, v, impl, PACKED)
     check_initial_state(initial_state, k, v, normalize=False, cu_seqlens=cu_seqlens)
     if impl in (WHOLE_STATE, "step"):
-        check_kernel_support(impl, q, v)
+        check_kernel_support(impl, q, v, scale)
     if impl == "step" and v.shape[1] != 1:
         raise ValueError(f"a decoding step takes one token: seq_len must be 1, got {v.shape[1]}")
     first: Any = initial_state
@@ -236,16 +237,20 @@ def _delta_rule(
     return (o, last) if return_last_state else o
 
 
-def check_kernel_support(impl: str, q: Tensor, v: Tensor) -> None:
-    """Raise ValueError on a dtype, device or head dim that a kernel does not take."""
+def check_kernel_support(impl: str, q: Tensor, v: Tensor, scale: float) -> None:
+    """Raise ValueError on a dtype, device, size or scale that a kernel does not take."""
     check_on_gpu("v", v)
     sizes = {"head_dim_qk": q.shape[3], "head_dim_v": v.shape[3]}
-    if reason := _why_not_whole_state(q, v) if impl == WHOLE_STATE else why_not_step(sizes, "", None):
+    if reason := _why_not_whole_state(q, v, scale) if impl == WHOLE_STATE else why_not_step(sizes, "", None):
         raise ValueError(reason)
 
 
-def _why_not_whole_state(q: Tensor, v: Tensor, *, chosen: bool = True) -> str | None:
+def _why_not_whole_state(q: Tensor, v: Tensor, scale: float, *, chosen: bool = True) -> str | None:
     """Return why whole_state does not run here on these tensors, or None."""
+    if scale <= 0:
+        return f"scale must be positive for {WHOLE_STATE}, got {scale}"
+    if (chunks := v.shape[0] * v.shape[2] * cdiv(v.shape[1], CHUNK)) > MAX_CHUNKS:
+        return f"chunks of {CHUNK} tokens of all heads must be at most {MAX_CHUNKS} for {WHOLE_STATE}, got {chunks}"
     return _why_not_here(v.dtype, v.device, index(q.shape[3]), index(v.shape[3]), chosen)
 
 
