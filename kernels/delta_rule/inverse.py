@@ -58,9 +58,9 @@ def inverse_kernel(
 ):
     """Compute T and b of one chunk of one head.
 
-    Grid: (B * H * N,), N = ceil(T / L). Reads k [B, T, H / GROUP, K], g (None: 0) and beta [B, T, H]; writes the inverse
-    [B * H, N, L, L] in k's dtype, to which operands of its products are rounded, and b [B * H, N, L], in base 2. Beyond
-    the end beta is 0 and b the last position's.
+    Grid: (B * H * N,), N = ceil(T / L). Reads k [B, T, H / GROUP, K], g (None: 0) and beta [B, T, H]; writes the
+    inverse [B * H, N, L, L] in k's dtype, to which operands of its products are rounded, and b [B * H, N, L], in base
+    2. Beyond the end beta is 0 and b the last position's.
     """
     number = tl.program_id(0).to(tl.int64)
     N = tl.cdiv(T, L)
