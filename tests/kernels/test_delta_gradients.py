@@ -1,4 +1,5 @@
-"""The gradients within chunks of the delta rule equal those that autograd finds of its chunkwise form in float64."""
+"""What whole_state of the delta rule computes chunk by chunk, beside its walks, against float64: the inverses, and the
+gradients, which equal those that autograd finds of the chunkwise form."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from lrbench.kernels.delta_rule.chunkwise import chunkwise
 from lrbench.kernels.delta_rule.gradients import gradients
+from lrbench.kernels.delta_rule.launch import invert
 
 L = 64
 
@@ -82,3 +84,22 @@ def test_gradients_are_autograds(
             assert error <= bound, (name, error)
     if decay is not None:
         assert not got[3][:, 70].any()
+
+
+@pytest.mark.interpret
+@pytest.mark.parametrize("spread", [1.0, 0.1, 0.0])
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 2e-5), (torch.float16, 2e-3)])
+def test_inverses_of_chunks(dtype: torch.dtype, bound: float, spread: float) -> None:
+    """Of keys that differ, that are nearly and that are exactly alike; the last chunk is short, a head has two of v."""
+    draw = torch.Generator().manual_seed(0)
+    B, T, H, K = 2, 70, 2, 40
+    common, apart = (torch.randn(B, length, 1, K, generator=draw) for length in (1, T))
+    k = F.normalize(common + spread * apart if spread < 1 else apart, dim=-1).to(dtype)
+    beta, g = torch.rand(B, T, H, generator=draw), -0.01 * torch.rand(B, T, H, generator=draw)
+    g[:, 5] = -torch.inf
+    chunks = invert(k, g, beta, 1.0)
+    key, log, rate = (_chunks(x.double()) for x in (k.expand(-1, -1, H, -1), g[..., None], beta[..., None]))
+    b = (log / torch.tensor(2.0).double().log()).clamp(min=-150).cumsum(2)
+    a = (rate * (b - b.mT).tril().exp2() * (key @ key.mT)).tril(-1)
+    torch.testing.assert_close(chunks.b.double(), b[..., 0], rtol=1e-6, atol=1e-5)
+    torch.testing.assert_close(chunks.inverse.double(), torch.linalg.inv(torch.eye(L) + a), rtol=0, atol=bound)
