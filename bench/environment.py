@@ -31,8 +31,8 @@ ROOT = Path(__file__).resolve().parent.parent
 MEASURED_BY = tuple(f":(glob)bench/**/{name}.py" for name in ("worker", "clock", "memory", "autotuning"))
 """The timing code: what a time depends on besides the kernel."""
 
-ENGINE = (*FAMILIES["tfla"], *FAMILIES["lightning"])
-"""Operations that kernels/scalar_decay computes."""
+ENGINE = (*FAMILIES["tfla"], *FAMILIES["lightning"], *FAMILIES["delta"])
+"""Operations that kernels/scalar_decay computes, or whose forms use its parts."""
 
 
 @functools.cache

@@ -32,7 +32,7 @@ def problems(draw: st.DrawFn) -> OneProblem:
     given |= {"seq_len": draw(st.sampled_from((1024, 8192, 5000))), "batch": draw(st.sampled_from((1, 8)))}
     packs = given["batch"] == 1 and given["mode"] != "step" and op != "gated_mlp"
     given["documents"] = draw(st.sampled_from((None, "17"))) if packs else None
-    options = ("embedding", "num_heads", "head_dim", "head_dim_qk", "channels", "d_model", "d_ff")
+    options = ("embedding", "num_heads", "num_heads_qk", "head_dim", "head_dim_qk", "channels", "d_model", "d_ff")
     given |= dict.fromkeys(options)
     models = [name for name, ops in MODELS.items() if op in ops]
     how = draw(st.sampled_from(("nothing", "nothing", "width", "heads", *(("like",) if models else ()))))
