@@ -361,15 +361,14 @@ ANSWERS = (
     "gpus",
     "bars --list",
     "bars tfla --list",
-    "presets",
     "doctor",
     f"check {RUN} --baseline results/h200_sxm",
     f"compare {RUN},impl:whole_state {RUN},impl:mlstm_kernels.xl_chunk_siging --ignore chunk_size",
     "compare run:ff7ac4fb run:c0d954a9",
 )
 LISTINGS = (
-    "kernels tfla", "kernels lightning", "gpus --all", "sweep --kernel tfla --dry-run", "presets tfla", "results",
-    "runs",
+    "kernels tfla", "kernels lightning", "gpus --all", "sweep --kernel tfla --dry-run", "presets", "presets tfla",
+    "results", "runs",
 )  # fmt: skip
 
 

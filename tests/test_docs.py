@@ -98,7 +98,7 @@ def test_examples_of_the_results_page(monkeypatch: pytest.MonkeyPatch, tmp_path:
     names: dict[str, Any] = {}
     exec(compile(example, "docs/results.md", "exec"), names)
     rows, fast = names["rows"], names["fast"]
-    assert {*rows.kernel} == {"tfla", "lightning", "rglru", "wkv", "gated-mlp"}
+    assert {*rows.kernel} == {"tfla", "lightning", "rglru", "wkv", "delta", "gated-mlp"}
     assert (fast > 0).all()
     assert {"fused_chunk", "flash_attn.v4"} <= set(fast.index.get_level_values("impl"))
     shutil.copytree(ROOT / "results" / "h200_sxm", tmp_path / "results" / "local")

@@ -45,7 +45,8 @@ _OPERATION_COLOURS: Mapping[str, str] = {
     "mlstm_sig": "#0072B2", "mlstm_exp": "#D55E00", "simple_gla": "#009E73", "retention": "#CC79A7",
     "gated_retention": "#882255", "mamba2_ssd": "#E69F00", "attention": "#222222",
     "gla": "#117733", "selective_scan": "#332288", "rglru": "#AA4499", "linear_scan": "#44AA99",
-    "rglru_layer": "#999933", "projections": "#444444",
+    "rglru_layer": "#999933", "projections": "#444444", "gated_delta_net": "#661100", "delta_net": "#6699CC",
+    "kda": "#888800",
 }  # fmt: skip
 """Those of one family differ for every kind of colour vision."""
 

@@ -171,7 +171,7 @@ def test_comments_in_python_are_no_change_and_all_else_is(name: str, text: str, 
 
 
 def test_no_kernel_is_made_of_code_that_its_rows_do_not_count() -> None:
-    """A folder imports from itself and kernels/common alone, the engine's operations from the engine as well."""
+    """A folder imports from itself and kernels/common alone, those of ENGINE from the engine as well."""
     operations = {FOLDERS.get(op, op) for ops in FAMILIES.values() for op in ops}
     engine = {FOLDERS.get(op, op) for op in environment.ENGINE}
     checked = 0

@@ -42,7 +42,9 @@ def test_doctor_says_what_runs_in_place_of_a_faster_form(monkeypatch: pytest.Mon
     old = dataclasses.replace(H200, triton_version=OLD)
     monkeypatch.setattr(workers, "probe_environment", lambda: old)
     rows = [row for row in run.json("doctor") if row["section"] == "ours that do not run here"]
-    assert {(row["impl"], row["reason"]) for row in rows} == {("whole_state", SLOWER)}
+    assert {(row["impl"], row["reason"]) for row in rows} == {
+        ("whole_state", reason) for reason in (SLOWER, str(SLOWER).replace("fused_chunk", "torch"))
+    }
     assert {"mlstm_sig", "lightning"} < {row["op"] for row in rows}
     assert run("doctor").count(str(SLOWER)) == 1
 

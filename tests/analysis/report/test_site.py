@@ -95,7 +95,7 @@ def test_every_row_is_there_and_times_lead_to_theirs(folder: Path, pages: dict[s
             for place, ratio in others:
                 slower_ms, ms = (float(each.replace(",", "")) for each in (at[place][3], time))
                 assert float(ratio.replace(",", "")) == pytest.approx(slower_ms / ms, rel=0.01)
-        assert len(linked) > 10
+        assert len(linked) > (10 if len(rows) > 20 else 3)
     assert sum(file.stat().st_size for file in folder.iterdir()) < 5e6
 
 
