@@ -48,7 +48,7 @@ def flops(name: str, mode: str, request: Any, tensors: Sequence[Any]) -> int:
         sizes = dict(zip(OF_VALUES, map(int, tensors[2].shape), strict=True))
         sizes |= {"num_heads_qk": of_first[2], "head_dim_qk": of_first[3]}
         dims = {None: "delta_net", 3: "gated_delta_net", 4: "kda"}
-        op, impl = dims[None if tensors[3] is None else tensors[3].dim()], getattr(request, "impl", "step")
+        op, impl = dims[None if tensors[3] is None else tensors[3].dim()], "whole_state" if name == of else "step"
     elif of in ("scalar_decay", "lightning1", "lightning2"):
         sizes = dict(zip(OF_VALUES, map(int, tensors[2].shape), strict=True)) | {"head_dim_qk": of_first[3]}
         # Lightning is retention without a factor of q.

@@ -9,10 +9,12 @@ gradient of the state after the chunk,
     dk = w * (u dS^T) - exp(b) * (dv S^T) + dP^T q + (M + M^T) k,  M = beta * dA
     dbeta = rows(dY * X) + rows(dA * k k^T)
 
-where rows and columns are the sums over them. The gradient of b has what its exponential multiplies in each: of D rows
-minus columns of dP * q k^T and of M * k k^T, of exp(b) and w the terms of dq and dk times q and k, and of exp(b_L) the
-sum of S * dS. That of g is its sum over the positions from a token on. dY comes from the walk over chunks that makes
-dS. Source: reverse mode of Gated Delta Networks (2025), section 3.3.
+where rows are the sums over them. Every exponential weighs rows of a product with q or k, so the gradient of b is
+
+    db = rows(q * dq) - rows(k * dk) + 2 (rows(M * k k^T) - exp(b) * rows(dv * k S))
+
+and that of g the sum of db over the positions from a token on, and of S' * dS, S' being the state after the chunk. dY
+comes from the walk over chunks that makes dS. Source: reverse mode of Gated Delta Networks (2025), section 3.3.
 """
 
 import torch

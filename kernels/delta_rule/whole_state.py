@@ -70,17 +70,20 @@ class Walk(NamedTuple):
     """Where a program works.
 
     Attributes:
-        head: which of the B * H heads.
+        head: which of the B * H heads, of N chunks.
         first, count: the chunks of its segment.
-        number: index of the segment, for states before and after it.
+        number: index of the segment, for states before and after it, ``initial`` and ``last`` or None.
         row: of the head's first chunk in b.
         column: of V.
     """
 
     head: Any
+    N: Any
     first: Any
     count: Any
     number: Any
+    initial: Any
+    last: Any
     row: Any
     column: Any
 
@@ -148,11 +151,11 @@ def _prepare(
     T,
     log_scale,
     H: gl.constexpr,
-    L: gl.constexpr,
-    STAGES: gl.constexpr,
     FUTURE: gl.constexpr,
 ):
     """Prepare a segment chunk by chunk for the walkers. The copies of the first are under way already."""
+    STAGES: gl.constexpr = tiles.inverse.shape[0]
+    L: gl.constexpr = tiles.inverse.shape[1]
     # Half of the scores at a time, since this group has few registers.
     HALF: gl.constexpr = L // 2
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, HALF, 16])
@@ -220,20 +223,17 @@ def _walk(
     tensors,
     tiles,
     stages,
-    initial_ptr,
-    last_ptr,
     walk,
     inverse_scale,
-    N,
     walker: gl.constexpr,
     K: gl.constexpr,
     V: gl.constexpr,
-    L: gl.constexpr,
     ROWS: gl.constexpr,
-    STAGES: gl.constexpr,
     FUTURE: gl.constexpr,
 ):
     """Walk over a segment with the state of 64 columns of V; without V, of the identity."""
+    STAGES: gl.constexpr = tiles.inverse.shape[0]
+    L: gl.constexpr = tiles.inverse.shape[1]
     BK: gl.constexpr = tiles.k.shape[2]
     DTYPE: gl.constexpr = tiles.k.dtype
     WANT: gl.constexpr = tensors.out is not None
@@ -251,10 +251,9 @@ def _walk(
     state = gl.zeros([BZ, BK], gl.float32, state_layout)
     if tensors.v is None:
         state += gl.where(offs_v[:, None] == offs_k[None, :], 1.0, 0.0)
-    if initial_ptr is not None:
-        state += gl.load(
-            elements(initial_ptr + walk.number * (K * V), offs_v, offs_k, K, V, False), mask=mask, other=0.0
-        )
+    if walk.initial is not None:
+        ptrs = elements(walk.initial + walk.number * (K * V), offs_v, offs_k, K, V, False)
+        state += gl.load(ptrs, mask=mask, other=0.0)
     for index in range(walk.count):
         stage = index % STAGES
         chunk = _chunk_of(walk, index, FUTURE)
@@ -269,9 +268,8 @@ def _walk(
             place = tiles.states.index(walker)
             tma.store_wait(0)
             barrier()
-            _store_tile(
-                tensors.states, place, (walk.head.to(gl.int32) * N + chunk) * ROWS + column, 0, state.to(DTYPE), False
-            )
+            start = (walk.head.to(gl.int32) * walk.N + chunk) * ROWS + column
+            _store_tile(tensors.states, place, start, 0, state.to(DTYPE), False)
         mbarrier.wait(stages.ready.index(stage), (index // STAGES) & 1)
         factor = vectors.slice(ROW * L, L).load(token_layout) * vectors.slice(RATE * L, L).load(token_layout)
         factor = (factor * -inverse_scale)[None, :]
@@ -322,8 +320,8 @@ def _walk(
         barrier()
         mbarrier.arrive(stages.freed.index(stage), count=1)
     tma.store_wait(0)
-    if last_ptr is not None:
-        gl.store(elements(last_ptr + walk.number * (K * V), offs_v, offs_k, K, V, False), state, mask=mask)
+    if walk.last is not None:
+        gl.store(elements(walk.last + walk.number * (K * V), offs_v, offs_k, K, V, False), state, mask=mask)
 
 
 @remember_launches
@@ -374,7 +372,10 @@ def whole_state_kernel(
     first = number % segments * per
     pid_bh = (number // segments).to(gl.int64)
     column = pid % COLUMNS * (BZ * WALKERS)
-    walk = Walk(pid_bh, first, gl.minimum(per, N - first), number.to(gl.int64), pid_bh.to(gl.int32) * N * L, column)
+    walk = Walk(
+        head=pid_bh, N=N, first=first, count=gl.minimum(per, N - first), number=number.to(gl.int64),
+        initial=initial_ptr, last=last_ptr, row=pid_bh.to(gl.int32) * N * L, column=column,
+    )  # fmt: skip
     k_start = pid_bh // H * T * OF_K + pid_bh % H // GROUP * K
     v_start = (pid_bh // H * T * H + pid_bh % H) * V
 
@@ -424,27 +425,8 @@ def whole_state_kernel(
     if WALKERS == 1:
         gl.warp_specialize(
             [
-                (
-                    _walk,
-                    (
-                        tensors,
-                        tiles,
-                        stages,
-                        initial_ptr,
-                        last_ptr,
-                        walk,
-                        inverse_scale,
-                        N,
-                        0,
-                        K,
-                        V,
-                        L,
-                        ROWS,
-                        STAGES,
-                        FUTURE,
-                    ),
-                ),
-                (_prepare, (tensors, tiles, stages, b_ptr, beta_ptr, walk, T, log_scale, H, L, STAGES, FUTURE)),
+                (_walk, (tensors, tiles, stages, walk, inverse_scale, 0, K, V, ROWS, FUTURE)),
+                (_prepare, (tensors, tiles, stages, b_ptr, beta_ptr, walk, T, log_scale, H, FUTURE)),
             ],
             [WARPS],
             _registers(WALKERS),
@@ -452,47 +434,9 @@ def whole_state_kernel(
     else:
         gl.warp_specialize(
             [
-                (
-                    _walk,
-                    (
-                        tensors,
-                        tiles,
-                        stages,
-                        initial_ptr,
-                        last_ptr,
-                        walk,
-                        inverse_scale,
-                        N,
-                        0,
-                        K,
-                        V,
-                        L,
-                        ROWS,
-                        STAGES,
-                        FUTURE,
-                    ),
-                ),
-                (
-                    _walk,
-                    (
-                        tensors,
-                        tiles,
-                        stages,
-                        initial_ptr,
-                        last_ptr,
-                        walk,
-                        inverse_scale,
-                        N,
-                        1,
-                        K,
-                        V,
-                        L,
-                        ROWS,
-                        STAGES,
-                        FUTURE,
-                    ),
-                ),
-                (_prepare, (tensors, tiles, stages, b_ptr, beta_ptr, walk, T, log_scale, H, L, STAGES, FUTURE)),
+                (_walk, (tensors, tiles, stages, walk, inverse_scale, 0, K, V, ROWS, FUTURE)),
+                (_walk, (tensors, tiles, stages, walk, inverse_scale, 1, K, V, ROWS, FUTURE)),
+                (_prepare, (tensors, tiles, stages, b_ptr, beta_ptr, walk, T, log_scale, H, FUTURE)),
             ],
             [WARPS, WARPS],
             _registers(WALKERS),

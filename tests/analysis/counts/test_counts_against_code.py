@@ -21,7 +21,9 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 from lrbench.analysis.counts import Count, Factors, Problem, Widths, count, count_case, gated_mlp, mlstm, scalar_decay
+from lrbench.analysis.counts.operators import flops
 from lrbench.kernels import FAMILIES, baselines, get_operation, resolve
+from lrbench.kernels.delta_rule.launch import DeltaRequest
 from lrbench.tests import ROOT
 from lrbench.tests.command_line import ENVIRON, run_python
 
@@ -174,6 +176,16 @@ def test_a_step_of_the_delta_rule_does_the_counted_work(op: str) -> None:
     assert work_of(op, "recurrent", sizes) / HEADS == 3 * (
         count(op, mode="step", factors=F, **SIZES).flops / HEADS + named
     )
+
+
+@pytest.mark.parametrize("mode", ["fw", "bw"])
+@pytest.mark.parametrize("op", ["delta_net", "gated_delta_net"])
+def test_torch_counts_whole_state_of_the_delta_rule(op: str, mode: str) -> None:
+    sizes = {**SIZES, "num_heads_qk": 1}
+    q, k, v, *gates = baselines.get_operation(op).make_inputs(sizes, dtype=torch.float16).values()
+    given = (q, k, v, None, *gates) if op == "delta_net" else (q, k, v, *gates)
+    case = count_case(op, "whole_state", mode, "fp16", None, sizes, launches=False)
+    assert case is not None and flops("delta_rule", mode, DeltaRequest(1.0, want_last=False), given) == case.flops
 
 
 @pytest.mark.parametrize("op", OPERATIONS)
