@@ -44,7 +44,7 @@ def flops(name: str, mode: str, request: Any, tensors: Sequence[Any]) -> int:
         sizes = dict(zip(("batch", "seq_len", "channels"), of_first, strict=True))
     elif of == "gated_mlp":
         sizes = {"batch": 1, "seq_len": of_first[0], "d_model": of_first[1], "d_ff": int(tensors[1].shape[1])}
-    elif of == "delta_rule":
+    elif of in ("delta_rule", "delta_rule_by_channel"):
         sizes = dict(zip(OF_VALUES, map(int, tensors[2].shape), strict=True))
         sizes |= {"num_heads_qk": of_first[2], "head_dim_qk": of_first[3]}
         dims = {None: "delta_net", 3: "gated_delta_net", 4: "kda"}

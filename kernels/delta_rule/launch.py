@@ -10,6 +10,8 @@ than other gradients: it takes the sum of their products.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from math import log2
 from typing import Any, NamedTuple
 
@@ -22,6 +24,8 @@ from ..common.differentiable import Differentiable, Tensors, contiguous_like
 from ..common.sizes import cdiv, padded
 from ..common.versions import register_options
 from . import CHUNK
+from .channel_chunks import channel_chunks_kernel
+from .channel_walk import channel_walk_kernel
 from .gradients import gradients
 from .inverse import inverse_kernel
 from .whole_state import whole_state_kernel
@@ -92,26 +96,34 @@ def segment_length(heads: int, chunks: int, V: int, available: int) -> int:
     return cdiv(chunks, max(segments, 1))
 
 
-def _forward(
-    request: DeltaRequest, q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, beta: Tensor, initial: Tensor | None
-) -> tuple[Tensors, Tensors]:
-    (B, _, H, V), K = v.shape, k.shape[3]
-    chunks = invert(k, g, beta, request.scale)
-    N = chunks.b.shape[1]
+def _walk_segments(
+    walk: Callable[..., None], v: Tensor, K: int, N: int, initial: Tensor | None, want_last: bool, **outputs: Any
+) -> tuple[Tensor, Tensor | None]:
+    """Return o and the last state of N chunks a head, cut into segments; ``walk`` takes V, and what is read and written
+    by name; ``outputs`` is what it takes beside for the output."""
+    B, _, H, V = v.shape
     per = segment_length(B * H, N, V, multiprocessors(v.device))
     segments = cdiv(N, per)
     before = initial
     if segments > 1:
-        added, effect, before = (beta.new_empty(B * H, segments, K, columns) for columns in (V, K, V))
-        walk(chunks, V, v=v, last=added, per=per)
-        walk(chunks, K, last=effect, per=per)
+        added, effect, before = (v.new_empty(B * H, segments, K, n, dtype=torch.float32) for n in (V, K, V))
+        walk(V, v=v, last=added, per=per)
+        walk(K, last=effect, per=per)
         before[:, 0] = 0 if initial is None else initial.flatten(0, 1)
         for n in range(segments - 1):
             torch.baddbmm(added[:, n], effect[:, n], before[:, n], out=before[:, n + 1])
     o = contiguous_like(v)
-    last = beta.new_empty(B * H, segments, K, V) if request.want_last else None
-    walk(chunks, V, q=q, v=v, out=o, initial=before, last=last, per=per)
-    return (o, None if last is None else last[:, -1].reshape(B, H, K, V)), ()
+    last = v.new_empty(B * H, segments, K, V, dtype=torch.float32) if want_last else None
+    walk(V, v=v, out=o, initial=before, last=last, per=per, **outputs)
+    return o, None if last is None else last[:, -1].reshape(B, H, K, V)
+
+
+def _forward(
+    request: DeltaRequest, q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, beta: Tensor, initial: Tensor | None
+) -> tuple[Tensors, Tensors]:
+    chunks = invert(k, g, beta, request.scale)
+    N = chunks.b.shape[1]
+    return _walk_segments(partial(walk, chunks), v, k.shape[3], N, initial, request.want_last, q=q), ()
 
 
 def _shapes(request: DeltaRequest, q: Tensor, k: Tensor, v: Tensor, *others: Any) -> tuple[Tensors, Tensors]:
@@ -143,3 +155,63 @@ WHOLE_STATE_PASSES = Differentiable(
     outputs=("o", "state"), forward=_forward, backward=_backward, shapes=_shapes,
 )  # fmt: skip
 """o and the last state, with gradients of all tensors; the backward pass makes inverses and states anew."""
+
+
+class ChannelChunks(NamedTuple):
+    """What channel_chunks_kernel writes, see there."""
+
+    decayed: Tensor
+    squares: Tensor
+    decay: Tensor
+
+
+def prepare_channels(q: Tensor, k: Tensor, g: Tensor, beta: Tensor, scale: float) -> ChannelChunks:
+    """Run channel_chunks_kernel."""
+    (B, T, HK, K), H = k.shape, beta.shape[2]
+    chunks, width = B * H * cdiv(T, CHUNK), max(padded(K), 64)
+    made = ChannelChunks(
+        k.new_empty(chunks, 3, CHUNK, width), k.new_empty(chunks, 2, CHUNK, CHUNK), g.new_empty(chunks, width)
+    )
+    channel_chunks_kernel[(chunks,)](
+        q, k, g, beta, *made, scale, T, H=H, GROUP=H // HK, K=K, BK=width, L=CHUNK, num_warps=8, maxnreg=128
+    )
+    return made
+
+
+def walk_channels(
+    chunks: ChannelChunks,
+    T: int,
+    H: int,
+    K: int,
+    V: int,
+    *,
+    v: Tensor | None = None,
+    out: Tensor | None = None,
+    initial: Tensor | None = None,
+    last: Tensor | None = None,
+    per: int,
+) -> None:
+    """Run channel_walk_kernel, whose docstring explains the arguments."""
+    rows, width = chunks.decay.shape
+    N = cdiv(T, CHUNK)
+    walkers = 1 if V <= COLUMNS else 2
+    triton.set_allocator(scratch)
+    channel_walk_kernel[(cdiv(V, COLUMNS * walkers) * cdiv(N, per) * (rows // N),)](
+        *chunks, v, out, initial, last, T, rows, per, H=H, K=K, V=V, BK=width, L=CHUNK, STAGES=2, WALKERS=walkers,
+        num_warps=4, **register_options(capability(chunks.decay.device)),
+    )  # fmt: skip
+
+
+def _channel_forward(
+    request: DeltaRequest, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, initial: Tensor | None
+) -> tuple[Tensors, Tensors]:
+    T, H, K = g.shape[1:]
+    walk = partial(walk_channels, prepare_channels(q, k, g, beta, request.scale), T, H, K)
+    return _walk_segments(walk, v, K, cdiv(T, CHUNK), initial, request.want_last), ()
+
+
+CHANNEL_PASSES = Differentiable(
+    "delta_rule_by_channel", request=DeltaRequest, tensors=WHOLE_STATE_PASSES.tensors,
+    outputs=("o", "state"), forward=_channel_forward, backward=None, shapes=_shapes,
+)  # fmt: skip
+"""The same with a decay for each key channel, without gradients."""

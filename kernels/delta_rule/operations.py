@@ -4,8 +4,8 @@
 
 They take ``impl``, which is one of
 
-    whole_state  for Hopper, with one decay a head, in float16 and bfloat16, K up to 128 and V up to 256 (launch.py);
-                 None chooses it where it runs, and torch elsewhere
+    whole_state  for Hopper, in float16 and bfloat16, K up to 128 and V up to 256 (launch.py); None chooses it where it
+                 runs, and torch elsewhere. KDA's is not differentiable: for its gradients None chooses torch
     torch        portable chunkwise form, any device and chunk length (chunkwise.py)
     parallel     the same with the whole sequence as one chunk; operands of products in the inputs' dtype and sums of
                  decays in float32, as kernels have them
@@ -178,11 +178,14 @@ def _delta_rule(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Check the arguments and run an implementation; g is [B, T, H, K] where ``by_channel``, None stands for 0."""
     if impl is not None:
-        one_of("impl", impl, (*(() if by_channel else (WHOLE_STATE,)), *PACKED, "step"))
+        one_of("impl", impl, (WHOLE_STATE, *PACKED, "step"))
     _check_tensors(q, k, v, beta)
     scale = resolve_scale(scale, q.shape[3])
     if impl is None:
-        is_torch = by_channel or chunk_size not in (None, CHUNK) or cu_seqlens is not None
+        trained = torch.is_grad_enabled() and any(
+            x is not None and x.requires_grad for x in (q, k, v, g, beta, initial_state)
+        )
+        is_torch = (by_channel and trained) or chunk_size not in (None, CHUNK) or cu_seqlens is not None
         impl = "torch" if is_torch or _why_not_whole_state(q, v, scale, chosen=False) else WHOLE_STATE
     if g is not None:
         check_tensor("g", g, (*v.shape[:3], *q.shape[3 : 3 + by_channel]), beta.dtype, v.device)
@@ -215,9 +218,10 @@ def _delta_rule(
         o, last = STEP(StepRequest(scale), q, k, v, g, beta, first)
         return (o, last) if return_last_state else o
     if impl == WHOLE_STATE:
-        from .launch import WHOLE_STATE_PASSES, DeltaRequest
+        from .launch import CHANNEL_PASSES, WHOLE_STATE_PASSES, DeltaRequest
 
-        o, last = WHOLE_STATE_PASSES(DeltaRequest(scale, return_last_state), q, k, v, g, beta, first)
+        passes = CHANNEL_PASSES if by_channel else WHOLE_STATE_PASSES
+        o, last = passes(DeltaRequest(scale, return_last_state), q, k, v, g, beta, first)
         return (o, last) if return_last_state else o
     refuse_transforms("v")
     groups = v.shape[2] // q.shape[2]

@@ -218,7 +218,7 @@ SCANS = [
     ),
 ]
 DELTA_STACK_BYTES = 672
-"""Of the gradients within chunks, which spill before and after their loop."""
+"""Of the gradients within chunks, which spill before and after their loop, and of KDA's chunks with strong decays."""
 DELTAS = [
     *itertools.chain.from_iterable(
         compiled([case], stack=DELTA_STACK_BYTES, capabilities=(90,), **how)
@@ -227,6 +227,8 @@ DELTAS = [
             (delta("gated_delta_net", (128, 128), seq_len=4096, num_heads=1), {"older": True}),
             (delta("delta_net", (96, 64)), {"carry": False}),
             (delta("gated_delta_net", (64, 192)), {"ci": False}),
+            (delta("kda", (128, 128), seq_len=4096, num_heads=1), {"older": True, "training": False}),
+            (delta("kda", (96, 64)), {"ci": False, "training": False}),
         )
     ),
 ]

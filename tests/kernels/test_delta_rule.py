@@ -69,13 +69,30 @@ WHOLE_STATE_SIZES = (
 @on_each(
     *(
         on_gpu(op, "whole_state", dtype, sizes=sizes, initial_state=state)
-        for op in ("delta_net", "gated_delta_net")
+        for op in OPERATIONS
         for dtype in (F16, BF16)
         for sizes, state in zip(WHOLE_STATE_SIZES, (True, False, False, False, True, False), strict=True)
     )
 )
 def test_whole_state_on_gpu(case: Case) -> None:
-    laws.check_matches_reference(case)
+    gradients: bool | tuple[str, ...] = case.op != "kda"
+    if gradients and case.sizes["seq_len"] == 1:
+        # dg of a first token is a difference of equal terms.
+        gradients = ("q", "k", "v", "beta")
+    laws.check_matches_reference(case, gradients=gradients)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [F16, BF16])
+@pytest.mark.parametrize("decay", [0.0, 1.0, 5.0, 50.0, math.inf])
+def test_decays_of_channels_on_gpu(dtype: torch.dtype, decay: float) -> None:
+    """Chunks with little decay are made in one product, others in squares."""
+    inputs = {name: x.cuda() for name, x in inputs_of("kda", dtype, seq_len=150, head_dim_qk=100).items()}
+    inputs["g"][:, ::3, :, ::2] = -decay
+    o, state = kda(*inputs.values(), impl="whole_state", return_last_state=True)
+    exact = kda(*(x.double() for x in inputs.values()), impl="torch", return_last_state=True)
+    for x, y in zip((o, state), exact, strict=True):
+        assert (x - y).norm() <= 2 * torch.finfo(dtype).eps * y.norm()
 
 
 @pytest.mark.gpu
