@@ -54,6 +54,7 @@ def check(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Check:
         ("cli.py", "x = 1\n", {"lines, product: 9,"}),
         ("bench/clock.py", "x = 1\n", {"lines, product: 9,", "lines, bench/: 5,"}),
         ("tests/test_clock.py", "x = 1\n", {"lines, tests: 4,"}),
+        ("docs/kernels/ema.md", "Two words\n", {"words, docs: 2,"}),
         ("bench/plan.py", "def f():\n    from .run import g\n", {"modules in import circles: 2,"}),
         (
             "kernels/spec.py",

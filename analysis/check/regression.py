@@ -1,10 +1,10 @@
 """The regression check: a run against a baseline, case by case: time, host time, peak memory, error and status.
 
-docs/ci.md has the verdicts, and how often the check errs. A time regressed only if the one-sided 95 % confidence bound
-of the ratio (new over old, bootstrap of the stored samples) lies beyond the case's threshold: it is slower by more than
-what is tolerated, not merely slower. Memory, error and counts are not random and are compared with their thresholds as
-they are. So is the host's time, of which a row has the median alone: its threshold is as wide as that of any wall clock
-on a shared machine.
+docs/ci.md has the verdicts. A time regressed only if the one-sided 95 % confidence bound of the ratio (new over old,
+bootstrap of the stored samples) lies beyond the case's threshold: it is slower by more than what is tolerated, not
+merely slower. Memory, error and counts are not random and are compared with their thresholds as they are. So is the
+host's time, of which a row has the median alone: its threshold is as wide as that of any wall clock on a shared
+machine.
 
 A run has hundreds of cases and fails if one of them regressed, so the false alarms of a case must be far rarer than one
 in a hundred runs. The threshold makes them so, rather than a correction of the confidence: with 1 % noise and 10
