@@ -241,28 +241,23 @@ def channel_chunks_kernel(
     decayed = decayed_ptr + number * (3 * L * BK) + group * (S * BK) + column
     gl.store(decay_ptr + number * BK + gl.arange(0, BK, of_columns), gl.exp2(last))
     far = gl.max(gl.maximum(-middle, middle - last), 0) > LIMIT
+    weights = b - middle[None, None, :]
+    _put(q_s, q * gl.exp2(weights))
+    _put(k_s, k * gl.exp2(weights))
+    _put(early_s, k * gl.exp2(-weights))
+    _store(decayed, k * gl.exp2(gl.minimum(last[None, None, :] - b, 0.0)))
+    entering = gl.exp2(b)
+    _store(decayed + L * BK, k * entering)
+    _store(decayed + 2 * L * BK, q * (entering * scale))
     if _any(far) == 0:
-        late = gl.exp2(b - middle[None, None, :])
-        early = gl.exp2(middle[None, None, :] - b)
-        entering = gl.exp2(middle)[None, None, :]
-        _put(q_s, q * late)
-        _put(k_s, k * late)
-        _put(early_s, k * early)
         fence_async_shared()
         gl.barrier()
         scores = warpgroup_mma(q_s, early_s.permute((1, 0)), zeros, is_async=True, use_acc=False)
         a = warpgroup_mma(k_s, early_s.permute((1, 0)), zeros, is_async=True, use_acc=False)
-        _store(decayed, k * early * gl.exp2(last - middle)[None, None, :])
-        _store(decayed + L * BK, k * late * entering)
-        _store(decayed + 2 * L * BK, q * late * (entering * scale))
         scores, a = warpgroup_mma_wait(0, deps=[scores, a])
         scores = gl.where(offs_r[:, None] >= offs_c[None, :], scores, 0.0)
         a = gl.where(offs_r[:, None] > offs_c[None, :], a, 0.0)
     else:
-        _store(decayed, k * gl.exp2(gl.minimum(last[None, None, :] - b, 0.0)))
-        weights = gl.exp2(b)
-        _store(decayed + L * BK, k * weights)
-        _store(decayed + 2 * L * BK, q * (weights * scale))
         scores, a = _in_squares(
             q_ptr + of_qk, k_ptr + of_qk, g_ptr + of_g, OF_QK, H * K, mask, q_s, k_s, early_s, square
         )
