@@ -445,7 +445,7 @@ def sweep(
     kernel: Kernel = None,
     gpu: Gpu = None,
     preset: Preset = None,
-    impl: Annotated[str | None, option("Implementations, comma-separated [all that run here].")] = None,
+    impl: Annotated[str | None, option("Implementations, comma-separated, in their order [all that run here].")] = None,
     baselines: Annotated[str | None, option("Baselines or packages, or none [all].")] = None,
     sweeps: Annotated[
         str | None,

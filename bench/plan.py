@@ -30,7 +30,7 @@ class Request:
     Attributes:
         ops: operations of the family, or of its baselines (attention, gla, ...).
         preset: a preset of the family by name; None is as :func:`preset_for` says.
-        impls: implementation names, ours or ``provider.variant``; None is all that run on the device.
+        impls: implementation names, ours or ``provider.variant``, in the order to run; None is all that run on the device.
         baselines: names of baselines, ("none",) for none, None for all of the family.
         head_dims: value head dims; ``head_dims_qk`` defaults to the operation's own ratio to them.
         num_heads: default embedding_dim // head_dim_v of the preset.
@@ -202,6 +202,8 @@ def plan(request: Request, *, device_kind: str) -> list[PlannedCase]:
         (op, each) for op in ops for each in op.implementations if _wanted(each, request, preset, device_kind)
     ]
     targets += [(baselines.get_operation(each.op), each) for each in baseline_list]
+    named = {name: n for n, name in enumerate(request.impls or ())}
+    targets.sort(key=lambda target: named.get(target[1].name, len(named)))
     planned: list[PlannedCase] = []
     for (operation, target), (mode, dtype) in itertools.product(targets, kinds):
         # An implementation that is named has every case, if only to say why it cannot run, except training steps of
