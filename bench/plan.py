@@ -30,7 +30,7 @@ class Request:
     Attributes:
         ops: operations of the family, or of its baselines (attention, gla, ...).
         preset: a preset of the family by name; None is as :func:`preset_for` says.
-        impls: implementation names, ours or ``provider.variant``, in the order to run; None is all that run on the device.
+        impls: implementation names, ours or ``provider.variant``, in their order; None is all that run on the device.
         baselines: names of baselines, ("none",) for none, None for all of the family.
         head_dims: value head dims; ``head_dims_qk`` defaults to the operation's own ratio to them.
         num_heads: default embedding_dim // head_dim_v of the preset.
