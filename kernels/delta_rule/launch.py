@@ -4,6 +4,8 @@ A program walks over the whole head. Where that leaves multiprocessors without a
 one walk finds what each segment adds to the state, another what it does to one, a matrix [K, K]; products then give the
 states before the segments, with which a third walk makes the output.
 
+KDA's forward pass does the same with kernels of its own.
+
 The backward pass keeps the states between chunks, and their gradients, in the inputs' dtype. dg is less exact for it
 than other gradients: it takes the sum of their products.
 """
