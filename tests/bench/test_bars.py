@@ -234,7 +234,7 @@ def test_without_a_gpu_bars_that_need_one_are_refused_before_any_is_measured(
     tmp_path: Path, lrbench: Lrbench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bars, "without_gpu", lambda: PROCESSOR)
-    families = "tfla, default-choice, lightning, rglru, gated-mlp, wkv"
+    families = "tfla, default-choice, lightning, rglru, gated-mlp, wkv, delta"
     assert f"the bars {families} need an NVIDIA GPU, and none" in refused(lrbench, "bars", "--output", tmp_path)
     assert list(tmp_path.iterdir()) == []
 
@@ -307,7 +307,7 @@ def test_a_family_a_problem_or_a_bar_is_chosen() -> None:
     assert [row["name"] for row in bars.brief_rows(declared)] == [*dict.fromkeys(each.family for each in declared)]
     assert {row["name"] for row in bars.brief_rows(wkv)} == {each.problem for each in wkv}
     listed = [row["name"] for row in bars.list_rows(declared)]
-    assert len(set(listed)) == len(listed) == 296
+    assert len(set(listed)) == len(listed) == 303
     assert all([row["name"] for row in bars.list_rows(bars.select(declared, name))] == [name] for name in listed[::7])
 
 
