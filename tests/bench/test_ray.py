@@ -76,6 +76,7 @@ def test_a_cluster_without_nodes_ends_the_sweep(
     cluster: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Cases that never ran have no row."""
+    monkeypatch.setattr(ray, "POLL_S", 0.5)
     monkeypatch.setattr(ray, "LOST_S", 2.0)
     outcomes = run_alone(RayExecutor(), [faults.planned("slow", seq_len=32 + n) for n in range(9)])
     done = [next(outcomes)]
