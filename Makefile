@@ -81,8 +81,9 @@ $(OLDER)/.ready: $(VENV)/.ready-dev
 	$(BIN)/python -m pip install --quiet --no-deps --upgrade --target $(OLDER) triton==$(OLDER_TRITON)
 	@touch $@
 
+# A file's tests share what takes longest, such as a report, so that one process runs them.
 test-main: $(VENV)/.ready-dev
-	$(PARALLEL) -m "not interpret and not compile and not gpu and not slow and not speed"
+	$(PARALLEL) --dist loadfile -m "not interpret and not compile and not gpu and not slow and not speed"
 
 test-speed: $(VENV)/.ready-dev
 	$(PYTEST) -m "speed and not gpu and not slow"

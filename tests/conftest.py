@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer.main
 
 from lrbench.tests.command_line import ENVIRON, Lrbench, Run
 
@@ -58,10 +59,10 @@ def quick_interpreter() -> Iterator[None]:
     """Make interpreted kernels take less than half of the time, with the same results.
 
     Triton patches its language again at every call of a device function, looks each type's properties up anew for every
-    tensor, and scans and reduces element by element. Here what a launch has patched for one module's functions serves
-    all of that module's until the launch ends, a type's properties are kept, and whole rows are combined. Operands of
-    one type are not cast and broadcast, a number becomes a tensor of each type once, and overflows, which Triton looks
-    for but reports in debug mode alone, are not looked for.
+    tensor, and scans and reduces element by element. Here what is patched for one module's functions stays so, a type's
+    properties are kept, and whole rows are combined. Operands of one type are not cast, those of one shape not
+    broadcast, a number becomes a tensor of each type once, and overflows, which Triton looks for but reports in debug
+    mode alone, are not looked for.
     """
     if os.environ.get("TRITON_INTERPRET") != "1":
         yield
@@ -70,26 +71,22 @@ def quick_interpreter() -> Iterator[None]:
     from triton.language import core
     from triton.runtime import interpreter
 
-    launch, patch_language = interpreter.GridExecutor.__call__, interpreter._patch_lang
+    patch_language = interpreter._patch_lang
     dtype_of, init_block, init_tensor = interpreter._get_np_dtype, core.block_type.__init__, core.tensor.__init__
     reduce_all = interpreter.ReduceOps.generic_reduce
     semantic = type(interpreter.interpreter_semantic)
-    match_operands = semantic.binary_op_type_checking_impl
+    match_operands, broadcast = semantic.binary_op_type_checking_impl, semantic.broadcast_impl_value
     patched: set[int] = set()
     dtypes: dict[str, Any] = {}
     blocks: dict[Any, dict[str, Any]] = {}
     tensors: dict[str, dict[str, Any]] = {}
     numbers: dict[Any, Any] = {}
 
-    def launch_anew(*args: Any, **kwargs: Any) -> None:
-        patched.clear()
-        launch(*args, **kwargs)
-
     def patch_once(fn: Any) -> Any:
-        if id(fn.__globals__) in patched:
-            return None
-        patched.add(id(fn.__globals__))
-        return patch_language(fn)
+        if id(fn.__globals__) not in patched:
+            patched.add(id(fn.__globals__))
+            patch_language(fn)
+        return interpreter._LangPatchScope()
 
     def known_dtype(type: Any) -> Any:
         if type.name not in dtypes:
@@ -127,6 +124,13 @@ def quick_interpreter() -> Iterator[None]:
             numbers[key] = matched[tensor]
         return matched
 
+    def broadcast_unlike(self: Any, lhs: Any, rhs: Any) -> Any:
+        one, other = (getattr(x.type, "shape", None) for x in (lhs, rhs))
+        return (lhs, rhs) if one is other or one == other else broadcast(self, lhs, rhs)
+
+    def have_same_values(one: Any, other: Any) -> Any:
+        return core.constexpr(other is not None and one.values == [*other])
+
     def combined(scan: Any, inputs: Any) -> list[list[Any]]:
         """Return what each input is combined to, row by row of the axis."""
         found: list[Any] = []
@@ -148,16 +152,21 @@ def quick_interpreter() -> Iterator[None]:
         return [reduction.to_tensor(values[-1], x.dtype) for values, x in rows]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(interpreter.GridExecutor, "__call__", launch_anew)
         patch.setattr(interpreter, "_patch_lang", patch_once)
         patch.setattr(interpreter, "_get_np_dtype", known_dtype)
         patch.setattr(core.block_type, "__init__", known_block)
         patch.setattr(core.tensor, "__init__", known_tensor)
         patch.setattr(semantic, "binary_op_type_checking_impl", match_once)
         patch.setattr(semantic, "binary_op_sanitize_overflow_impl", lambda *_: None)
+        patch.setattr(semantic, "broadcast_impl_value", broadcast_unlike)
+        patch.setattr(core.tuple, "__eq__", have_same_values)
         patch.setattr(interpreter.ScanOps, "generic_scan", scan_rows)
         patch.setattr(interpreter.ReduceOps, "generic_reduce", reduce_rows)
         yield
+
+
+built_commands = cache(typer.main.get_command)
+"""Build the command line once, which takes as long as many a command."""
 
 
 @pytest.fixture
@@ -166,6 +175,7 @@ def lrbench(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
     from lrbench import cli
 
     monkeypatch.setenv("COLUMNS", "300")
+    monkeypatch.setattr(typer.main, "get_command", built_commands)
 
     def run(command: str, *arguments: object) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["lrbench", *command.split(), *map(str, arguments)])

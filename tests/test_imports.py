@@ -1,4 +1,4 @@
-"""What the command line and workers import before they have anything to do stays light."""
+"""What the command line imports before it has anything to do stays light."""
 
 from __future__ import annotations
 
@@ -36,14 +36,6 @@ def test_declarations_and_the_command_line_import_nothing_heavy() -> None:
         "print(sum(len(get_operation(op).implementations) for ops in FAMILIES.values() for op in ops))"
     )
     assert int(run_python(code)) >= sum(map(len, FAMILIES.values()))
-
-
-def test_a_worker_imports_no_compiler() -> None:
-    """torch.compile's takes longer than all the rest, and a sweep's first row waits for it."""
-    loaded = run_python(
-        "import sys, lrbench.bench.worker.worker, lrbench.kernels.scalar_decay.engine; print(*sys.modules)"
-    )
-    assert "torch" in loaded.split() and "torch._dynamo" not in loaded.split()
 
 
 def test_forms_in_torch_run_where_triton_is_not() -> None:

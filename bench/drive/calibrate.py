@@ -106,12 +106,8 @@ def calibrate(*, short: bool, gpu_only: bool = False, session: ReplaceableWorker
         session: as of :func:`.workers.ask_machine`, whose exceptions it raises.
     """
     data = ask_machine("bench.drive.calibrate:measure_here", session, short=short, gpu_only=gpu_only)
-    return Calibration(
-        environment=Environment(**data["environment"]),
-        rows=[RoofRow(**row) for row in data["rows"]],
-        failure=data["failure"],
-        noise=data["noise"],
-    )
+    found = {"environment": Environment(**data["environment"]), "rows": [RoofRow(**row) for row in data["rows"]]}
+    return Calibration(**{**data, **found})
 
 
 def summary_rows(rows: Sequence[RoofRow]) -> list[dict[str, Any]]:
@@ -215,10 +211,11 @@ def _copy(device: str) -> Workload:
         free = torch.cuda.mem_get_info()[0]
     else:
         last_cache, free = cpu.cache_bytes(level=3) or 0, cpu.free_memory_bytes()
-    size = min(max(MIN_COPY_BYTES[device], CACHES[device] * last_cache), free // MEMORY_SHARE) // 8 * 8
-    source = torch.empty(size // 8, dtype=torch.int64, device=device).random_()
+    size = min(max(MIN_COPY_BYTES[device], CACHES[device] * last_cache), free // MEMORY_SHARE)
+    # A block of 2^20 bytes again and again: to draw gigabytes takes seconds.
+    source = torch.empty(2**17, dtype=torch.int64, device=device).random_().repeat(size // 2**20)
     target = torch.empty_like(source)
-    what = {"quantity": "copy", "dtype": None, "size": size, "work": 2 * size}
+    what = {"quantity": "copy", "dtype": None, "size": source.nbytes, "work": 2 * source.nbytes}
     return lambda _: target.copy_(source, non_blocking=True), what
 
 
@@ -238,8 +235,7 @@ def _matmul(the_clock: clock.Clock, device: str, dtype: str, max_sample_s: float
     try:
         pilot = PILOT_SIDES[device]
         pilot_s = min(the_clock.sample(clock.Call(call=product(pilot)), 3)[0]) / 1e3
-        fitting = [side for side in SIDES if pilot_s * (side / pilot) ** 3 <= max_sample_s]
-        side = fitting[0] if fitting else SIDES[-1]
+        side = next((each for each in SIDES if pilot_s * (each / pilot) ** 3 <= max_sample_s), SIDES[-1])
         yield product(side), {"quantity": "matmul", "dtype": dtype, "size": side, "work": 2 * side**3}
     finally:
         torch.set_float32_matmul_precision(before)
@@ -259,8 +255,6 @@ def _fma() -> Workload:
 
 def measure_here(worker: object, *, short: bool, gpu_only: bool) -> dict[str, Any]:
     """Return the fields of a :class:`Calibration` as JSON holds them; what a worker runs for :func:`calibrate`."""
-    import torch
-
     environment = current_environment()
     rows, noises = list[RoofRow](), list[str]()
     failure = None
@@ -270,9 +264,6 @@ def measure_here(worker: object, *, short: bool, gpu_only: bool) -> dict[str, An
         except RuntimeError as error:
             # The caller decides what this means: a sweep starts even where others fill the device.
             failure = " ".join(str(error).split())[:300]
-        finally:
-            # The same process goes on with a sweep's cases.
-            torch.set_float32_matmul_precision("highest")
     noise = commonest(noises) if noises else None
     return dataclasses.asdict(Calibration(environment=environment, rows=rows, failure=failure, noise=noise))
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import faulthandler
+import inspect
 import json
 import os
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -28,9 +29,12 @@ def main(arguments: Sequence[str]) -> None:
     how, source, other = arguments
     if how == "socket":
         _die_with(int(other))
+    from . import correctness, memory
     from .protocol import STACK_FILE, STACK_SIGNAL
     from .worker import serve
 
+    for mode in (correctness.PoisonEmpty, memory.StorageTracker):
+        mode.__torch_dispatch__ = _without_compiler(mode.__torch_dispatch__)  # type: ignore[method-assign]
     if how == "socket":
         # On STACK_SIGNAL the stack is written there, so that the parent can say where a case hung.
         stack = open(STACK_FILE, "w")  # noqa: SIM115, open for as long as the process runs
@@ -38,7 +42,7 @@ def main(arguments: Sequence[str]) -> None:
         os.set_inheritable(int(source), False)
         connection = Connection(int(source))
         serve(_received(connection), lambda reply: connection.send_bytes(json.dumps(reply).encode()))
-        return
+        os._exit(0)  # The parent waits, and Python's own end takes torch down for a quarter second.
     with open(source, encoding="utf-8") as lines, open(other, "w", encoding="utf-8") as replies:
         serve(map(json.loads, lines), lambda reply: print(json.dumps(reply), file=replies, flush=True))
 
@@ -50,6 +54,11 @@ def _die_with(parent: int) -> None:
         ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
+
+
+def _without_compiler(kept: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that torch keeps from torch.compile, which does not import that: it takes as long as torch."""
+    return lambda *given: (kept if "torch._dynamo" in sys.modules else inspect.unwrap(kept))(*given)
 
 
 def _received(connection: Connection) -> Iterator[dict[str, Any]]:

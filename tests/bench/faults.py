@@ -37,8 +37,8 @@ def planned(fault: str, *, module: str = "faults", **fields: Any) -> PlannedCase
 
 
 def describe(worker: Any, text: str) -> dict[str, Any]:
-    """Say what a worker was sent."""
-    return {"device": worker.device, "length": len(text)}
+    """Say what a worker was sent, and whether it has imported torch's compiler."""
+    return {"device": worker.device, "length": len(text), "compiler": "torch._dynamo" in sys.modules}
 
 
 def right(*tensors: Tensor, chunk_size: int, **options: Any) -> Tensor:

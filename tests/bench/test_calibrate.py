@@ -49,7 +49,8 @@ def test_rates_follow_from_sizes_and_times(short: Calibration) -> None:
     assert len({row.run_id for row in short.rows}) == 1
 
 
-def test_matrices_get_smaller_until_they_fit_the_time() -> None:
+def test_matrices_get_smaller_until_they_fit_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(calibrate.CACHES, "cpu", 0)
     environment = dataclasses.replace(current_environment(), device_kind="cpu", device_accelerator="cpu")
     rows, _ = measure_roofs(environment, TINY, short=True)
     sizes = {row.dtype: row.size for row in rows if row.quantity == "matmul"}

@@ -20,11 +20,12 @@ from lrbench.tests.bench.runs import PROCESSOR, run, run_alone
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
-    """Two nodes of one CPU each, and a head that runs nothing."""
+    """Two nodes of one CPU each, and a head that runs nothing and notices within seconds that a node is lost."""
     ray = pytest.importorskip("ray", reason="ray is not installed: pip install 'lrbench[cluster]'")
     from ray.cluster_utils import Cluster
 
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+    head = {"num_cpus": 0, "include_dashboard": False, "_system_config": {"health_check_period_ms": 500}}
+    cluster = Cluster(initialize_head=True, head_node_args=head)
     for _ in range(2):
         cluster.add_node(num_cpus=1)
     ray.init(address=cluster.address, log_to_driver=False)
@@ -76,6 +77,7 @@ def test_a_cluster_without_nodes_ends_the_sweep(
     cluster: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Cases that never ran have no row."""
+    monkeypatch.setattr(ray, "POLL_S", 0.5)
     monkeypatch.setattr(ray, "LOST_S", 2.0)
     outcomes = run_alone(RayExecutor(), [faults.planned("slow", seq_len=32 + n) for n in range(9)])
     done = [next(outcomes)]

@@ -49,9 +49,6 @@ SUM_ORDER = 16
 DRAWN_VALUES, MAX_DRAWS = 512, 8
 """Values of the smallest result over all draws from which a bound is derived, and the most draws."""
 
-KEPT = 128
-"""Problems of which results and bounds are kept."""
-
 DECAY_GATES = {
     "mlstm_sig": "f", "mlstm_exp": "f", "simple_gla": "g", "gated_retention": "f", "gated_delta_net": "g", "kda": "g",
 }  # fmt: skip
@@ -504,8 +501,7 @@ def expectations(
 ) -> tuple[dict[str, Tensor], dict[str, float]]:
     """Return the definition's results for a case's problem and the largest error allowed to each.
 
-    They take longer than most implementations, so those of the last :data:`KEPT` problems on the CPU are kept for the
-    other implementations of the same.
+    They take longer than most implementations, so those of problems on the CPU are kept for the other implementations.
     """
     state_dtype = case.kwargs.get("state_dtype", torch.float32)
     drawn = (case.op, case.dtype, case.sizes, case.ranges, case.initial_state, case.layout, case.seed, case.options)
@@ -516,8 +512,6 @@ def expectations(
     allowed = tolerances(problem, expected, case.others(expected), state_dtype=state_dtype, splits=splits)
     if case.device == "cpu":
         _kept[key] = expected, allowed
-        if len(_kept) > KEPT:
-            del _kept[next(iter(_kept))]
     return expected, allowed
 
 
