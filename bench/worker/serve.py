@@ -42,7 +42,10 @@ def main(arguments: Sequence[str]) -> None:
         os.set_inheritable(int(source), False)
         connection = Connection(int(source))
         serve(_received(connection), lambda reply: connection.send_bytes(json.dumps(reply).encode()))
-        os._exit(0)  # The parent waits, and Python's own end takes torch down for a quarter second.
+        # The parent waits, and Python's own end takes torch down for a quarter second.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
     with open(source, encoding="utf-8") as lines, open(other, "w", encoding="utf-8") as replies:
         serve(map(json.loads, lines), lambda reply: print(json.dumps(reply), file=replies, flush=True))
 
