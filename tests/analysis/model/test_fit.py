@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from operator import itemgetter
 from pathlib import Path
 from statistics import NormalDist, mean
 from typing import Any
@@ -12,9 +13,10 @@ import pytest
 
 from lrbench.analysis.accelerators.known import get_accelerator
 from lrbench.analysis.accelerators.roofs import with_roofs
-from lrbench.analysis.model.fit import Fit, Fits, case_of, trust
+from lrbench.analysis.model.fit import Fit, Fits, case_of, newest_cases, trust
 from lrbench.analysis.model.prediction import predict_case, stored_rows
 from lrbench.analysis.model.terms import Query, carried_ms, expected, sequential_steps
+from lrbench.results.select import grouped
 from lrbench.results.store import committed_results
 
 from .. import rows as made
@@ -182,6 +184,35 @@ def test_of_many_rows_the_own_ones_count(monkeypatch: pytest.MonkeyPatch) -> Non
     kin = [{**row, "op": "retention", "case_id": "r" + row["case_id"]} for row in measured(0.05)]
     fit = Fits([*measured(0.05), *kin], "fw", "bf16", H200).of("mlstm_sig", "xl_chunk")
     assert (fit.rows, len(fit.surface.rows)) == (30, 32)
+
+
+@pytest.mark.parametrize("mode", ["fw", "fwbw"])
+def test_a_larger_problem_takes_no_less_time(mode: str) -> None:
+    """Than a smaller one was measured to take. Of two that were not, the larger one is not predicted to take much less,
+    where the expected time is the formulation's: the walks of a plan with more programs may be faster."""
+    stored = [row for row in stored_rows(committed_results("h200_sxm"), mode, "bf16") if not row["noise"]]
+    fits, generator = Fits(stored, mode, "bf16", H200), random.Random(mode)
+    for kernel, rows in grouped(newest_cases(stored), itemgetter("op", "impl")).items():
+        fit = fits.of(*kernel)
+        for row in generator.sample(rows, min(3, len(rows))) if fit else ():
+            case = case_of(row, mode, "bf16")
+            size = generator.choice([name for name in ("batch", "num_heads", "seq_len") if name in case.sizes])
+            larger, smaller, largest = (
+                fit.time_ms(case._replace(sizes={**case.sizes, size: times * case.sizes[size]})) for times in (2, 3, 6)
+            )
+            assert larger >= row["time_ms"] * (1 - 1e-9), (case, size)
+            assert largest > 0.85 * smaller or fit.model == "walks", (case, size)
+
+
+def test_twice_the_heads_of_the_only_row_take_twice_as_long() -> None:
+    """Though its kin are faster where they have many heads, which are narrow there."""
+    name = "gated_delta_net", "fla.chunk_gated_delta_rule"
+    stored = stored_rows(committed_results("h200_sxm"), "fw", "bf16")
+    own = next(row for row in stored if (row["op"], row["impl"]) == name)
+    fit = Fits([own, *(row for row in stored if (row["op"], row["impl"]) != name)], "fw", "bf16", H200).of(*name)
+    sizes = case_of(own, "fw", "bf16").sizes
+    twice = fit.time_ms(case_of(own, "fw", "bf16")._replace(sizes={**sizes, "num_heads": 2 * sizes["num_heads"]}))
+    assert fit.rows == 1 and fit.others > 3 and 1.6 < twice / own["time_ms"] < 2.4
 
 
 def test_rows_stand_in_for_the_cases_that_have_none_of_their_own(tmp_path: Path) -> None:
