@@ -120,7 +120,7 @@ def expected(case: Query, accelerator: Accelerator) -> tuple[float, ...]:
 def carried_ms(time_ms: float, case: Query, here: Accelerator, there: Accelerator) -> float:
     """Return how long a case takes on another accelerator by what it takes on one: launches take as long, the bytes
     change with the bandwidth, the rest with the rate of its FLOPs."""
-    if here == there:
+    if here.key == there.key:
         return time_ms
     count = count_case(*case)
     assert count is not None, "only counted cases are asked about"
