@@ -274,17 +274,12 @@ class Fit:
         mean, variance = float(found[0]), max(prior - float(found[1]), 0.0)
         if (stands_in := same & ~itself).any():
             mean, variance = float(self.surface.logs[stands_in][0]), 0.0
-        variance += NOISE**2 + self._doubt**2
+        other = accelerator_of(self.accelerator, self.roofs).capability != self.here.capability
+        variance += NOISE**2 + STANDS_IN**2 * (self.stands_in is not None) + OTHER_KERNELS**2 * other
         likely = float(asked.expected_ms[0]) * math.exp(mean)
         half = math.exp(self.trust * Z90 * math.sqrt(variance))
         least = self.surface.least_ms(asked.sizes[0], own & ~itself)
         return likely / half, max(likely, least), max(likely * half, least)
-
-    @property
-    def _doubt(self) -> float:
-        """What the variance of the rows does not say, as a standard deviation."""
-        other = accelerator_of(self.accelerator, self.roofs).capability != self.here.capability
-        return math.hypot(STANDS_IN * (self.stands_in is not None), OTHER_KERNELS * other)
 
     def time_ms(self, case: Query) -> float:
         """Return the likely time of a case."""
