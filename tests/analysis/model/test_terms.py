@@ -55,7 +55,6 @@ def test_what_a_fit_leaves_out() -> None:
     noisy = [{**row, "noise": "busy", "case_id": row["case_id"] + "n"} for row in wrong]
     fit = Fits([*newer, *wrong, *suspect, *noisy], "fw", "bf16", H200).of("mlstm_sig", "fused_chunk")
     assert fit.model == "walks" and fit.rows == len(good) and fit.worst_error < 1e-6
-    assert Fits(good, "fw", "bf16", H200).of("mlstm_sig", "xl_chunk") is None, "other kernels"
     b200 = [{**row, "device_accelerator": "b200", "device_name": "NVIDIA B200"} for row in good[:5]]
     chosen = [Fits([*good, *b200], "fw", "bf16", each).of("mlstm_sig", "fused_chunk") for each in (B200, H100)]
     assert [(each.accelerator, each.rows) for each in chosen] == [("b200", 5), ("h200_sxm", len(good))]
@@ -63,8 +62,7 @@ def test_what_a_fit_leaves_out() -> None:
 
 @pytest.mark.parametrize("names", FITTED, ids=" ".join)
 def test_errors_and_regret_over_the_stored_sweep(names: tuple[str, str, str]) -> None:
-    """Of rows left out; the chunk length that a fit without this sequence length chooses is hardly slower than the best
-    one measured."""
+    """Of rows left out, and of the chunk length that a fit without this sequence length chooses: both are small."""
     *names, mode = names
     rows = stored_rows(STORED, mode, "bf16")
     fit = Fits(rows, mode, "bf16", H200).of(*names)
