@@ -49,17 +49,6 @@ class Query(NamedTuple):
     sizes: Mapping[str, int]
 
 
-class Parts(NamedTuple):
-    """Times in ms that add up to what a case should take; walks and states are those of programs that walk chunks."""
-
-    launches: float
-    steps: float
-    walks: float
-    states: float
-    products: float
-    memory: float
-
-
 Kind = tuple[object, ...]
 """What implementations share that are off for the same reasons."""
 
@@ -109,8 +98,9 @@ def _walked_ms(case: Any) -> tuple[float, float]:
     return walked + 2 * LAUNCH_MS * (sizes.normalised and case.mode != "bw"), states
 
 
-def expected(case: Query, accelerator: Accelerator) -> Parts:
-    """Return what a counted case should take; ValueError if the accelerator has no rate for its dtype."""
+def expected(case: Query, accelerator: Accelerator) -> tuple[float, ...]:
+    """Return the times in ms of launches, walks and states, or of launches, steps, products and memory, which add up to
+    what a counted case should take; ValueError if the accelerator has no rate for its dtype."""
     scheme = formulation_of(case.op, case.impl, case.mode, case.dtype)
     launches = launches_of(scheme, case.mode, accelerator)
     if walks(case):
@@ -118,20 +108,19 @@ def expected(case: Query, accelerator: Accelerator) -> Parts:
         walked, states = _walked_ms(case._replace(sizes=tuple(case.sizes.items())))  # type: ignore[arg-type]
         time_ms = launches_of(scheme, case.mode, usual) + walked + states
         share = (carried_ms(time_ms, case, usual, accelerator) - launches) / (walked + states)
-        return Parts(launches, 0.0, share * walked, share * states, 0.0, 0.0)
+        return launches, share * walked, share * states
     count = count_case(*case, launches=False)
     assert count is not None, "only counted cases are asked about"
     model, steps = runtime_model(count, accelerator, case.dtype), sequential_steps(case)
     products, memory = model.flops_ms / FLOPS_REACHED, model.bytes_ms / BYTES_REACHED
     both = math.hypot(products, memory)
-    steps_ms = STEP_MS * steps if steps > 1 else 0.0
-    return Parts(launches, steps_ms, 0.0, 0.0, products**2 / both, memory**2 / both)
+    return launches, STEP_MS * steps * (steps > 1), products**2 / both, memory**2 / both
 
 
 def carried_ms(time_ms: float, case: Query, here: Accelerator, there: Accelerator) -> float:
     """Return how long a case takes on another accelerator by what it takes on one: launches take as long, the bytes
     change with the bandwidth, the rest with the rate of its FLOPs."""
-    if here == there:
+    if here.key == there.key:
         return time_ms
     count = count_case(*case)
     assert count is not None, "only counted cases are asked about"

@@ -126,8 +126,9 @@ def _predicted(
         half = math.exp(trust([*map(float, errors[others])]) * Z90 * deviations[n])
         said: tuple[float | None, ...] = (None,) * 3
         if count is not None and half**2 <= USELESS:
-            least = floor_ms(count, get_accelerator(here), case.dtype)
-            said = tuple(max(each, least) for each in (likely / half, likely, likely * half))
+            floor = floor_ms(count, get_accelerator(here), case.dtype)
+            least = max(floor, known.least_ms(known.points.sizes[n], others))
+            said = max(likely / half, floor), max(likely, least), max(likely * half, least)
         yield LeftOut(
             op=case.op, impl=case.impl, mode=case.mode, dtype=case.dtype, case_id=row["case_id"], fitted_on=there,
             held_out_on=here, time_ms=row["time_ms"], low_ms=said[0], likely_ms=said[1], high_ms=said[2], **names,

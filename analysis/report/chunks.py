@@ -110,7 +110,7 @@ def _model(subject: Subject, row: Any) -> Model:
     chunks = chunks_taken(op, impl, mode, dtype, sizes)
     state = row.state_dtype if isinstance(row.state_dtype, str) else "fp32"
     dtypes: dict[str, Any] = {"dtype": dtype, "state_dtype": state}
-    chunkwise = functools.partial(count, op, formulation="chunkwise", mode=mode, **dtypes, **sizes)
+    chunkwise = functools.cache(functools.partial(count, op, formulation="chunkwise", mode=mode, **dtypes, **sizes))
     intensity = flop_rate(chunkwise(chunk_size=chunks[0]), accelerator, dtype) / accelerator.bandwidth_bytes_s
     closed = coefficients(op, mode=mode, causal_factor=0.5, **dtypes, **dims)
     said = functools.partial(

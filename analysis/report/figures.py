@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
-from ...results.select import MODE_NAMES, short_size
+from ...results.select import MODE_NAMES, grouped, short_size
 from ..accelerators.known import get_accelerator, known_accelerators
 from ..figures.findings import OURS
 from ..figures.plots import drawing
@@ -106,15 +107,15 @@ def _numbers(subject: Subject, kind: str, mode: str, shown: Drawing) -> Html:
     sizes = sorted({int(value) for value in rows[shown.x]})
     columns = [*dict.fromkeys(("op", "impl", "chunk_size", shown.x, column))]
     body: list[TableRow] = []
-    for _, group in rows[columns].groupby(["op", "impl"], sort=True):
-        at = {int(row[shown.x]): row for row in group.to_dict("records")}
+    for _, group in sorted(grouped(rows[columns].itertuples(index=False), attrgetter("op", "impl")).items()):
+        at = {int(getattr(row, shown.x)): row for row in group}
         values = {short_size(size): _value(at.get(size), shown.x, column, scale) for size in sizes}
-        body.append({"implementation": name_cell(group.iloc[0]), **values})
+        body.append({"implementation": name_cell(group[0]), **values})
     return table(f"{MODE_TITLES[mode]}: {name} over {X_NAMES.get(shown.x, subject.axis)}", body)
 
 
-def _value(row: Mapping[Any, Any] | None, x: str, column: str, scale: int) -> str | Cell:
+def _value(row: Any, x: str, column: str, scale: int) -> str | Cell:
     if row is None:
         return ABSENT
-    chunk = None if x == "chunk_size" else known(row["chunk_size"])
-    return numeric(row[column] / scale, detail="" if chunk is None else f"L {short_size(chunk)}")
+    chunk = None if x == "chunk_size" else known(row.chunk_size)
+    return numeric(getattr(row, column) / scale, detail="" if chunk is None else f"L {short_size(chunk)}")

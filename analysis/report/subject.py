@@ -148,7 +148,7 @@ class Subject:
         rows = self.trusted[self.trusted.index.isin(self.chosen.rows.index) & (self.trusted["mode"] == mode)]
         return best_rows(rows, ("op", "impl", "seq_len"))
 
-    @property
+    @functools.cached_property
     def axis(self) -> str:
         """What figures call the axis of sequence lengths."""
         return "sequence length" if self.chosen is None else self.chosen.axis
@@ -173,6 +173,8 @@ def load_subjects(results: Sequence[str | Path], gpu: str) -> list[Subject]:
     """
     accelerator = with_stored_roofs(get_accelerator(gpu))
     loaded = derive_anew(load_results(results, samples=True).reset_index(drop=True))
+    # Rows are taken from it a thousand times, each time of every block: objects share one, once they are copied.
+    loaded = loaded.astype(dict.fromkeys(loaded.select_dtypes("str").columns, object)).copy()
     if loaded.empty:
         raise ValueError(f"results must hold at least one row, got none in {', '.join(map(str, results))}")
     device = _device(latest_rows(loaded), accelerator.key)

@@ -21,7 +21,7 @@ from lrbench.results.select import grouped
 from lrbench.results.store import committed_results
 
 MOST = 200
-NAMES = ("KIN_LENGTH", "KIND", "WEIGHTS", "OWN", "OWN_SIZES", "WALKED", "CARRIED", "KIND_CARRIED", "NOISE")
+NAMES = ("KIN_LENGTH", "KIND", "WEIGHTS", "OWN", "OWN_SIZES", "WALKED", "CARRIED", "NOISE")
 GUESS = 1.5
 """Standard deviation of the logarithm of a constant around today's, so that what rows do not tell stays."""
 

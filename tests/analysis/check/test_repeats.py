@@ -53,9 +53,10 @@ def test_a_folder_beside_itself_did_not_change(lrbench: Lrbench, accelerator: st
     assert every.verdicts["same"] == every.cases and tuple(every.interval) == (1.0, 1.0)
 
 
-def test_the_run_of_the_readme_passes(lrbench: Lrbench) -> None:
-    """Beside the newest rows of its cases, which other machines measured."""
-    code, out, _ = lrbench("check run:0918469f --allow-missing --baseline", HERE / "h200_sxm")
+@pytest.mark.parametrize("run", ["0918469f", "3cbd30df", "4ff7a8e0"])
+def test_runs_of_the_readme_pass(run: str, lrbench: Lrbench) -> None:
+    """Beside the newest rows of their cases, which other machines measured."""
+    code, out, _ = lrbench(f"check run:{run} --allow-missing --baseline", HERE / "h200_sxm")
     assert code == 0 and out.startswith("passed on h200_sxm: ")
 
 
