@@ -20,11 +20,7 @@ from typing import Any
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Serve a connection to the parent, or one file's requests into another.
-
-    Args:
-        arguments: "socket", its descriptor and the parent's process id; or "files", the requests' and the replies'.
-    """
+    """Serve ("socket", its descriptor, the parent's process id), or ("files", the requests' and the replies' paths)."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     how, source, other = arguments
     if how == "socket":
@@ -44,7 +40,6 @@ def main(arguments: Sequence[str]) -> None:
         serve(_received(connection), lambda reply: connection.send_bytes(json.dumps(reply).encode()))
         # The parent waits, and Python's own end takes torch down for a quarter second.
         sys.stdout.flush()
-        sys.stderr.flush()
         os._exit(0)
     with open(source, encoding="utf-8") as lines, open(other, "w", encoding="utf-8") as replies:
         serve(map(json.loads, lines), lambda reply: print(json.dumps(reply), file=replies, flush=True))

@@ -26,7 +26,7 @@ from ..scalar_decay.whole_state_tiles import BZ, WARPS, allocate_barriers, barri
 from .whole_state import Walk, _store_tile
 
 
-class Tiles(NamedTuple):
+class ChannelTiles(NamedTuple):
     """A chunk's tiles, as descriptors of tensors or as places in shared memory, one for each stage.
 
     Attributes:
@@ -199,8 +199,8 @@ def channel_walk_kernel(
         scores_s = gl.allocate_shared_memory(DTYPE, [STAGES, L, L], layout)
         out_desc = tma.make_tensor_descriptor(out_ptr + v_start, [T, V], [H * V, 1], [L, BZ], layout)
         out_s = gl.allocate_shared_memory(DTYPE, [WALKERS, L, BZ], layout)
-    tensors = Tiles(keys_desc, queries_desc, inverse_desc, scores_desc, v_desc, out_desc)
-    tiles = Tiles(
+    tensors = ChannelTiles(keys_desc, queries_desc, inverse_desc, scores_desc, v_desc, out_desc)
+    tiles = ChannelTiles(
         gl.allocate_shared_memory(DTYPE, [STAGES, 2 * L, BK], layout),
         queries_s,
         gl.allocate_shared_memory(DTYPE, [STAGES, L, L], layout),
