@@ -86,9 +86,9 @@ def _store(ptr, x):
 
 @gluon.jit
 def _in_squares(
-    q_ptr, k_ptr, g_ptr, OF_QK: gl.constexpr, OF_G: gl.constexpr, mask, q_s, k_s, early_s, square: gl.constexpr
+    q_ptr, k_ptr, g_ptr, scale, OF_QK: gl.constexpr, OF_G: gl.constexpr, mask, q_s, k_s, early_s, square: gl.constexpr
 ):  # fmt: skip
-    """Return P and A [L, L] of any log decays; ``q_s`` and others are places in shared memory."""
+    """Return scale P and A [L, L] of any log decays; ``q_s`` and others are places in shared memory."""
     L: gl.constexpr = q_s.shape[0]
     zeros = gl.zeros([L, L], gl.float32, square)
     q = _load(q_ptr, OF_QK, mask)
@@ -113,7 +113,7 @@ def _in_squares(
         scores = warpgroup_mma(q_s, early_s.permute((1, 0)), _within(scores, 1 << level), is_async=True)
         a = warpgroup_mma(k_s, early_s.permute((1, 0)), _within(a, 1 << level), is_async=True)
         scores, a = warpgroup_mma_wait(0, deps=[scores, a])
-    return scores, a
+    return scores * scale, a
 
 
 @gluon.jit
@@ -184,10 +184,11 @@ def channel_chunks_kernel(
 
     Grid: (B * H * N,), N = ceil(T / L). Reads q, k [B, T, H / GROUP, K], g [B, T, H, K] and beta [B, T, H]; writes
     exp(b_L - b) * k, exp(b) * k and exp(b) * scale q [B * H, N, 3, L, BK] and T Diag(beta) and scale P
-    [B * H, N, 2, L, L] in k's dtype, and exp(b_L) [B * H, N, BK]. Columns beyond K, and positions beyond T, are 0.
+    [B * H, N, 2, L, L] in k's dtype, and exp(b_L) [B * H, N, BK]. Columns beyond K, and positions beyond T,
+    are 0 in the first.
     """
     DTYPE: gl.constexpr = k_ptr.dtype.element_ty
-    # Log decay, in base 2, of half a chunk: beyond it factors are no normal numbers of the dtype.
+    # Log decay, in base 2, of half a chunk. The rest of the dtype's range is for the numbers that factors multiply.
     LIMIT: gl.constexpr = 6 if DTYPE.is_fp16() else 110
     # R groups of S rows, two columns of one of which a thread has: a warp reads and writes whole lines, offsets of rows
     # are constants, and sums over a group stay within a thread.
@@ -242,7 +243,8 @@ def channel_chunks_kernel(
     gl.store(decay_ptr + number * BK + gl.arange(0, BK, of_columns), gl.exp2(last))
     far = gl.max(gl.maximum(-middle, middle - last), 0) > LIMIT
     weights = b - middle[None, None, :]
-    _put(q_s, q * gl.exp2(weights))
+    # Where they lie beyond the limit, _in_squares overwrites these, which may be infinite or NaN.
+    _put(q_s, q * (gl.exp2(weights) * scale))
     _put(k_s, k * gl.exp2(weights))
     _put(early_s, k * gl.exp2(-weights))
     _store(decayed, k * gl.exp2(gl.minimum(last[None, None, :] - b, 0.0)))
@@ -259,10 +261,10 @@ def channel_chunks_kernel(
         a = gl.where(offs_r[:, None] > offs_c[None, :], a, 0.0)
     else:
         scores, a = _in_squares(
-            q_ptr + of_qk, k_ptr + of_qk, g_ptr + of_g, OF_QK, H * K, mask, q_s, k_s, early_s, square
+            q_ptr + of_qk, k_ptr + of_qk, g_ptr + of_g, scale, OF_QK, H * K, mask, q_s, k_s, early_s, square
         )
     squares = squares_ptr + number * (2 * L * L)
-    _store_square(squares + L * L, scores * scale, L)
+    _store_square(squares + L * L, scores, L)
     left_s = gl.allocate_shared_memory(DTYPE, [L, L], shared)
     right_s = gl.allocate_shared_memory(DTYPE, [L, L], shared)
     inverse = _invert(a * rate, a_s, left_s, right_s, square)

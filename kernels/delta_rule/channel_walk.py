@@ -232,5 +232,5 @@ def channel_walk_kernel(
                 (_load, (tensors, tiles, loaded, freed, walk, L)),
             ],
             [WARPS, 1],
-            [216, 40],
+            [232, 40],
         )

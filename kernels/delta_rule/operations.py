@@ -31,7 +31,8 @@ and these arguments:
     normalise          first divide q and k by their norms over K: x / sqrt(sum x^2 + 1e-6), in their dtype. Models do
                        so before they call; with longer keys the recurrence may grow without bound.
 
-They return o [B, T, H, V], contiguous and in v's dtype, or (o, S); differentiable in all tensors, by whole_state once.
+They return o [B, T, H, V], contiguous and in v's dtype, or (o, S); differentiable in all tensors, once by
+whole_state, and not by KDA's.
 They raise ValueError on an argument that does not fit, which names it, what was expected and what came.
 """
 
@@ -181,10 +182,10 @@ def _delta_rule(
         one_of("impl", impl, (WHOLE_STATE, *PACKED, "step"))
     _check_tensors(q, k, v, beta)
     scale = resolve_scale(scale, q.shape[3])
+    trained = torch.is_grad_enabled() and any(
+        x is not None and x.requires_grad for x in (q, k, v, g, beta, initial_state)
+    )
     if impl is None:
-        trained = torch.is_grad_enabled() and any(
-            x is not None and x.requires_grad for x in (q, k, v, g, beta, initial_state)
-        )
         is_torch = (by_channel and trained) or chunk_size not in (None, CHUNK) or cu_seqlens is not None
         impl = "torch" if is_torch or _why_not_whole_state(q, v, scale, chosen=False) else WHOLE_STATE
     if g is not None:
@@ -220,6 +221,8 @@ def _delta_rule(
     if impl == WHOLE_STATE:
         from .launch import CHANNEL_PASSES, WHOLE_STATE_PASSES, DeltaRequest
 
+        if by_channel and trained:
+            raise ValueError(f"impl must be torch for gradients of kda, got {impl}, which has none")
         passes = CHANNEL_PASSES if by_channel else WHOLE_STATE_PASSES
         o, last = passes(DeltaRequest(scale, return_last_state), q, k, v, g, beta, first)
         return (o, last) if return_last_state else o

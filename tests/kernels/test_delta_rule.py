@@ -84,15 +84,17 @@ def test_whole_state_on_gpu(case: Case) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [F16, BF16])
-@pytest.mark.parametrize("decay", [0.0, 1.0, 5.0, 50.0, math.inf])
+@pytest.mark.parametrize("decay", [0.0, 0.05, 1.0, 5.0, 50.0, math.inf])
 def test_decays_of_channels_on_gpu(dtype: torch.dtype, decay: float) -> None:
-    """Chunks with little decay are made in one product, others in squares."""
-    inputs = {name: x.cuda() for name, x in inputs_of("kda", dtype, seq_len=150, head_dim_qk=96).items()}
-    inputs["g"][:, ::3, :, ::2] = -decay
+    """Chunks with little decay are made in one product, others in squares; heads are cut into segments."""
+    inputs = {name: x.cuda() for name, x in inputs_of("kda", dtype, batch=1, seq_len=2500, head_dim_qk=96).items()}
+    inputs["g"] = -decay * torch.rand_like(inputs["g"]).clamp(min=0.01)
     o, state = kda(*inputs.values(), impl="whole_state", return_last_state=True)
     exact = kda(*(x.double() for x in inputs.values()), impl="torch", return_last_state=True)
     for x, y in zip((o, state), exact, strict=True):
         assert (x - y).norm() <= 2 * torch.finfo(dtype).eps * y.norm()
+    with pytest.raises(ValueError, match="impl must be torch for gradients of kda, got whole_state"):
+        kda(*(x.requires_grad_() for x in inputs.values()), impl="whole_state")
 
 
 @pytest.mark.gpu

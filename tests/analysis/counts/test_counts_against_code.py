@@ -179,13 +179,14 @@ def test_a_step_of_the_delta_rule_does_the_counted_work(op: str) -> None:
 
 
 @pytest.mark.parametrize("mode", ["fw", "bw"])
-@pytest.mark.parametrize("op", ["delta_net", "gated_delta_net"])
+@pytest.mark.parametrize("op", ["delta_net", "gated_delta_net", "kda"])
 def test_torch_counts_whole_state_of_the_delta_rule(op: str, mode: str) -> None:
     sizes = {**SIZES, "num_heads_qk": 1}
     q, k, v, *gates = baselines.get_operation(op).make_inputs(sizes, dtype=torch.float16).values()
     given = (q, k, v, None, *gates) if op == "delta_net" else (q, k, v, *gates)
     case = count_case(op, "whole_state", mode, "fp16", None, sizes, launches=False)
-    assert case is not None and flops("delta_rule", mode, DeltaRequest(1.0, want_last=False), given) == case.flops
+    name = "delta_rule_by_channel" if op == "kda" else "delta_rule"
+    assert case is not None and flops(name, mode, DeltaRequest(1.0, want_last=False), given) == case.flops
 
 
 @pytest.mark.parametrize("op", OPERATIONS)
