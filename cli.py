@@ -1063,9 +1063,7 @@ def report(
     results: Annotated[list[Path] | None, files(" [those committed of --gpu and results/local, else all]")] = None,
     gpu: Gpu = None,
     output: Annotated[Path, option("The page: .html.", "--output", "-o")] = Path("report.html"),
-    pdf: Annotated[
-        bool | None, option("A PDF beside the page, printed by Chromium or Chrome [where one is here].")
-    ] = None,
+    pdf: Annotated[bool, option("Print a PDF beside the page too, by Chromium or Chrome.", "--pdf")] = False,
     site: Annotated[
         Path | None, option("Write a folder of pages instead: each operation's fastest kernels, history and rows.")
     ] = None,
@@ -1086,21 +1084,14 @@ def report(
     if output.suffix.lower() not in (".html", ".htm"):
         raise ValueError(f"output must end in .html, got {output.name!r}")
     check_file(output, "--output")
-    browser = None if pdf is False else export.find_browser()
+    browser = export.find_browser() if pdf else None
     if pdf and browser is None:
         raise ValueError(f"pdf needs one of {', '.join(export.BROWSERS)}: install one, or leave --pdf out")
     gpu = gpu or (_measured_on(results) if results else None) or key_here() or USUAL
     paths = results or _reported(gpu)
     print(page := export.build(Report.load(paths, gpu), output, lambda at: note(f"report: {at}")))
-    if browser is None:
-        return
-    try:
+    if browser is not None:
         print(export.to_pdf(page, page.with_suffix(".pdf"), browser))
-    except RuntimeError as error:
-        # The page is written; without --pdf the PDF is optional.
-        if pdf:
-            raise
-        note(f"no PDF: {error}")
 
 
 def _measured_on(results: list[Path]) -> str | None:

@@ -335,7 +335,7 @@ def test_one_of_several_accelerators_is_chosen(command: str, lrbench: Lrbench, h
 def test_command_writes_a_page_and_says_where(lrbench: Lrbench, here: Path) -> None:
     rows = [row("mlstm_sig", "fused_chunk", 1.0), row("mlstm_sig", "fused_chunk", 2.0, chunk_size=64)]
     made.write(rows, here / "rows.parquet")
-    done = lrbench("report rows.parquet --gpu h200 -o out/mine.html --no-pdf")
+    done = lrbench("report rows.parquet --gpu h200 -o out/mine.html")
     assert done[:2] == (0, "out/mine.html\n")
     assert done[2].splitlines()[1] == "report: 1 of 9: at one sequence length"
     assert sorted(path.name for path in (here / "out").iterdir()) == ["mine.html"]
@@ -375,15 +375,13 @@ def test_a_pdf_without_a_browser_is_refused(lrbench: Lrbench, monkeypatch: pytes
 def test_a_browser_that_fails_costs_the_pdf_alone(
     lrbench: Lrbench, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Unless the PDF was asked for."""
     monkeypatch.setenv("LRBENCH_BROWSER", "/bin/false")
     monkeypatch.setattr(export, "build", lambda _, output, __: output)
     made.write([row("mlstm_sig", "fused_chunk", 1.0)], here / "rows.parquet")
-    for option, code in (("", 0), ("--pdf", 1)):
-        *done, err = lrbench(f"report rows.parquet --gpu h200 {option}")
-        assert done == [code, "report.html\n"]
-        assert "/bin/false printed no PDF: no message" in err
-        assert not (here / "report.pdf").exists()
+    code, out, err = lrbench("report rows.parquet --gpu h200 --pdf")
+    assert (code, out) == (1, "report.html\n")
+    assert "/bin/false printed no PDF: no message" in err
+    assert not (here / "report.pdf").exists()
 
 
 def test_the_model_chooses_among_the_chunk_lengths_that_are_taken(tmp_path: Path) -> None:
