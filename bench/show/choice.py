@@ -32,12 +32,19 @@ def runnable(question: Question) -> list[str]:
     """Return the implementations that answer a question on its accelerator, in its mode and dtype, ours first.
 
     Code for this very chip comes before code for all. Portable code is left out where there is a GPU, as in a sweep,
-    unless there is nothing else.
+    unless there is nothing else, or it is another package's and was measured there.
     """
     able = [each for each in _known(question) if not _why_not_on(each, question)]
     able = [each for each in able if not question.why_wrong(each.name)]
-    only = [each.name for each in able if each.devices == (_device(question),)]
+    device, measured = (_device(question),), _measured(question)
+    only = [x.name for x in able if x.devices == device or (isinstance(x, Baseline) and x.name in measured)]
     return only or [each.name for each in able]
+
+
+def _measured(question: Question) -> set[str]:
+    """Return the implementations of which the accelerator has rows, at whatever size."""
+    here = {"op": question.op, "device_accelerator": question.accelerator.key}
+    return {row["impl"] for row in question.rows if here.items() <= row.items() and "stands_in" not in row}
 
 
 def not_there(questions: Iterable[Question]) -> list[str]:
@@ -126,9 +133,9 @@ def implementation(question: Question, impl: str | None, *, chunked: bool = Fals
     if impl is None:
         able = [name for name in runnable(question) if name in known] or known
         ours = [name for name in able if "." not in name] or able
-        if len(ours) == 1:
+        if len(ours) == 1 and (len(able) == 1 or not _why_unanswered(question, ours[0])):
             return ours[0]
-        best = ranked(question, ours)[0]
+        best = ranked(question, ours if len(ours) > 1 else able)[0]
         # Lower bounds do not tell which is faster.
         return ours[0] if best.basis == "bound" else best.case[1]
     one_of("impl", impl, known, f" for {op}{' to choose a chunk length' if chunked else ''}")
@@ -360,13 +367,14 @@ def ranking_notes(question: Question, rows: Sequence[Mapping[str, Any]], elsewhe
         names = (f"{_name(row)} {row['memory_bytes'] / 1e9:.3g}" for row in large)
         lines.append(f"{capacity}: {', '.join(names)}")
     basis = {row["impl"]: row["basis"] for row in rows if row["same_math"]}
-    here = {"op": question.op, "device_accelerator": question.accelerator.key}
-    known = {row["impl"] for row in question.rows if here.items() <= row.items() and "stands_in" not in row}
-    able = runnable(question)
-    if others := [impl for impl in able if impl in known and basis.get(impl) != "measured"]:
+    able, measured = runnable(question), _measured(question)
+    if others := [impl for impl in able if impl in measured and basis.get(impl) != "measured"]:
         lines.append(f"measured on {where} at other sizes only: {', '.join(others)}")
     if refused := [why for impl in able if impl not in basis and (why := _why_unanswered(question, impl))]:
         lines.append("left out: " + "; ".join(refused))
+    reasons = {each.name: question.why_wrong(each.name) for each in _known(question)}
+    if wrong := [f"{name} ({why.partition(';')[0]})" for name, why in reasons.items() if why]:
+        lines.append("incorrect there: " + "; ".join(wrong))
     if elsewhere:
         number = f"{len(elsewhere)} kernel{'s' if len(elsewhere) > 1 else ''}"
         lines.append(f"not known to run on {where}: {number} ({', '.join(elsewhere)})")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
@@ -18,6 +19,7 @@ from lrbench.kernels.baselines import get_operation
 from lrbench.kernels.baselines.published import MODELS, problem_sizes
 from lrbench.kernels.common.spec import width_of
 from lrbench.results.schema import Record
+from lrbench.tests.command_line import Lrbench
 from lrbench.tests.results.test_store import RECORD
 
 COUNTED = [op for op in FORMULATIONS if op != "projections"]
@@ -88,6 +90,22 @@ def test_the_same_problem_has_the_same_number(problem: OneProblem, gpu: str) -> 
         own = {**sizes, "chunk_size": best["chunk_size"]}
         assert candidate["flops"] == count(question.op, formulation="chunkwise", mode=problem.mode, **own).flops
     beside_others(question)
+
+
+@pytest.mark.parametrize(
+    ("question", "said"),
+    [
+        ("best wkv --batch 1 --seq-len 64k --channels 256 --dtype fp32", "jax.associative_scan"),
+        (
+            "best mlstm_exp --mode fwbw --batch 1 --seq-len 64k",
+            "incorrect there: mlstm_kernels.xl_chunk (gradient of",
+        ),
+        ("predict delta_net --seq-len 2k --documents 16", "delta_net fla.chunk_delta_rule fw"),
+    ],
+)
+def test_no_peer_is_left_out_in_silence(question: str, said: str, lrbench: Lrbench) -> None:
+    code, out, err = lrbench(f"{question} --gpu h200")
+    assert code == 0 and said in out + err
 
 
 def beside_others(question: choice.Question) -> None:
