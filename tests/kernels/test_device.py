@@ -87,10 +87,10 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[Launches]:
 
 
 def run(operation: Operation, implementation: Implementation) -> None:
-    """Run forward and backward, and a decoding step, with and without a state."""
+    """Run forward and, where there is one, backward, and a decoding step, with and without a state."""
     for case in cases_of(operation, implementation):
         for carry in (False, True):
-            record(case, training=case.impl != "step", carry=carry)
+            record(case, training="fwbw" in implementation.modes, carry=carry)
 
 
 @pytest.mark.compile
