@@ -16,10 +16,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, warpgroup_mma, warpgroup_mma_wait
 
 from ..common.remember import remember_launches
-
-LOG2E = gl.constexpr(1.4426950408889634)
-MIN_LOG_DECAY = gl.constexpr(-150.0)
-"""As in inverse.py."""
+from .inverse import LOG2E, MIN_LOG_DECAY
 
 
 @gluon.jit
