@@ -48,8 +48,8 @@ BV = gl.constexpr(64)
 """Columns of V at a time."""
 
 
-class Tensors(NamedTuple):
-    """Descriptors of the tensors whose tiles are copied."""
+class Descriptors(NamedTuple):
+    """Of the tensors whose tiles are copied."""
 
     q: Any
     k: Any
@@ -64,7 +64,7 @@ class Tensors(NamedTuple):
     dv: Any
 
 
-class Tiles(NamedTuple):
+class Shared(NamedTuple):
     """What is in shared memory.
 
     Attributes:
@@ -111,7 +111,7 @@ class Tiles(NamedTuple):
 
 
 class Places(NamedTuple):
-    """Tiles of a chunk in shared memory, of 64 columns of V, and vectors."""
+    """Shared of a chunk in shared memory, of 64 columns of V, and vectors."""
 
     q: Any
     k: Any
@@ -439,7 +439,7 @@ def gradients_kernel(
 
     layout: gl.constexpr = gl.NVMMASharedLayout(128, 16, rank=2)
     of_made: gl.constexpr = gl.NVMMASharedLayout(128, dq_ptr.dtype.element_ty.primitive_bitwidth, rank=2)
-    tensors = Tensors(
+    tensors = Descriptors(
         q=tma.make_tensor_descriptor(q_ptr + of_qk, [T, K], [OF_QK, 1], [L, BK], layout),
         k=tma.make_tensor_descriptor(k_ptr + of_qk, [T, K], [OF_QK, 1], [L, BK], layout),
         inverse=tma.make_tensor_descriptor(inverse_ptr, [chunks * L, L], [L, 1], [L, L], layout),
@@ -458,7 +458,7 @@ def gradients_kernel(
     barriers = allocate_barriers(12)
     for n in gl.static_range(12):
         mbarrier.init(barriers.index(n), count=1)
-    tiles = Tiles(
+    tiles = Shared(
         q=gl.allocate_shared_memory(DTYPE, [1, L, BK], layout),
         k=gl.allocate_shared_memory(DTYPE, [1, L, BK], layout),
         inverse=gl.allocate_shared_memory(DTYPE, [1, L, L], layout),
