@@ -5,11 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from lrbench.kernels import get_operation
 from lrbench.kernels.common import channel_tensors
@@ -37,11 +35,10 @@ from lrbench.tests.kernels.test_packed import (
     LENGTHS,
     bounds_of,
     check_alone,
+    check_as_padded,
     check_lengths_may_change,
     check_writes_nowhere_else,
-    in_rows,
     packed,
-    some_lengths,
 )
 
 SHORT = (5, 0, 1, 3, 0, 10)
@@ -218,21 +215,8 @@ def test_documents_on_gpu(case: Case) -> None:
     )
 )
 def test_many_documents_on_gpu(case: Case) -> None:
-    """Results are those of sequences in a batch, each padded to the longest at its end."""
-    problem = packed(case, some_lengths(*case.law["drawn"])).draw()
-    problem = replace(problem, cotangents={"h": problem.cotangents["h"]})
-    at, real = in_rows(problem.options["cu_seqlens"].long())
-
-    def in_a_batch(*tensors: Tensor, cu_seqlens: Tensor, **keywords: Any) -> Any:
-        rows = [x if x.dim() == 1 else x[0][at] for x in tensors]
-        h, last = case.function(*rows, **keywords)
-        return h[real][None], last
-
-    expected, results = (evaluate(problem, fn) for fn in (in_a_batch, case.function))
-    for name in expected.keys() - set("Cnm"):
-        x = expected[name]
-        error = (results[name] - x).abs().amax() / x.abs().amax()
-        assert error <= 2**-6, f"{name}: {error}"
+    """Padding decays the state, so states are not compared."""
+    check_as_padded(case, {})
 
 
 @on_each(
