@@ -104,25 +104,6 @@ def test_chunk_size(run: Run) -> None:
     assert max(map(len, short)) <= 80
 
 
-def test_chunk_size_with_results(tmp_path: Path, run: Run) -> None:
-    rows = [made.row("mlstm_sig", "fused_chunk", chunk_size=c, time_ms=t) for c, t in ((128, 1.0), (512, 1.5))]
-    made.write(rows, tmp_path / "r.parquet")
-    command = ("chunk-size", "tfla", "--gpu", "h200", "--results", tmp_path)
-    # Of two implementations that run there, the one that was measured.
-    printed = run(*command)
-    assert printed.startswith(
-        "mlstm_sig fw B=8 T=8k H=16 dim 128/256 bf16\n"
-        "use 128 with fused_chunk: 1 ms measured on h200_sxm (512, which the paper's model chooses: 1.5)\n"
-    )
-    printed = run(*command, "--all")
-    assert "the model's choice, 512, takes 0.5 ms more than the fastest measured" in printed
-    printed = run("chunk-size tfla --gpu h100 --impl fused_chunk", "--results", tmp_path)
-    assert re.search(
-        r"\nuse \d+ with fused_chunk: [\d.]+ ms \([\d.]+ to [\d.]+\) predicted for h100_sxm\n",
-        printed,
-    )
-
-
 @pytest.mark.parametrize(
     ("problem", "chunks"),
     [
@@ -364,7 +345,7 @@ def test_best_does_not_choose_where_nothing_is_known(run: Run) -> None:
     assert {row["time_ms"] for row in run.json(*of_others)} == {None}
 
 
-def test_decoding_is_answered_from_its_rows(tmp_path: Path, run: Run, lrbench: Lrbench) -> None:
+def test_decoding_is_answered_from_its_rows(tmp_path: Path, run: Run) -> None:
     rows = made.decoding()
     path = made.write(rows, tmp_path / "r.parquet")
     problem = ("--mode", "step", "--context", "32k", "--batch", 16, "--gpu", "h200", "--results", path)
@@ -388,14 +369,6 @@ def test_decoding_is_answered_from_its_rows(tmp_path: Path, run: Run, lrbench: L
     assert predicted["time_ms"] == pytest.approx(2 * found["attention", "flash_attn.v2"]["time_ms"], rel=0.2)
     table = run("compare context:8k,impl:flash_attn.v2 context:8k,impl:torch.sdpa_cudnn", "--results", path)
     assert "B=16 T=1 context 8k" in table
-    slower = [{**row, "run_id": "slower", "measured_at": "2026-02-01T00:00:00+00:00"} for row in rows]
-    for row in slower:
-        if row["context"] == 8192 and row["time_ms"]:
-            row |= {name: 2 * row[name] for name in ("time_ms", "time_ci_low_ms", "time_ci_high_ms")}
-    code, out, _ = lrbench("check", made.write(slower, tmp_path / "s.parquet"), "--baseline", path, "--all")
-    assert code == 1
-    regressions = [line for line in out.splitlines() if line.startswith("regression")]
-    assert len(regressions) == 12 and all("context 8k" in line for line in regressions)
 
 
 def chunks_and_lengths(chunks: tuple[int, ...], lengths: tuple[int, ...]) -> list[dict[str, Any]]:

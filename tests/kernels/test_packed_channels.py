@@ -19,6 +19,7 @@ from lrbench.tests.kernels.cases import (
     F16,
     F32,
     F64,
+    PORTABLE,
     SCAN_ROWS_FORWARD,
     TIME_TILES,
     channels,
@@ -61,14 +62,7 @@ def check_as_alone(case: Case, lengths: Sequence[int], dtype: torch.dtype = torc
     assert_close(results, plain, allowed, f"{case.op}, documents of {lengths}")
 
 
-@on_each(
-    *(
-        portable(op, implementation.name, F64)
-        for op in CHANNELS
-        for implementation in get_operation(op).implementations
-        if "cpu" in implementation.devices
-    )
-)
+@on_each(*(portable(op, impl, F64) for op, impl in PORTABLE if op in CHANNELS))
 def test_documents_in_torch(case: Case) -> None:
     """Forms in plain torch."""
     for lengths, dtype in ((LENGTHS, torch.int32), ((4,), torch.int64), ((0, 0, 3), torch.int32)):
