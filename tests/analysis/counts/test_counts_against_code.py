@@ -15,7 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from lrbench.analysis.counts import Count, count, count_case
 from lrbench.analysis.counts.operators import flops
-from lrbench.kernels import FAMILIES, baselines, get_operation, resolve
+from lrbench.kernels import FAMILIES, baselines, get_operation
 from lrbench.kernels.delta_rule.launch import DeltaRequest
 from lrbench.tests import ROOT
 from lrbench.tests.command_line import ENVIRON, run_python
@@ -36,20 +36,6 @@ def matrix_flops(call: Callable[[], object]) -> int:
     return counter.get_total_flops()
 
 
-def run(op: str, impl: str, chunk_size: int | None) -> tuple[int, int]:
-    """Return the matrix FLOPs of an implementation's forward and backward pass."""
-    operation = get_operation(op)
-    tensors = operation.make_inputs(SIZES, dtype=torch.float32)
-    leaves = [tensors[name].requires_grad_(name in operation.differentiable) for name in operation.arguments]
-    keywords = {"chunk_size": chunk_size} if chunk_size else {}
-    outputs: list[torch.Tensor] = []
-    call = operation.function(impl)
-    forward = matrix_flops(lambda: outputs.append(call(*leaves, **keywords)))
-    wanted = [leaf for leaf in leaves if leaf.requires_grad]
-    backward = matrix_flops(lambda: torch.autograd.grad(outputs[0].sum(), wanted))
-    return forward, backward
-
-
 def test_the_example_of_the_page_counts_a_first_call() -> None:
     """The operators are registered while a counter is at work."""
     (example,) = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs" / "counts.md").read_text(), re.M | re.S)
@@ -58,9 +44,8 @@ def test_the_example_of_the_page_counts_a_first_call() -> None:
     assert int(printed.split()[-1]) == count("simple_gla", formulation="walk", mode="fwbw", **sizes).flops
 
 
-def counted(op: str, impl: str, mode: str, chunk_size: int | None) -> Count:
-    sizes = SIZES | ({"chunk_size": chunk_size} if chunk_size else {})
-    result = count_case(op, impl, mode, "fp32", None, sizes)
+def counted(op: str, mode: str, chunk_size: int) -> Count:
+    result = count_case(op, "torch", mode, "fp32", None, SIZES | {"chunk_size": chunk_size})
     assert result.causal_factor == 1
     return result
 
@@ -68,18 +53,25 @@ def counted(op: str, impl: str, mode: str, chunk_size: int | None) -> Count:
 @pytest.mark.parametrize("op", OPERATIONS)
 @pytest.mark.parametrize("chunk_size", [64, 100, 256])
 def test_chunkwise_matrix_work_is_exact(op: str, chunk_size: int) -> None:
-    forward, backward = run(op, "torch", chunk_size)
+    operation = get_operation(op)
+    tensors = operation.make_inputs(SIZES, dtype=torch.float32)
+    wanted = list(operation.leaves(tensors).values())
+    outputs: list[torch.Tensor] = []
+    forward = matrix_flops(
+        lambda: outputs.append(operation.function("torch")(*tensors.values(), chunk_size=chunk_size))
+    )
+    backward = matrix_flops(lambda: torch.autograd.grad(outputs[0].sum(), wanted))
     seq_len, dim_qk = SIZES["seq_len"], SIZES["head_dim_qk"]
     ragged = seq_len % chunk_size
     # n is one more column of values to torch; the paper, and so the count, has it among the vector work.
     scores = (seq_len - ragged) * chunk_size + ragged**2
     column = 2 * HEADS * (scores + 2 * seq_len * dim_qk) if op == "mlstm_exp" else 0
-    assert forward == counted(op, "torch", "fw", chunk_size).tensor_flops + column
+    assert forward == counted(op, "fw", chunk_size).tensor_flops + column
     # No gradient comes from the last chunk's state, which is left out where that chunk is alone in its block.
     alone = ragged or (chunk_size if chunk_size == seq_len else 0)
     unneeded = 4 * alone * HEADS * (CELLS + (dim_qk if column else 0))
     # Autograd stores scores and states: nothing is recomputed.
-    assert backward == counted(op, "torch", "bw", chunk_size).tensor_flops + 2 * column - unneeded
+    assert backward == counted(op, "bw", chunk_size).tensor_flops + 2 * column - unneeded
 
 
 @pytest.mark.parametrize("op", FAMILIES["delta"])
@@ -94,13 +86,13 @@ def test_delta_rule_matrix_work_is_exact(op: str, chunk_size: int) -> None:
     )
     wanted = [*leaves, keywords["initial_state"]]
     backward = matrix_flops(lambda: torch.autograd.grad(sum(x.sum() for x in results), wanted))
-    rows, of = HEADS * SIZES["seq_len"], counted(op, "torch", "fw", chunk_size)
+    rows, of = HEADS * SIZES["seq_len"], counted(op, "fw", chunk_size)
     # Torch's counter knows no triangular systems; with a decay a column only what is below the diagonal is multiplied.
     above = 2 * (chunk_size + 1) * rows * SIZES["head_dim_qk"] if op == "kda" else 0
     assert forward == of.tensor_flops - of.parts["inverse"] - above
     # Autograd's gradient of the inverse is a product of two squares.
     square = 2 * chunk_size**2 * rows
-    assert backward == counted(op, "torch", "bw", chunk_size).tensor_flops - 2 * above + square
+    assert backward == counted(op, "bw", chunk_size).tensor_flops - 2 * above + square
 
 
 @pytest.mark.parametrize("mode", ["fw", "bw"])
@@ -112,25 +104,3 @@ def test_torch_counts_whole_state_of_the_delta_rule(op: str, mode: str) -> None:
     case = count_case(op, "whole_state", mode, "fp16", None, sizes, launches=False)
     name = "delta_rule_by_channel" if op == "kda" else "delta_rule"
     assert case is not None and flops(name, mode, DeltaRequest(1.0, want_last=False), given) == case.flops
-
-
-@pytest.mark.parametrize("op", OPERATIONS)
-def test_parallel_matrix_work_is_exact(op: str) -> None:
-    forward, backward = run(op, "parallel", None)
-    # The reference also multiplies q with its initial state of zeros.
-    initial_state = 2 * SIZES["seq_len"] * CELLS * HEADS
-    assert forward == counted(op, "parallel", "fw", None).tensor_flops + initial_state
-    # Autograd stores the scores: nothing is recomputed.
-    assert backward == counted(op, "parallel", "bw", None).tensor_flops
-
-
-def test_attention_matrix_work_is_exact() -> None:
-    operation = baselines.get_operation("attention")
-    sizes = {"batch": 2, "seq_len": 128, "num_heads": 3, "head_dim_qk": 16, "head_dim_v": 16}
-    tensors = operation.make_inputs(sizes, dtype=torch.float64)
-    leaves = [tensors[name].requires_grad_() for name in operation.arguments]
-    outputs: list[torch.Tensor] = []
-    forward = matrix_flops(lambda: outputs.append(resolve(operation.parallel)(*leaves)))
-    backward = matrix_flops(lambda: torch.autograd.grad(outputs[0].sum(), leaves))
-    assert forward == count("attention", mode="fw", causal_factor=1, **sizes).tensor_flops
-    assert backward == count("attention", mode="bw", causal_factor=1, **sizes).tensor_flops
