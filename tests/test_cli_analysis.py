@@ -490,18 +490,6 @@ def test_times_on_amd_say_that_no_row_of_theirs_stands_behind_them(command: str,
     assert "no row of" not in run.err
 
 
-def test_predict_uses_the_committed_results(run: Run) -> None:
-    row = run.json("predict tfla --gpu b200")
-    assert (row["accelerator"], row["fitted_on"]) == ("b200", "h200_sxm")
-    assert row["fitted_rows"] > 100
-    assert row["model_lower_ms"] < row["low_ms"] < row["time_ms"] < row["high_ms"]
-    assert 0 < row["median_error"] < row["worst_error"]
-    assert "carried to b200" in row["interval"]
-    assert "\nlow to high: 90 %, from 166 rows of its own on h200_sxm and " in run("predict tfla --gpu b200 --batch 3")
-    # Nothing was measured of it or of another like it, so only the model's bounds are left.
-    assert run.json("predict gla --impl fla.fused_chunk_gla --gpu b200")["time_ms"] is None
-
-
 @pytest.mark.parametrize(
     ("operation", "impl", "sizes"),
     [
