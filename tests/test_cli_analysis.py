@@ -123,17 +123,6 @@ def test_chunk_lengths_are_those_that_an_implementation_takes(problem: str, chun
     assert report["answer"]["low_ms"] <= report["answer"]["time_ms"] <= report["answer"]["high_ms"]
 
 
-def test_a_length_that_was_not_measured_may_be_faster(tmp_path: Path, run: Run) -> None:
-    measured = [(16, t) for t in (1024, 2048, 4096, 8192, 16384)] + [(32, t) for t in (1024, 2048, 4096)]
-    made.write(
-        (made.row("mlstm_sig", "xl_chunk", chunk_size=c, seq_len=t) for c, t in measured), tmp_path / "r.parquet"
-    )
-    printed = run("chunk-size tfla --impl xl_chunk --gpu h200", "--results", tmp_path)
-    assert re.search(
-        r"\nuse 16 with xl_chunk: \d+\.\d+ ms measured on h200_sxm; \d+ was not measured, the model says \d", printed
-    )
-
-
 def test_the_modelled_chunk_size_of_a_walk(run: Run) -> None:
     command = "chunk-size tfla --gpu h200 --impl fused_chunk"
     report = run.json(command)
