@@ -36,14 +36,16 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from ..common.device import capability, multiprocessors, scratch
 from ..common.remember import remember_launches
-from ..common.sizes import cdiv, padded
+from ..common.sizes import cdiv
 from ..common.versions import register_options
 from ..scalar_decay.whole_state_tiles import WARPS, allocate_barriers, barrier, load_async, reinterpret, store_async
+from . import CHUNK
 from .channel_chunks import _add
 from .inverse import LOG2E, MIN_LOG_DECAY
 
 SEGMENT = 32
 """Most chunks of a program."""
+LENGTH = gl.constexpr(CHUNK)
 BV = gl.constexpr(64)
 """Columns of V at a time."""
 
@@ -416,8 +418,7 @@ def _compute(
 def gradients_kernel(
     q_ptr, k_ptr, v_ptr, g_ptr, beta_ptr, b_ptr, inverse_ptr, state_ptr, do_ptr, dy_ptr, dstate_ptr,
     dq_ptr, dk_ptr, dv_ptr, dg_ptr, dbeta_ptr, scale, T, per,
-    H: gl.constexpr, GROUP: gl.constexpr, K: gl.constexpr, V: gl.constexpr, ROWS: gl.constexpr, L: gl.constexpr,
-    BK: gl.constexpr,
+    H: gl.constexpr, GROUP: gl.constexpr, K: gl.constexpr, V: gl.constexpr, ROWS: gl.constexpr,
 ):  # fmt: skip
     """Compute the gradients of ``per`` chunks of a head.
 
@@ -426,6 +427,8 @@ def gradients_kernel(
     dq, dk [B, T, H, K], dv [B, T, H, V], and dg (if g is given) and dbeta [B, T, H].
     """
     DTYPE: gl.constexpr = k_ptr.dtype.element_ty
+    L: gl.constexpr = LENGTH
+    BK: gl.constexpr = 64 if K <= 64 else 128
     OF_QK: gl.constexpr = H // GROUP * K
     BLOCKS: gl.constexpr = (V + BV - 1) // BV
     N = gl.cdiv(T, L)
@@ -515,14 +518,14 @@ def gradients(
     """
     B, T, H, V = v.shape
     HK, K = k.shape[2:]
-    N, L = b.shape[1:]
+    N = b.shape[1]
     dq, dk = (v.new_empty(B, T, H, K, dtype=v.dtype if HK == H else torch.float32) for _ in range(2))
     dv, dg, dbeta = torch.empty_like(v), None if g is None else torch.empty_like(g), torch.empty_like(beta)
     per = min(SEGMENT, cdiv(B * H * N, 2 * multiprocessors(v.device)))
     triton.set_allocator(scratch)
     gradients_kernel[(B * H * cdiv(N, per),)](
         q, k, v, g, beta, b, inverse, state, do, dy, dstate, dq, dk, dv, dg, dbeta, scale, T, per,
-        H=H, GROUP=H // HK, K=K, V=V, ROWS=state.shape[2], L=L, BK=max(padded(K), 64), num_warps=4, maxnreg=128,
+        H=H, GROUP=H // HK, K=K, V=V, ROWS=state.shape[2], num_warps=4, maxnreg=128,
         **register_options(capability(v.device)),
     )  # fmt: skip
     if HK != H:

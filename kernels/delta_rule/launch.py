@@ -152,7 +152,7 @@ def _backward(
     do, d_last = of_outputs
     do = v.new_zeros(v.shape) if do is None else do
     (B, _, H, V), K = v.shape, k.shape[3]
-    chunks = Chunks(k, beta, *saved, request.scale)
+    chunks = Chunks(k, beta, saved[0], saved[1], request.scale)
     rows = COLUMNS if V <= COLUMNS else 2 * COLUMNS * cdiv(V, 2 * COLUMNS)
     states, d_states = (k.new_empty(B * H, chunks.b.shape[1], rows, K) for _ in range(2))
     dy, d_initial = contiguous_like(v), beta.new_empty(B, H, K, V) if needs[5] else None
