@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -21,6 +21,7 @@ from lrbench.analysis.reproduce.entries import Asked
 from lrbench.bench import plan
 from lrbench.bench.drive import complete, mlp_errors, session
 from lrbench.bench.drive.run import Outcome
+from lrbench.bench.request import SweepOptions
 from lrbench.results import store
 from lrbench.results.schema import TrainingRow
 from lrbench.results.store import committed_results
@@ -392,20 +393,20 @@ def test_run_sweeps_what_has_no_row(
     monkeypatch.setattr(entries, "FOLDER", tmp_path)
     asked = []
 
-    def sweep(*requests: plan.Request, output: Path, time_limit_s: float | None, **_: Any) -> Outcome:
+    def sweep(requests: Sequence[plan.Request], how: SweepOptions) -> Outcome:
         asked.append(requests)
-        if time_limit_s is None:
+        if how.time_limit_s == math.inf:
             cases = [
                 (impl, seq_len) for each in requests for impl in each.impls or () for seq_len in each.seq_lens or ()
             ]
             measured = [row("mlstm_sig", impl, seq_len=seq_len) for impl, seq_len in cases]
-            write(measured, output / "a.parquet")
-        return Outcome(path=None, records=[], resumed=[], remaining=time_limit_s == 0, interrupted=len(asked) > 2)
+            write(measured, how.output / "a.parquet")
+        return Outcome(path=None, records=[], resumed=[], remaining=how.time_limit_s == 0, interrupted=len(asked) > 2)
 
-    def run_in_turn(groups: Any, *, output: Path, **_: Any) -> None:
+    def run_in_turn(groups: Any, how: SweepOptions) -> None:
         for n, group in enumerate(groups):
             sizes = [{name: each[name] for name in ("impl", "seq_len", "state_dtype", "time_ms")} for each in group]
-            write(in_turn(f"run-{n}", [row("mlstm_sig", **each) for each in sizes]), output / f"{n}.parquet")
+            write(in_turn(f"run-{n}", [row("mlstm_sig", **each) for each in sizes]), how.output / f"{n}.parquet")
 
     monkeypatch.setattr(session, "run_sweep", sweep)
     monkeypatch.setattr(session, "run_in_turn", run_in_turn)
