@@ -26,8 +26,8 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from .bench import note
-from .bench.request import LOCAL, Axes, Request, SweepOptions, TimeOptions
-from .results.arguments import Option, one_of, parse_names, parse_shard, parse_size
+from .bench.request import FOLDER, GPU, LOCAL, TIMEOUT, Axes, Option, Request, SweepOptions, TimeOptions
+from .results.arguments import one_of, parse_names, parse_shard, parse_size
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -243,12 +243,12 @@ Format = Annotated[str, _format()]
 TableFormat = Annotated[str, _format("markdown")]
 Every = Annotated[bool, option("Show everything; --format json and csv always do.", "--all")]
 Preset = Annotated[str | None, option("quick, full, ...: `lrbench presets` [default or train on a GPU, else quick].")]
-Gpu = Annotated[str | None, option("Accelerator; see `lrbench gpus` [the GPU that is here, else h100].")]
+Gpu = Annotated[str | None, GPU]
 ROOFS = "spec; measured: the newest stored calibration; or a calibration's file or folder"
 RoofChoice = Annotated[str, option(f"{ROOFS}.")]
 CausalFactor = Annotated[float | None, option("Share of the causal square computed, 0.5 to 1 [whole tiles].")]
-Timeout = Annotated[float, option("Seconds until a case is ended.", min=0.001)]
-Folder = Annotated[Path, option("Folder of the parquet file.")]
+Timeout = Annotated[float, TIMEOUT]
+Folder = Annotated[Path, FOLDER]
 Pool = Annotated[
     list[Path] | None,
     option("Result files or folders that KEY:VALUE terms select from [the committed ones; run: results/local too]."),

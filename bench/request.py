@@ -4,18 +4,42 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, get_type_hints
+from typing import Annotated, Any, NamedTuple, get_type_hints
 
-from ..results.arguments import Option, parse_names, parse_size, parse_sizes
+from ..results.arguments import parse_names, parse_size, parse_sizes
 
 Names = tuple[str, ...] | None
 Lengths = tuple[int, ...] | None
 
 LOCAL = Path("results/local")
 
+
+class Option(NamedTuple):
+    """What the command line says of a dataclass's field, ``x: Annotated[int, Option("Help.", parse_size)]``.
+
+    Attributes:
+        parse: turns the text and the option's name, for error messages, into the value; without it the text is the
+            value.
+        flag: the option's name, by default made from the field's; ``also`` are further ones.
+        panel: the group of options in the help.
+        least: of a number.
+    """
+
+    help: str
+    parse: Callable[[Any, str], Any] | None = None
+    flag: str | None = None
+    also: tuple[str, ...] = ()
+    panel: str | None = None
+    least: float | None = None
+
+
 axis = functools.partial(Option, panel="Axes (comma-separated lists; the preset's where left out)")
+GPU = Option("Accelerator; see `lrbench gpus` [the GPU that is here, else h100].", flag="--gpu")
+FOLDER = Option("Folder of the parquet file.", flag="--output")
+TIMEOUT = Option("Seconds until a case is ended.", flag="--timeout", least=0.001)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,13 +139,13 @@ class SweepOptions:
             well where the folder has any row of them.
     """
 
-    gpu: Annotated[str | None, Option("Accelerator; see `lrbench gpus` [the GPU that is here, else h100].")] = None
+    gpu: Annotated[str | None, GPU] = None
     pairs: Annotated[
         bool | None,
         Option("Afterwards time the fastest of each package at each problem in turn: ratios are of pairs [on a GPU]."),
     ] = None
     budget_s: Annotated[float | None, Option("Seconds of timing per case.", flag="--budget", least=0.0)] = None
-    timeout_s: Annotated[float, Option("Seconds until a case is ended.", flag="--timeout", least=0.001)] = 120.0
+    timeout_s: Annotated[float, TIMEOUT] = 120.0
     time_limit_s: Annotated[
         float, Option("Seconds after which no case starts; --resume runs the rest.", flag="--time-limit", least=0.0)
     ] = math.inf
@@ -129,7 +153,7 @@ class SweepOptions:
     jobs: Annotated[int | None, Option("Processes that compile ahead on a GPU [cores, at most 16].", least=0)] = None
     executor: Annotated[str, Option("local or ray.")] = "local"
     devices: Annotated[int, Option("GPUs to spread the cases over.", least=1)] = 1
-    output: Annotated[Path, Option("Folder of the parquet file.")] = LOCAL
+    output: Annotated[Path, FOLDER] = LOCAL
     wait: Annotated[bool, Option("If another lrbench uses the GPU or --output, wait instead of exiting with 2.")] = (
         False
     )
@@ -153,5 +177,5 @@ class TimeOptions:
     seed: Annotated[int, Option("Of the normal values of floating-point arguments; integers count from 0.")] = 0
     rounds: Annotated[int | None, Option("Samples [until their interval is narrow].", least=3)] = None
     budget_s: Annotated[float, Option("Seconds of timing.", flag="--budget", least=0.0)] = 2.0
-    timeout_s: Annotated[float, Option("Seconds until a case is ended.", flag="--timeout", least=0.001)] = 120.0
-    output: Annotated[Path, Option("Folder of the parquet file.")] = LOCAL
+    timeout_s: Annotated[float, TIMEOUT] = 120.0
+    output: Annotated[Path, FOLDER] = LOCAL

@@ -1,36 +1,15 @@
-"""What is written on the command line: options, sizes (8k), lists (a,b), names, and files to write."""
+"""What is written on the command line: sizes (8k), lists (a,b), names, and files to write."""
 
 from __future__ import annotations
 
 import contextlib
 import difflib
 import re
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
-from typing import Any, NamedTuple
 
 MAX_SIZE = 2**31 - 1
 """The largest size taken: kernels hold sizes in 32 bits, and products of two fit a column of the results."""
-
-
-class Option(NamedTuple):
-    """What the command line says of a dataclass's field, ``x: Annotated[int, Option("Help.", parse_size)]``.
-
-    Attributes:
-        parse: turns the text and the option's name, for error messages, into the value; without it the text is the
-            value.
-        flag: the option's name, by default made from the field's; ``also`` are further ones.
-        panel: the group of options in the help.
-        least: of a number.
-    """
-
-    help: str
-    parse: Callable[[Any, str], Any] | None = None
-    flag: str | None = None
-    also: tuple[str, ...] = ()
-    panel: str | None = None
-    least: float | None = None
-
 
 _SIZE = re.compile(r"([0-9]+)([kKmM]?)")
 _MULTIPLIER = {"": 1, "k": 1024, "m": 1024**2}

@@ -84,8 +84,6 @@ def _convert(form: Any, value: Any, where: str, expected: str | None = None) -> 
                 raise Refused(_below(where, key), _expected(forms[key]), None)
         table = {key: _convert(forms[key], each, _below(where, key)) for key, each in value.items()}
         return table if made is None else made(**table)
-    if origin is Annotated and not isinstance(arguments[1], Must):
-        return _convert(arguments[0], value, where)
     if origin is Annotated:
         converted = _convert(arguments[0], value, where, expected)
         if arguments[1].holds(converted):
@@ -121,7 +119,7 @@ def _expected(form: Any) -> str:
     """Return in words what a form takes."""
     origin, arguments = typing.get_origin(form), typing.get_args(form)
     if origin is Annotated:
-        return arguments[1].words if isinstance(arguments[1], Must) else _expected(arguments[0])
+        return arguments[1].words
     if origin in (typing.Union, types.UnionType):
         return " or ".join(_expected(option) for option in arguments if option is not type(None))
     if origin is typing.Literal:

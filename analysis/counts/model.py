@@ -298,12 +298,12 @@ class Count:
     tensor_flops: float
     bytes: float
     compulsory_bytes: float
-    recomputed_flops: float
-    recomputed_tensor_flops: float
-    recomputed_bytes: float
-    causal_factor: float | None
-    parts: Mapping[str, float]
-    byte_parts: Mapping[str, float]
+    recomputed_flops: float = 0.0
+    recomputed_tensor_flops: float = 0.0
+    recomputed_bytes: float = 0.0
+    causal_factor: float | None = None
+    parts: Mapping[str, float] = field(default_factory=dict)
+    byte_parts: Mapping[str, float] = field(default_factory=dict)
     executed_tensor_flops: float | None = None
     executed_bytes: float | None = None
     reread_bytes: float | None = None

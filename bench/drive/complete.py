@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter, itemgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 from ...analysis.reproduce import entries, verdicts
 from ...analysis.reproduce.verdicts import Found
@@ -28,7 +28,7 @@ from ..environment import is_of, rows_of
 from ..plan import named_family
 from ..request import COLUMNS, Request, SweepOptions
 from . import bars, mlp_errors, session
-from .run import separate
+from .run import separate, write_other
 from .workers import probe_environment
 
 FILE = HERE / "sweeps.toml"
@@ -36,10 +36,10 @@ FILE = HERE / "sweeps.toml"
 
 def load_sweeps(path: Path = FILE) -> tuple[Request, ...]:
     """Read the sweeps of a complete set, whose keys are the fields of :class:`.request.Request`."""
-    found: tuple[Request, ...] = read_toml(path, {"sweeps": tuple[Request, ...]}, "sweeps").get("sweeps", ())
-    if not found:
-        raise ValueError(f"{path} must have at least one table [[sweeps]]")
-    return found
+    keys: dict[str, Any] = get_type_hints(Request)
+    if found := read_toml(path, {"sweeps": tuple[keys, ...]}, "sweeps").get("sweeps"):  # type: ignore[valid-type]
+        return tuple(Request(**each) for each in found)
+    raise ValueError(f"{path} must have at least one table [[sweeps]]")
 
 
 def sweeps_file(name: str) -> Path:
@@ -117,7 +117,7 @@ def run_missing(
             note("out of time: the same command measures the rest")
             return True
         device = "cuda" if torch.cuda.is_available() else "cpu"
-        mlp_errors.write_row(mlp_errors.error_row(size, "fused", device), how.output)
+        write_other([mlp_errors.error_row(size, "fused", device)], "errors", how.output, "errors")
     if groups := verdicts.apart(*evaluated()):
         left_s = max(0.0, began + how.time_limit_s - time.monotonic())
         in_turn = session.run_in_turn(groups, dataclasses.replace(how, time_limit_s=left_s))

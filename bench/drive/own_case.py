@@ -337,8 +337,7 @@ def _row(run: Run, name: str, op: str, mode: str, dtype: str | None, reply: Repl
     # Bytes of arguments that a call need not read in whole, as a table's, are no limit.
     count = Count(
         op=op, formulation="", mode=mode, counting="observed", flops=seen.flops,
-        tensor_flops=seen.flops if seen.products else 0.0, bytes=seen.bytes, compulsory_bytes=0.0, recomputed_flops=0.0,
-        recomputed_tensor_flops=0.0, recomputed_bytes=0.0, causal_factor=None, parts={}, byte_parts={},
+        tensor_flops=seen.flops if seen.products else 0.0, bytes=seen.bytes, compulsory_bytes=0.0,
     )  # fmt: skip
     columns = derived_columns(run, columns, count)
     uncounted = () if seen.flops else ("flops", "tensor_flops", "tflops", "intensity")

@@ -599,4 +599,4 @@ def run_profile(
     started = Run.start(environment)
     rows = profiling.profile(tried, started, program, timeout_s) if tried else []
     rows += [profiling.build_row(started, item, reply, None, None) for item, reply in refused]
-    return rows, profiling.write_profile(rows, output)
+    return rows, run.write_other(rows, rows[0].kernel, output, "profile")

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from lrbench.analysis.reproduce import entries
-from lrbench.bench.drive import mlp_errors
 from lrbench.bench.drive.mlp_errors import difference, error_row, figures_of
+from lrbench.bench.drive.run import write_other
 from lrbench.kernels import get_operation, resolve
 from lrbench.kernels.baselines import pytorch
 from lrbench.kernels.baselines.pytorch import eager
@@ -46,11 +46,11 @@ def test_rounding_once_is_nearer_to_the_truth_than_rounding_four_times() -> None
 def test_a_row_has_the_mean_of_its_draws_which_are_the_same_every_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pytorch, "eager", definition)
     row = error_row(32, "torch", "cpu")
-    assert row == error_row(32, "torch", "cpu")
-    draws = [figures_of(eager, definition, 32, seed, "cpu")[2] for seed in range(row["draws"])]
+    assert row.relative_mean == error_row(32, "torch", "cpu").relative_mean
+    draws = [figures_of(eager, definition, 32, seed, "cpu")[2] for seed in range(row.draws)]
     assert len({*draws}) == len(draws)
-    assert row["relative_mean"] == pytest.approx(sum(draws) / len(draws))
-    assert row["relative_std"] > 0
+    assert row.relative_mean == pytest.approx(sum(draws) / len(draws))
+    assert row.relative_std > 0
 
 
 def test_errors_are_those_that_the_source_prints() -> None:
@@ -67,8 +67,8 @@ def test_what_does_not_run_here_is_said() -> None:
 
 def test_rows_are_kept(tmp_path: Path) -> None:
     found = error_row(32, "torch", "cpu")
-    (kept,) = store.read_file(mlp_errors.write_row(found, tmp_path), ErrorsRow).to_pylist()
-    assert (kept["d_ff"], kept["against"], kept["relative_mean"]) == (32, "eager", found["relative_mean"])
+    (kept,) = store.read_file(write_other([found], "errors", tmp_path, "errors"), ErrorsRow).to_pylist()
+    assert ErrorsRow(**kept) == found and (found.d_ff, found.against) == (32, "eager")
 
 
 @pytest.mark.gpu
@@ -78,7 +78,7 @@ def test_kernels_are_as_exact_as_rounding_once(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(torch.backends.cuda.matmul, "allow_bf16_reduced_precision_reduction", False)
     for n, size in enumerate((1024, 2048)):
         for impl in ("fused", "fused_save"):
-            assert error_row(size, impl, "cuda")["relative_mean"] == pytest.approx(PUBLISHED["relative"][n], rel=0.05)
+            assert error_row(size, impl, "cuda").relative_mean == pytest.approx(PUBLISHED["relative"][n], rel=0.05)
             ours = get_operation("gated_mlp").function(impl)
             for reference in (eager, exact):
                 kernel, rounded = (figures_of(each, reference, size, 0, "cuda")[2] for each in (ours, definition))

@@ -20,7 +20,7 @@ from lrbench.analysis.reproduce import entries, published, verdicts, written
 from lrbench.analysis.reproduce.entries import Asked
 from lrbench.bench import plan
 from lrbench.bench.drive import complete, mlp_errors, session
-from lrbench.bench.drive.run import Outcome
+from lrbench.bench.drive.run import Outcome, write_other
 from lrbench.bench.request import SweepOptions
 from lrbench.results import store
 from lrbench.results.schema import TrainingRow
@@ -165,10 +165,9 @@ def test_a_number_is_not_rounded_onto_a_bound_that_it_misses() -> None:
 
 def test_errors_are_those_that_were_kept(tmp_path: Path) -> None:
     """They lie beside the rows of sweeps, which are not looked at for them; what is missing is no case of a sweep."""
-    figures = {f"{name}_{of}": 0.5 for name in ("max_abs", "mean_abs", "relative") for of in ("mean", "std")}
-    row = {"size": 64, "impl": "fused", "against": "eager", "dtype": "bf16", "draws": 2, **figures}
-    for each in (row, {**row, "against": "exact", "relative_mean": 9.0}):
-        mlp_errors.write_row(each, tmp_path / "rows")
+    row = dataclasses.replace(mlp_errors.error_row(64, "torch", "cpu"), impl="fused", relative_mean=0.5)
+    for each in (row, dataclasses.replace(row, against="exact", relative_mean=9.0, run_id="other")):
+        write_other([each], "errors", tmp_path / "rows", "errors")
     side = '[sides.errors]\nop = "gated_mlp"\nimpl = "fused"\nagainst = "eager"\n'
     kind = 'value = "errors"\nmetric = "relative"\nover = {{ seq_len = [{}] }}\nrows = {{}}\nstates = 0.5\n'
     for sizes, verdict, missing in (("64", "holds", []), ("64, 128", "holds in part", [128])):
