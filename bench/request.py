@@ -23,7 +23,7 @@ class Option(NamedTuple):
     Attributes:
         parse: turns the text and the option's name, for error messages, into the value; without it the text is the
             value.
-        flag: the option's name, by default made from the field's; ``also`` are further ones.
+        flag: the option's name, by default made from the field's, without _s for seconds; ``also`` are further ones.
         panel: the group of options in the help.
         least: of a number.
     """
@@ -37,9 +37,8 @@ class Option(NamedTuple):
 
 
 axis = functools.partial(Option, panel="Axes (comma-separated lists; the preset's where left out)")
-GPU = Option("Accelerator; see `lrbench gpus` [the GPU that is here, else h100].", flag="--gpu")
-FOLDER = Option("Folder of the parquet file.", flag="--output")
-TIMEOUT = Option("Seconds until a case is ended.", flag="--timeout", least=0.001)
+GPU = Option("Accelerator; see `lrbench gpus` [the GPU that is here, else h100].")
+FOLDER, TIMEOUT = Option("Folder of the parquet file."), Option("Seconds until a case is ended.", least=0.001)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,11 +143,11 @@ class SweepOptions:
         bool | None,
         Option("Afterwards time the fastest of each package at each problem in turn: ratios are of pairs [on a GPU]."),
     ] = None
-    budget_s: Annotated[float | None, Option("Seconds of timing per case.", flag="--budget", least=0.0)] = None
+    budget_s: Annotated[float | None, Option("Seconds of timing per case.", least=0.0)] = None
     timeout_s: Annotated[float, TIMEOUT] = 120.0
-    time_limit_s: Annotated[
-        float, Option("Seconds after which no case starts; --resume runs the rest.", flag="--time-limit", least=0.0)
-    ] = math.inf
+    time_limit_s: Annotated[float, Option("Seconds after which no case starts; --resume runs the rest.", least=0.0)] = (
+        math.inf
+    )
     resume: Annotated[bool, Option("Skip cases that --output already has from this code.")] = False
     jobs: Annotated[int | None, Option("Processes that compile ahead on a GPU [cores, at most 16].", least=0)] = None
     executor: Annotated[str, Option("local or ray.")] = "local"
@@ -176,6 +175,6 @@ class TimeOptions:
     gpu: Annotated[str | None, Option("Accelerator whose model time the row has; see `lrbench gpus`.")] = None
     seed: Annotated[int, Option("Of the normal values of floating-point arguments; integers count from 0.")] = 0
     rounds: Annotated[int | None, Option("Samples [until their interval is narrow].", least=3)] = None
-    budget_s: Annotated[float, Option("Seconds of timing.", flag="--budget", least=0.0)] = 2.0
+    budget_s: Annotated[float, Option("Seconds of timing.", least=0.0)] = 2.0
     timeout_s: Annotated[float, TIMEOUT] = 120.0
     output: Annotated[Path, FOLDER] = LOCAL

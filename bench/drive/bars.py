@@ -41,6 +41,7 @@ from ...results.toml_tables import Refused, read_toml
 from .. import note
 from ..environment import without_gpu
 from ..plan import PlannedCase, package_of
+from ..request import SweepOptions
 from ..worker.protocol import RunLimits
 from .calibrate import roof_row
 from .compile_ahead import Compiler, default_jobs
@@ -267,7 +268,8 @@ def compile_first(problems: Iterable[Sequence[Bar]], environment: Environment) -
     def tell(count: int, _left: int) -> None:
         note(f"compiling {count} cases")
 
-    with Compiler(alone(tried), environment, default_jobs("cuda"), 1, COMPILE_TIMEOUT_S, tell) as compiler:
+    jobs = default_jobs("cuda", SweepOptions())
+    with Compiler(alone(tried), environment, jobs, 1, COMPILE_TIMEOUT_S, tell) as compiler:
         compiler.compile_all()
 
 

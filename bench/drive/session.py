@@ -92,7 +92,7 @@ def run_sweep(requests: Sequence[Request], how: SweepOptions) -> Outcome:
     Raises:
         ValueError: bad axes or names, a folder that cannot be written, or another lrbench that is at work there.
     """
-    began = time.monotonic() - _running_s()
+    began = time.monotonic()
     _check_names(requests, how.gpu)
     if how.tritons and (how.executor != "local" or how.devices > 1):
         raise ValueError("--triton compares versions on one GPU: leave --executor and --devices out")
@@ -113,7 +113,6 @@ def run_sweep(requests: Sequence[Request], how: SweepOptions) -> Outcome:
             measured = calibration.Calibration(environment=runs_cases.environment(), rows=[], failure=None)
         environment = measured.environment
         environment_s = time.monotonic() - began
-        how = _with_jobs(how, environment)
         accelerator, planned, expected_s, done = _begin(requests, environment, how)
         budget_s = how.budget_s
         if budget_s is None:
@@ -129,7 +128,7 @@ def run_sweep(requests: Sequence[Request], how: SweepOptions) -> Outcome:
             executor=runs_cases,
             output=how.output,
             accelerator=accelerator,
-            jobs=how.jobs if local else 0,
+            jobs=default_jobs(environment.device_kind, how) if local else 0,
             time_limit_s=how.time_limit_s,
             roofs=measured.rows,
             done=done,
@@ -151,16 +150,11 @@ def run_sweep(requests: Sequence[Request], how: SweepOptions) -> Outcome:
     return outcome
 
 
-def _with_jobs(how: SweepOptions, environment: Environment) -> SweepOptions:
-    jobs = default_jobs(environment.device_kind, how.devices) if how.jobs is None else how.jobs
-    return dataclasses.replace(how, jobs=jobs)
-
-
 def where_time_went(outcome: Outcome, began: float, environment_s: float, devices: int) -> list[str]:
     """Return what a sweep's time went into, of the devices together, and what it compiled.
 
     Args:
-        began: when the process did, as :func:`time.monotonic` tells it.
+        began: when the sweep did, as :func:`time.monotonic` tells it.
         environment_s: what it took to find out what the machine is, and to calibrate it.
     """
     whole = devices * (time.monotonic() - began)
@@ -185,7 +179,7 @@ def planned_rows(requests: Sequence[Request], how: SweepOptions) -> list[Row]:
     _check_names(requests, how.gpu)
     # Rows are told apart by the number of threads, too.
     environment = (None if how.resume else without_gpu()) or probe_environment()
-    _, planned, expected_s, _ = _begin(requests, environment, _with_jobs(how, environment))
+    _, planned, expected_s, _ = _begin(requests, environment, how)
     rows = []
     for item in planned:
         if (seconds := expected_s.get(item.identity)) is not None:
@@ -249,7 +243,8 @@ def _begin(
     expected_s = dict(zip((item.identity for item in left), times, strict=True))
     tried = [item for item, seconds in zip(left, times, strict=True) if seconds]
     in_turn_s = pairs_s(tried) if _ends_with_pairs(how, requests, environment) else 0.0
-    seconds = sum(times) / how.devices + compile_s(tried, environment, how.jobs or 0) + in_turn_s
+    compiling_s = compile_s(tried, environment, default_jobs(environment.device_kind, how))
+    seconds = sum(times) / how.devices + compiling_s + in_turn_s
     note(*introduction(requests, environment, accelerator, left, seconds))
     if in_turn_s:
         note(f"of these {describe_s(in_turn_s)} at the end, to time the fastest of each package in turn (--no-pairs)")
@@ -263,15 +258,6 @@ def _ends_with_pairs(how: SweepOptions, requests: Sequence[Request], environment
     """Whether a sweep ends with the fastest of each package in turn, see :func:`run_sweep`."""
     alone = not any(request.sustained or request.shard != (1, 1) for request in requests)
     return how.pairs if how.pairs is not None else environment.device_kind == "cuda" and alone and not how.tritons
-
-
-def _running_s() -> float:
-    """Return for how many seconds this process has been running; 0 where the system does not tell."""
-    try:
-        started = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19]) / os.sysconf("SC_CLK_TCK")
-        return time.clock_gettime(time.CLOCK_BOOTTIME) - started
-    except (OSError, AttributeError):
-        return 0.0
 
 
 def _planned(requests: Sequence[Request], environment: Environment) -> list[PlannedCase]:
@@ -527,7 +513,7 @@ def _time_in_turn(
         accelerator=accelerator,
         group_by=group_by,
         time_limit_s=how.time_limit_s,
-        jobs=default_jobs(environment.device_kind) if isinstance(executor, LocalExecutor) else 0,
+        jobs=default_jobs(environment.device_kind, how) if isinstance(executor, LocalExecutor) else 0,
     )
     note(*conclusion(outcome))
     return outcome
@@ -591,9 +577,6 @@ def run_profile(
     if environment.device_kind != "cuda":
         raise ValueError(f"profile needs a GPU, got {environment.device_name}")
     check_folder(output)
-    if not any(output.iterdir()):
-        # The file's writer makes it again; if ncu fails, no empty folder is left.
-        output.rmdir()
     note(f"profiling on {environment.device_name}: {len(planned)} cases")
     tried, refused = run.separate(planned, environment)
     started = Run.start(environment)

@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -200,13 +199,12 @@ def test_resuming_measures_again_what_a_busy_machine_measured(
     quiet, busy, new = (each.identity for each in session._planned([request], H200))
     rows = {quiet: Record(**measured()), busy: Record(**measured(noise=BUSY))}
     monkeypatch.setattr(session, "finished_cases", lambda *_, **__: dict(rows))
-    how = SweepOptions(output=tmp_path, resume=True)
-    _, planned, seconds, done = session._begin([request], H200, how)
+    _, planned, seconds, done = session._begin([request], H200, SweepOptions(output=tmp_path, resume=True))
     assert ([item.identity for item in planned], [*seconds], [*done]) == ([quiet, new, busy], [new, busy], [quiet])
     assert "1 of 3 cases were already there, measured by this code on this device; 1 is there from a busy machine" in (
         capsys.readouterr().err
     )
-    *_, done = session._begin([request], H200, replace(how, retry=False))
+    *_, done = session._begin([request], H200, SweepOptions(output=tmp_path, resume=True, retry=False))
     assert [*done] == [quiet, busy]
 
 
