@@ -577,6 +577,9 @@ def run_profile(
     if environment.device_kind != "cuda":
         raise ValueError(f"profile needs a GPU, got {environment.device_name}")
     check_folder(output)
+    if not any(output.iterdir()):
+        # The file's writer makes it again; if ncu fails, no empty folder is left.
+        output.rmdir()
     note(f"profiling on {environment.device_name}: {len(planned)} cases")
     tried, refused = run.separate(planned, environment)
     started = Run.start(environment)

@@ -350,7 +350,7 @@ def test_markdown_escapes_bars(mixed: CheckResult) -> None:
     assert len(rows) == 5
     # A bar in a reason does not open another column.
     assert all(line.replace("\\|", "").count("|") == 7 for line in rows)
-    assert "- triton_version: 3.6.0 \\| 3.6.0, 3.7.1" in text
+    assert "- triton_version: 3.6.0 | 3.6.0, 3.7.1" in text
     assert "**regression**" in text
 
 
