@@ -1313,7 +1313,7 @@ def results(
             there = ", ".join(map(str, named))
             raise ValueError(f"{there} has no sweep over several Tritons; `lrbench sweep --triton` makes one")
         return
-    implementations = contents.implementation_rows(named, inventory.declared_implementations())
+    implementations = contents.implementation_rows(named, inventory.kernel_rows())
     if format == "markdown":
         print(contents.as_markdown(contents.file_rows(named), implementations), end="")
         raise typer.Exit(int(left))

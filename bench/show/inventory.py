@@ -46,12 +46,6 @@ def counted_operation(kernel: str, op: str | None) -> str:
     return resolved
 
 
-def declared_implementations() -> dict[tuple[str, str, str], tuple[str, ...]]:
-    """Return the kinds of devices that every implementation runs on, ours and outside ones, by (kernel, op, name)."""
-    rows = kernel_rows()
-    return {(row["kernel"], row["op"], row["impl"]): tuple(row["devices"].split("/")) for row in rows}
-
-
 def kernel_rows(name: str | None = None) -> list[Row]:
     """Return a row per implementation, ours and outside ones, of every kernel family.
 
@@ -106,10 +100,8 @@ def brief_kernel_rows(name: str) -> list[Row]:
 
 def kernel_notes(name: str | None) -> list[str]:
     """Return why the faster forms among the implementations of a family or operation do not run here, a line each."""
-    rows = [row for row in kernel_rows(name) if row["not_here"]]
-    faster = (
-        row["not_here"] for row in rows if getattr(baselines.get_implementation(row["op"], row["impl"]), "fallback", "")
-    )
+    rows = (r for r in kernel_rows(name) if r["not_here"])
+    faster = (r["not_here"] for r in rows if getattr(baselines.get_implementation(r["op"], r["impl"]), "fallback", ""))
     return list(dict.fromkeys(faster))
 
 
