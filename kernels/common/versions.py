@@ -21,14 +21,17 @@ def register_options(capability: tuple[int, int]) -> dict[str, str]:
     return {"ptx_options": "--regAllocOptLevel=4"} if NEW_ASSEMBLER and capability == (9, 0) else {}
 
 
-def gluon_names() -> tuple[Any, Any, Any]:
-    """Return Gluon's barrier of a program's threads, its bulk load and its bulk store (Triton 3.6 and later)."""
+def gluon_names() -> tuple[Any, Any, Any, Any]:
+    """Return what Gluon gives other names (Triton 3.6 and later): its barrier of a program's threads, its bulk load and
+    its bulk store, and its function that gives shared memory another type, shape and layout."""
     from triton.experimental.gluon import language as gl
     from triton.experimental.gluon.language.nvidia.hopper import tma
 
-    # Triton 3.7 renamed the first, 3.8 the others; 3.9 keeps the others' old names, but they raise.
+    # Triton 3.7 renamed the first, 3.8 the next two, whose old names 3.9 keeps, but they raise, and 3.9 the last.
+    memory = gl.shared_memory_descriptor
     return (
         getattr(gl, "barrier", None) or gl.thread_barrier,
         getattr(tma, "async_load", None) or tma.async_copy_global_to_shared,
         getattr(tma, "async_store", None) or tma.async_copy_shared_to_global,
+        getattr(memory, "reinterpret", None) or memory._reinterpret,
     )

@@ -59,9 +59,10 @@ class Chunks(NamedTuple):
 def invert(k: Tensor, g: Tensor | None, beta: Tensor, scale: float) -> Chunks:
     """Run inverse_kernel."""
     (B, T, HK, K), H = k.shape, beta.shape[2]
-    N = cdiv(T, CHUNK)
-    chunks = Chunks(k, beta, k.new_empty(B * H, N, CHUNK, CHUNK), beta.new_empty(B * H, N, CHUNK), scale)
-    inverse_kernel[(B * H * N,)](k, g, beta, chunks.inverse, chunks.b, T, H=H, GROUP=H // HK, K=K, L=CHUNK, num_warps=4)
+    chunks = Chunks(k, beta, *_new_chunks(k, beta), scale)
+    inverse_kernel[(B * H * cdiv(T, CHUNK),)](
+        k, g, beta, chunks.inverse, chunks.b, T, H=H, GROUP=H // HK, K=K, L=CHUNK, num_warps=4
+    )
     return chunks
 
 
@@ -125,12 +126,23 @@ def _forward(
 ) -> tuple[Tensors, Tensors]:
     chunks = invert(k, g, beta, request.scale)
     N = chunks.b.shape[1]
-    return _walk_segments(partial(walk, chunks), v, k.shape[3], N, initial, request.want_last, q=q), ()
+    outputs = _walk_segments(partial(walk, chunks), v, k.shape[3], N, initial, request.want_last, q=q)
+    return outputs, (chunks.inverse, chunks.b)
+
+
+def _outputs(request: DeltaRequest, q: Tensor, k: Tensor, v: Tensor, *others: Any) -> tuple[Tensors, Tensors]:
+    last = others[1].new_empty(v.shape[0], v.shape[2], k.shape[3], v.shape[3]) if request.want_last else None
+    return (contiguous_like(v), last), ()
 
 
 def _shapes(request: DeltaRequest, q: Tensor, k: Tensor, v: Tensor, *others: Any) -> tuple[Tensors, Tensors]:
-    last = others[1].new_empty(v.shape[0], v.shape[2], k.shape[3], v.shape[3]) if request.want_last else None
-    return (contiguous_like(v), last), ()
+    return _outputs(request, q, k, v, *others)[0], _new_chunks(k, others[1])
+
+
+def _new_chunks(k: Tensor, beta: Tensor) -> tuple[Tensor, Tensor]:
+    """Return what inverse_kernel writes, without its contents."""
+    chunks = beta.shape[0] * beta.shape[2], cdiv(beta.shape[1], CHUNK)
+    return k.new_empty(*chunks, CHUNK, CHUNK), beta.new_empty(*chunks, CHUNK)
 
 
 def _backward(
@@ -140,7 +152,7 @@ def _backward(
     do, d_last = of_outputs
     do = v.new_zeros(v.shape) if do is None else do
     (B, _, H, V), K = v.shape, k.shape[3]
-    chunks = invert(k, g, beta, request.scale)
+    chunks = Chunks(k, beta, *saved, request.scale)
     rows = COLUMNS if V <= COLUMNS else 2 * COLUMNS * cdiv(V, 2 * COLUMNS)
     states, d_states = (k.new_empty(B * H, chunks.b.shape[1], rows, K) for _ in range(2))
     dy, d_initial = contiguous_like(v), beta.new_empty(B, H, K, V) if needs[5] else None
@@ -154,9 +166,9 @@ def _backward(
 
 WHOLE_STATE_PASSES = Differentiable(
     "delta_rule", request=DeltaRequest, tensors=("q", "k", "v", "g?", "beta", "initial_state?"),
-    outputs=("o", "state"), forward=_forward, backward=_backward, shapes=_shapes,
+    outputs=("o", "state"), saved=("inverse", "b"), forward=_forward, backward=_backward, shapes=_shapes,
 )  # fmt: skip
-"""o and the last state, with gradients of all tensors; the backward pass makes inverses and states anew."""
+"""o and the last state, with gradients of all tensors; the backward pass makes the states anew."""
 
 
 class ChannelChunks(NamedTuple):
@@ -214,6 +226,6 @@ def _channel_forward(
 
 CHANNEL_PASSES = Differentiable(
     "delta_rule_by_channel", request=DeltaRequest, tensors=WHOLE_STATE_PASSES.tensors,
-    outputs=("o", "state"), forward=_channel_forward, backward=None, shapes=_shapes,
+    outputs=("o", "state"), forward=_channel_forward, backward=None, shapes=_outputs,
 )  # fmt: skip
 """The same with a decay for each key channel, without gradients."""

@@ -34,7 +34,7 @@ from lrbench.results.documents import lengths_of
 from lrbench.results.schema import Case
 from lrbench.results.select import describe
 from lrbench.tests.analysis.rows import measured, write
-from lrbench.tests.command_line import Lrbench, Run
+from lrbench.tests.command_line import Run
 from lrbench.tests.kernels.baselines.test_stand_ins import put_modules
 
 pytestmark = pytest.mark.usefixtures("one_look_at_the_machine")
@@ -388,19 +388,6 @@ def test_a_sweep_of_documents(tmp_path: Path, run: Run) -> None:
     assert {row["documents"] for row in left if row["impl"] == "torch"} == {"6"}
     (row,) = run.json("results --rows documents:3x20,impl:torch", tmp_path / "rows")
     assert row["documents"] == "3x20"
-
-
-def test_check_and_compare_do_not_mix_documents_with_batches(tmp_path: Path, lrbench: Lrbench) -> None:
-    sizes = {"batch": 1, "seq_len": 1024, "chunk_size": None}
-    batch = write([measured(**sizes)], tmp_path / "batch.parquet")
-    packed = write([measured(**sizes, documents=each) for each in ("4", "4x256")], tmp_path / "packed.parquet")
-    assert lrbench("check", packed, "--baseline", batch, "--allow-missing")[0] == 2
-    assert lrbench("check", packed, "--baseline", packed)[0] == 0
-    status, out, _ = lrbench("compare", packed, batch)
-    assert "not compared" in out or status
-    # Named as what may differ, they are compared.
-    status, out, _ = lrbench("compare", f"{packed}", f"{batch}", "--ignore", "documents")
-    assert status == 0 and "of 1 case 1 same" in out
 
 
 def test_figures_and_reports_leave_documents_out(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import astuple, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +14,6 @@ from lrbench.kernels.scalar_decay import plan
 from lrbench.kernels.scalar_decay.choice import (
     COSTS,
     backward_chunk,
-    chunk_lengths,
     forward_chunk,
     time_us,
 )
@@ -133,19 +132,3 @@ def test_choices_lose_little(card: str) -> None:
         assert len(lost) >= 90
         assert median(lost) <= 0.01
         assert max(lost) <= 0.1
-
-
-def test_the_fit_recovers_planted_costs() -> None:
-    """From the times that other costs make, beside what every time of a problem has in common."""
-    planted = replace(COSTS, walk=0.06, launch=20.0, store=0.8, merge=2.0)
-    problems = []
-    for made in (shape(65536, 16), shape(16384, 64), shape(2000, 3, (64, 64)), shape(8192, 1), shape(30000, 24)):
-        cells = [(scheme, chunk) for scheme in SCHEMES for chunk in chunk_lengths(made)]
-        forward, backward = (
-            {cell: 50.0 + fit_choice.model_us(made, direction, cell, planted) for cell in cells}
-            for direction in (fit_choice.FORWARD, fit_choice.BACKWARD)
-        )
-        problems.append((made, {fit_choice.FORWARD: forward, fit_choice.BACKWARD: backward}))
-    found = fit_choice.fit(problems, COSTS)
-    assert astuple(found) == pytest.approx(astuple(planted), rel=0.1)
-    assert fit_choice.aim(problems, fit_choice.search(problems, COSTS, 20)) < fit_choice.aim(problems, COSTS)

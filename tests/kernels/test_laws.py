@@ -543,7 +543,7 @@ LOW_GATES = [{"i": low} for low in (-math.inf, -1e30, -1e4, torch.finfo(F32).min
     *(each for impl in LIGHTNING for each in masked(interpreted, "lightning", impl, F16)),
     *(
         each
-        for form in ("rglru fused", "linear_scan", "wkv4 scan", "wkv4 serial")
+        for form in ("rglru fused", "linear_scan", "wkv4 scan", "wkv4 serial", "wkv4 naive")
         for op, impl, kwargs in [TIME_TILES[form]]
         for each in masked(interpreted, op, impl, F16, kwargs=kwargs)
     ),

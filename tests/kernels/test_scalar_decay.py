@@ -96,21 +96,6 @@ def test_mlstm_exp_normalizer_gradient_is_exact() -> None:
 
 
 @pytest.mark.interpret
-def test_a_step_of_no_length_is_no_step() -> None:
-    """Mamba-2's dt = 0 (padding) leaves the state as it is and poisons no gradient."""
-    operation = get_operation("mamba2_ssd")
-    inputs = operation.make_inputs(SMALL, dtype=torch.float32)
-    inputs["dt"][:, 10:20] = 0.0
-    leaves = [x.requires_grad_() for x in inputs.values()]
-    for implementation in ("fused_chunk", "xl_chunk", "torch"):
-        y = operation.function(implementation)(*leaves, chunk_size=16)
-        assert all(torch.isfinite(x).all() for x in (y, *torch.autograd.grad(y.sum(), leaves)))
-        torch.testing.assert_close(
-            y.double(), resolve(operation.recurrent)(*(x.double() for x in leaves)), rtol=1e-4, atol=1e-4
-        )
-
-
-@pytest.mark.interpret
 def test_implementations_and_their_options() -> None:
     """What an implementation does not have is refused."""
     operation = get_operation("simple_gla")

@@ -30,28 +30,16 @@ def test_relative_half_width() -> None:
     assert relative_half_width([9.0, 11.0] * 10) == pytest.approx(0.1)
 
 
-@pytest.mark.parametrize("count", [6, 10, 11, 45])
-def test_ratio_interval_is_the_plain_bootstrap(count: int) -> None:
+@pytest.mark.parametrize(("count", "other"), [(6, 9), (10, 13), (11, 14), (20, 20), (45, 48)])
+def test_ratio_interval_is_the_plain_bootstrap(count: int, other: int) -> None:
     """The draws are others, and medians of few samples take few values: the ends may be a step apart."""
-    new, old = samples(2.1, count=count, seed=1), samples(2.0, count=count + 3, seed=2)
+    new, old = samples(2.1, count=count, seed=1), samples(2.0, count=other, seed=2)
     generator = np.random.default_rng(0)
     medians = [np.median(generator.choice(side, (2000, len(side))), axis=1) for side in (new, old)]
     low, high = np.quantile(medians[0] / medians[1], (0.025, 0.975))
     found = ratio_interval(new, old)
     assert found == ratio_interval(new, old)
     assert (found.low, found.high) == pytest.approx((low, high), abs=0.2 * (high - low))
-
-
-def test_ratio_interval_covers_the_true_ratio() -> None:
-    """A 95 % interval of 20 samples a side covers the true ratio nearly as often as it says."""
-    generator = np.random.default_rng(3)
-    covered = 0
-    for _ in range(400):
-        interval = ratio_interval(
-            1.05 * (1 + 0.01 * generator.standard_normal(20)), 1 + 0.01 * generator.standard_normal(20)
-        )
-        covered += interval.low <= 1.05 <= interval.high
-    assert 0.91 <= covered / 400 <= 0.99
 
 
 def test_too_few_samples_say_nothing() -> None:
