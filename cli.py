@@ -9,6 +9,7 @@ import gc
 import inspect
 import io
 import itertools
+import math
 import os
 import re
 import shlex
@@ -25,7 +26,8 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from .bench import note
-from .results.arguments import one_of, parse_names, parse_shard, parse_size, parse_sizes
+from .bench.request import FOLDER, GPU, LOCAL, TIMEOUT, Axes, Option, Request, SweepOptions, TimeOptions
+from .results.arguments import one_of, parse_names, parse_shard, parse_size
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -33,9 +35,6 @@ if TYPE_CHECKING:
     from .analysis.accelerators.known import Accelerator
     from .analysis.figures.selection import Selection
     from .analysis.model.answers import Question
-    from .bench.plan import Request
-
-LOCAL = Path("results/local")
 
 MEASURE, EXPLAIN, DRAW, COMPARE, LIST = "Measure", "Explain", "Draw and report", "Compare runs", "List what is here"
 """The groups of `lrbench --help`."""
@@ -123,43 +122,23 @@ def files(which: str = "") -> Any:
     return typer.Argument(metavar="RESULTS", help=f"Result files or folders{which}.")
 
 
-def field(
-    help: str,
-    parse: Callable[[Any, str], Any] | None = None,
-    flag: str | None = None,
-    *,
-    also: Sequence[str] = (),
-    default: str | int | None = None,
-    **more: Any,
-) -> Callable[[str, Any], tuple[Any, Any]]:
-    """Return an option for a dataclass's field, or a switch: ``x: Annotated[int, field("Help.", parse_size)]``.
+size = functools.partial(Option, parse=parse_size)
+"""An option of one size, which may be written as 8k."""
 
-    Args:
-        parse: turns the text and the option's name, for error messages, into the value; without it the text is the
-            value.
-        flag: the option's name, by default made from the field's.
-        also: further flags.
-        default: for a field; a switch has its default in the signature.
-        more: for Typer.
 
-    Returns:
-        (the name, the type) -> what Typer takes, and the default.
+def _as_typed(name: str, of: Any, said: Option) -> Any:
+    """Return a field's or parameter's option as Typer takes it.
+
+    A switch has no --no- form unless it may be left open.
     """
 
-    def named(name: str, of: Any) -> tuple[Any, Any]:
-        def parsed(given: Any) -> Any:
-            return given if given is None or parse is None else parse(given, flag or name)
+    def parsed(given: Any) -> Any:
+        return given if given is None or said.parse is None else said.parse(given, said.flag or name)
 
-        given: Any = of if parse is None else str if default is not None else str | None
-        flags = (flag or f"--{name.replace('_', '-')}", *also)
-        return Annotated[given, typer.Option(*flags, help=help, callback=parsed, **more)], default
-
-    return named
-
-
-def size(help: str, *, also: Sequence[str] = (), default: str | None = None) -> Any:
-    """Return an option of one size, which may be written as 8k."""
-    return field(help, parse_size, also=also, default=default)
+    flag, kind = said.flag or f"--{name.removesuffix('_s').replace('_', '-')}", of if said.parse is None else str | None
+    flags = (f"{flag}/--no-{flag[2:]}" if of == bool | None else flag, *said.also)
+    more: dict[str, Any] = {"help": said.help, "rich_help_panel": said.panel, "min": said.least}
+    return Annotated[kind, typer.Option(*flags, callback=parsed, **more)]
 
 
 def command(
@@ -205,8 +184,8 @@ def command(
         for each in signature.parameters.values():
             keyword = each.replace(kind=each.KEYWORD_ONLY)
             declared = getattr(each.annotation, "__metadata__", (None,))[0]
-            if inspect.isfunction(declared):
-                keyword = keyword.replace(annotation=declared(each.name, each.annotation.__origin__)[0])
+            if isinstance(declared, Option):
+                keyword = keyword.replace(annotation=_as_typed(each.name, each.annotation.__origin__, declared))
             if each.annotation == Kernel:
                 parameters += [keyword.replace(name=POSITION, annotation=Position), keyword]
             elif each.name not in groups:
@@ -238,9 +217,15 @@ Kernel = Annotated[str | None, typer.Option("--kernel", help="The same, as an op
 
 
 def _options(group: Any) -> dict[str, tuple[Any, Any]]:
-    """Return the options of a dataclass by its fields' names."""
+    """Return name -> (what Typer takes, default) of the fields of a dataclass that are options."""
+    found = {}
     hints = typing.get_type_hints(group, include_extras=True)
-    return {name: hint.__metadata__[0](name, hint.__origin__) for name, hint in hints.items()}
+    for each in dataclasses.fields(group):
+        said = getattr(hints[each.name], "__metadata__", (None,))[0]
+        if isinstance(said, Option):
+            default = None if each.default is dataclasses.MISSING else each.default
+            found[each.name] = _as_typed(each.name, hints[each.name].__origin__, said), default
+    return found
 
 
 def _format(*more: str) -> Any:
@@ -258,12 +243,12 @@ Format = Annotated[str, _format()]
 TableFormat = Annotated[str, _format("markdown")]
 Every = Annotated[bool, option("Show everything; --format json and csv always do.", "--all")]
 Preset = Annotated[str | None, option("quick, full, ...: `lrbench presets` [default or train on a GPU, else quick].")]
-Gpu = Annotated[str | None, option("Accelerator; see `lrbench gpus` [the GPU that is here, else h100].")]
+Gpu = Annotated[str | None, GPU]
 ROOFS = "spec; measured: the newest stored calibration; or a calibration's file or folder"
 RoofChoice = Annotated[str, option(f"{ROOFS}.")]
 CausalFactor = Annotated[float | None, option("Share of the causal square computed, 0.5 to 1 [whole tiles].")]
-Timeout = Annotated[float, option("Seconds until a case is ended.", min=0.001)]
-Folder = Annotated[Path, option("Folder of the parquet file.")]
+Timeout = Annotated[float, TIMEOUT]
+Folder = Annotated[Path, FOLDER]
 Pool = Annotated[
     list[Path] | None,
     option("Result files or folders that KEY:VALUE terms select from [the committed ones; run: results/local too]."),
@@ -273,65 +258,23 @@ Figure = Annotated[Path, option("Figure file: .png, .svg or .pdf.", "--output", 
 Width = Annotated[float | None, option("Width in inches; 3.3 for a column of text [as wide as it needs].")]
 Dpi = Annotated[int, option("Pixels per inch of a PNG; 300 for print.")]
 
-axis = functools.partial(field, rich_help_panel="Axes (comma-separated lists; the preset's where left out)")
-Names = tuple[str, ...] | None
-Lengths = tuple[int, ...] | None
 
+def _request(axes: Axes, kernel: str | None, impls: tuple[str, ...] | None, **more: Any) -> Request:
+    """Return what the planner takes."""
+    from .bench.plan import named_family
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Axes:
-    """What is measured by sweep, profile and compare --live; fields are named as those of :class:`.plan.Request`."""
-
-    ops: Annotated[Names, axis("Operations.", parse_names, "--op")]
-    seq_lens: Annotated[Lengths, axis("Sequence lengths: 1k,8k (1k = 1024).", parse_sizes, "--seq-len")]
-    head_dims: Annotated[Lengths, axis("Value head dims.", parse_sizes, "--head-dim")]
-    head_dims_qk: Annotated[
-        Lengths,
-        axis("Query-key head dims [half the value's for mLSTM, equal elsewhere].", parse_sizes, "--head-dim-qk"),
-    ]
-    chunk_sizes: Annotated[Lengths, axis("Chunk lengths.", parse_sizes, "--chunk-size")]
-    num_heads: Annotated[int | None, axis("Heads [embedding dim / head dim].", min=1)]
-    num_heads_qk: Annotated[int | None, axis("Heads of queries and keys [as many].", None, "--qk-heads", min=1)]
-    channels: Annotated[Lengths, axis("Channels, of operations without heads.", parse_sizes, "--channels")]
-    d_models: Annotated[Lengths, axis("Model dims of an MLP.", parse_sizes, "--d-model")]
-    d_ffs: Annotated[Lengths, axis("Hidden dims of an MLP [as the preset, else 3.5 d_model].", parse_sizes, "--d-ff")]
-    tokens: Annotated[int | None, axis("Batch times sequence length, held constant.", parse_size, "--tokens")]
-    batches: Annotated[Lengths, axis("Batches, in place of --tokens: 1,16.", parse_sizes, "--batch")]
-    contexts: Annotated[
-        Lengths, axis("Tokens in attention's key-value cache, of mode step: 1k,128k.", parse_sizes, "--context")
-    ]
-    layers: Annotated[int | None, axis("Layers of a model, of mode train [by its width].", min=1)]
-    documents: Annotated[
-        Names,
-        axis(
-            "Packed documents, in a batch of 1 of --seq-len or --tokens positions: 64, of lengths drawn uniformly from "
-            "0.1 to 1.9 times their mean; 64x1024 or 300+700, of these; or a file with a length a line.",
-            parse_names,
-        ),
-    ]
-    modes: Annotated[Names, axis("fw, fwbw, bw, step, train.", parse_names, "--mode")]
-    dtypes: Annotated[Names, axis("bf16, fp16, fp32, fp64.", parse_names, "--dtype")]
-    state_dtypes: Annotated[
-        Names, axis("Dtypes of the states between chunks: fp32, bf16.", parse_names, "--state-dtype")
-    ]
-
-    def request(self, kernel: str | None, impls: Names, **more: Any) -> Request:
-        """Return what the planner takes."""
-        from .bench.plan import Request, named_family
-
-        kernel, ops = named_family(kernel, self.ops)
-        axes = dataclasses.asdict(self) | {"ops": ops}
-        return Request(kernel=kernel, impls=impls, **axes, **more)
+    kernel, ops = named_family(kernel, axes.ops)
+    return Request(kernel=kernel, impls=impls, **dataclasses.asdict(axes) | {"ops": ops}, **more)
 
 
 @dataclass(frozen=True, kw_only=True)
 class OneProblem:
     """The problem that count, best, predict and chunk-size answer about."""
 
-    op: Annotated[str | None, field("Operation [the family's first].")]
-    mode: Annotated[str, field("fw, bw, fwbw or step.", default="fw")]
+    op: Annotated[str | None, Option("Operation [the family's first].")]
+    mode: Annotated[str, Option("fw, bw, fwbw or step.")] = "fw"
     like: Annotated[
-        str | None, field("Sizes of a published model: mamba2-2.7b, xlstm-7b, ... [the operation's authors'].")
+        str | None, Option("Sizes of a published model: mamba2-2.7b, xlstm-7b, ... [the operation's authors'].")
     ]
     seq_len: Annotated[
         int | None,
@@ -339,11 +282,12 @@ class OneProblem:
     ]
     batch: Annotated[int | None, size("Batch [8; of documents 1].")]
     documents: Annotated[
-        str | None, field("Packed documents: 64, of drawn lengths; 64x1024 or 300+700; or a file with a length a line.")
+        str | None,
+        Option("Packed documents: 64, of drawn lengths; 64x1024 or 300+700; or a file with a length a line."),
     ]
     embedding: Annotated[int | None, size("Heads x value head dim; channels; model dim [4096; RG-LRU 1024, WKV 2048].")]
     num_heads: Annotated[int | None, size("Heads [embedding / head dim].")]
-    num_heads_qk: Annotated[int | None, field("Heads of queries and keys [as many].", parse_size, "--qk-heads")]
+    num_heads_qk: Annotated[int | None, Option("Heads of queries and keys [as many].", parse_size, "--qk-heads")]
     head_dim: Annotated[int | None, size("Value head dim [embedding / heads; without heads the authors'].")]
     head_dim_qk: Annotated[
         int | None, size("Query-key head dim, the state's size [the authors' share].", also=("--state-size",))
@@ -353,9 +297,9 @@ class OneProblem:
     d_ff: Annotated[int | None, size("Output columns of a gated MLP [3.5 d_model].")]
     dtype: Annotated[
         str | None,
-        field("Dtype of the inputs: bf16, fp16, fp32, fp64 [bf16; fp16 if the GPU has no bf16; fp32 on a CPU]."),
+        Option("Dtype of the inputs: bf16, fp16, fp32, fp64 [bf16; fp16 if the GPU has no bf16; fp32 on a CPU]."),
     ]
-    state_dtype: Annotated[str, field("Dtype of the states between chunks: fp32, bf16.", default="fp32")]
+    state_dtype: Annotated[str, Option("Dtype of the states between chunks: fp32, bf16.")] = "fp32"
 
     def operation(self, kernel: str | None) -> str:
         """Return the operation meant."""
@@ -403,9 +347,9 @@ class OneProblem:
 class Shown:
     """The rows that a figure shows. What they have several values of must be given."""
 
-    kernel: Annotated[str | None, field("Family of kernels, or an operation.")]
-    dtype: Annotated[str | None, field("Dtype [counts: bf16].")]
-    state_dtype: Annotated[str | None, field("Dtype of states [counts: fp32].")]
+    kernel: Annotated[str | None, Option("Family of kernels, or an operation.")]
+    dtype: Annotated[str | None, Option("Dtype [counts: bf16].")]
+    state_dtype: Annotated[str | None, Option("Dtype of states [counts: fp32].")]
     tokens: Annotated[int | None, size("Batch x sequence length [counts: 64k].")]
     batch: Annotated[int | None, size("Batch, held in place of --tokens.")]
     head_dim: Annotated[
@@ -416,10 +360,10 @@ class Shown:
     d_model: Annotated[int | None, size("Input columns of a gated MLP.")]
     d_ff: Annotated[int | None, size("Output columns of a gated MLP.")]
     seq_len: Annotated[int | None, size("Length, where one is shown [counts: 8k].")]
-    mode: Annotated[str | None, field("Modes, comma-separated [all calls; counts: one, fw].")]
-    op: Annotated[str | None, field("Operations, comma-separated [all; counts: one, mlstm_sig].")]
-    impl: Annotated[str | None, field("Implementations, comma-separated [the eight that say most].")]
-    every: Annotated[bool, field("Every implementation.", flag="--all", default=False)]
+    mode: Annotated[str | None, Option("Modes, comma-separated [all calls; counts: one, fw].")]
+    op: Annotated[str | None, Option("Operations, comma-separated [all; counts: one, mlstm_sig].")]
+    impl: Annotated[str | None, Option("Implementations, comma-separated [the eight that say most].")]
+    every: Annotated[bool, Option("Every implementation.", flag="--all")] = False
 
     def selection(self, results: Sequence[Path], device: str | None = None) -> tuple[pd.DataFrame, Selection]:
         """Return the results and which of their rows are meant; ValueError for an option that names nothing."""
@@ -443,7 +387,6 @@ def sweep(
     context: typer.Context,
     axes: Axes,
     kernel: Kernel = None,
-    gpu: Gpu = None,
     preset: Preset = None,
     impl: Annotated[str | None, option("Implementations, comma-separated, in their order [all that run here].")] = None,
     baselines: Annotated[str | None, option("Baselines or packages, or none [all].")] = None,
@@ -457,32 +400,15 @@ def sweep(
         list[str] | None,
         option("Measure each case with several Tritons in turn: here or VERSION=FOLDER; give it once for each."),
     ] = None,
-    pairs: Annotated[
-        bool | None,
-        option("Afterwards time the fastest of each package at each problem in turn: ratios are of pairs [on a GPU]."),
-    ] = None,
-    sustained: Annotated[bool, field("Also load the GPU with each case for 5 to 7 s: time then, energy.")] = False,
-    budget: Annotated[float | None, option("Seconds of timing per case.", min=0.0)] = None,
-    timeout: Timeout = 120.0,
-    time_limit: Annotated[
-        float | None, option("Seconds after which no case starts; --resume runs the rest.", min=0.0)
-    ] = None,
-    resume: Annotated[bool, field("Skip cases that --output already has from this code.")] = False,
+    sustained: Annotated[bool, Option("Also load the GPU with each case for 5 to 7 s: time then, energy.")] = False,
     shard: Annotated[str, option("I/N: the I-th of N parts of the cases, for a machine of its own.")] = "1/1",
+    *,
+    how: SweepOptions,
     dry_run: Annotated[
-        bool, field("Print what would run and for how long (--all: every case); measure nothing.")
+        bool, Option("Print what would run and for how long (--all: every case); measure nothing.")
     ] = False,
     every: Every = False,
-    jobs: Annotated[int | None, option("Processes that compile ahead on a GPU [cores, at most 16].", min=0)] = None,
-    executor: Annotated[str, option("local or ray.")] = "local",
-    devices: Annotated[int, option("GPUs to spread the cases over.", min=1)] = 1,
-    output: Folder = LOCAL,
-    wait: Annotated[
-        bool, field("If another lrbench uses the GPU or --output, wait instead of exiting with 2.")
-    ] = False,
-    strict: Annotated[bool, field("Exit 1 on a crash, an error or a wrong result.")] = False,
-    calibrate: Annotated[bool | None, option("Measure the device's roofs first, beside the rows [on a GPU].")] = None,
-    profile_harness: Annotated[bool, field("Say where the time went and how many kernels were compiled.")] = False,
+    strict: Annotated[bool, Option("Exit 1 on a crash, an error or a wrong result.")] = False,
     format: Format = "table",
 ) -> None:
     """Measure a kernel family and its baselines over sequence length, head dim and chunk length.
@@ -493,7 +419,7 @@ def sweep(
     from .bench.environment import find_tritons
     from .bench.show import display
 
-    tritons = find_tritons(triton or ())
+    how = dataclasses.replace(how, tritons=find_tritons(triton or ()))
     if sweeps is not None:
         from .bench.drive.complete import load_sweeps, sweeps_file
 
@@ -501,32 +427,20 @@ def sweep(
         _refuse_given(context, *own, why="cannot be given with --sweeps, whose file says what is measured")
         requests = load_sweeps(sweeps_file(sweeps))
     else:
-        one = axes.request(kernel, _names(impl, "--impl"), preset=preset, baselines=_names(baselines, "--baselines"))
-        requests = (dataclasses.replace(one, shard=parse_shard(shard)),)
+        names, others = _names(impl, "--impl"), _names(baselines, "--baselines")
+        requests = (_request(axes, kernel, names, preset=preset, baselines=others, shard=parse_shard(shard)),)
     requests = tuple(dataclasses.replace(each, sustained=sustained or each.sustained) for each in requests)
-    about: dict[str, Any] = {"gpu": gpu, "output": output, "jobs": jobs, "devices": devices}
-    about |= {"resume": resume, "tritons": tritons, "pairs": pairs}
     if dry_run:
-        rows = session.planned_rows(*requests, **about)
+        rows = session.planned_rows(requests, how)
         if format == "table" and not every:
             display.show_planned(rows)
         else:
             display.show(rows, format)
         return
-    outcome = session.run_sweep(
-        *requests,
-        **about,
-        timeout_s=timeout,
-        budget_s=budget,
-        time_limit_s=time_limit,
-        executor=executor,
-        wait=wait,
-        calibrate=calibrate,
-        profile_harness=profile_harness,
-    )
+    outcome = session.run_sweep(requests, how)
     records = outcome.resumed + outcome.records
     with display.reader_may_leave():
-        if format == "table" and tritons:
+        if format == "table" and how.tritons:
             from .analysis.check.matrix import triton_sides
             from .bench.show.shown import show_matrix
 
@@ -545,18 +459,8 @@ def time(
         list[str] | None,
         option("[NAME=]DTYPE[SIZES], a number or a text; repeatable [get_inputs() of the module, if it takes any]."),
     ] = None,
-    mode: Annotated[str, option("fw, or fwbw: also the gradients of floating-point arguments.")] = "fw",
-    reference: Annotated[
-        str | None, option("MODULE:FUNCTION that takes the same arguments and gives what the results are held to.")
-    ] = None,
-    name: Annotated[str | None, option("The row's impl [MODULE:FUNCTION].")] = None,
-    device: Annotated[str | None, option("cpu or cuda [cuda where there is a GPU].")] = None,
-    gpu: Annotated[str | None, option("Accelerator whose model time the row has; see `lrbench gpus`.")] = None,
-    seed: Annotated[int, option("Of the normal values of floating-point arguments; integers count from 0.")] = 0,
-    rounds: Annotated[int | None, option("Samples [until their interval is narrow].", min=3)] = None,
-    budget: Annotated[float, option("Seconds of timing.", min=0.0)] = 2.0,
-    timeout: Timeout = 120.0,
-    output: Folder = LOCAL,
+    *,
+    how: TimeOptions,
     format: Format = "table",
 ) -> None:
     """Measure a function of yours: time, memory, error, FLOPs and bytes, as a row that compare and check take.
@@ -566,20 +470,7 @@ def time(
     from .bench.drive.own_case import time_function
     from .bench.show.display import show
 
-    row, path = time_function(
-        function,
-        arg or (),
-        mode=mode,
-        reference=reference,
-        seed=seed,
-        name=name,
-        device=device,
-        gpu=gpu,
-        output=output,
-        budget_s=budget,
-        rounds=rounds,
-        timeout_s=timeout,
-    )
+    row, path = time_function(function, arg or (), how)
     note(f"row: {path}")
     if format == "table":
         print(row)
@@ -632,7 +523,7 @@ def profile(
     impl: Annotated[str | None, option("Implementations, comma-separated [the first].")] = None,
     ncu: Annotated[str | None, option("Nsight Compute's ncu [found on PATH or where it installs].")] = None,
     timeout: Annotated[float, option("Seconds until the whole run is ended.", min=0.001)] = 900.0,
-    dry_run: Annotated[bool, field("Print the ncu command and do not run it.")] = False,
+    dry_run: Annotated[bool, Option("Print the ncu command and do not run it.")] = False,
     output: Folder = LOCAL,
     format: Format = "table",
 ) -> None:
@@ -643,7 +534,7 @@ def profile(
     from .bench.drive import session
     from .bench.show.shown import show_profile
 
-    planned = session.plan_profile(axes.request(kernel, preset="one", impls=_names(impl, "--impl")))
+    planned = session.plan_profile(_request(axes, kernel, _names(impl, "--impl"), preset="one"))
     if dry_run:
         print(session.profile_command(planned, ncu))
         return
@@ -700,7 +591,7 @@ def count(
         str | None, option("chunkwise, walk, parallel, scan, fused, ... [the operation's first].")
     ] = None,
     chunk_size: Annotated[str | None, option("Chunk length, of chunkwise formulations [128].")] = None,
-    non_causal: Annotated[bool, field("Attention to later keys as well.")] = False,
+    non_causal: Annotated[bool, Option("Attention to later keys as well.")] = False,
     causal_factor: CausalFactor = None,
     gate_dtype: Annotated[str | None, option("Dtype of the gates [the inputs'].")] = None,
     counting: Annotated[str, option("detailed, or published: what a paper prints.")] = "detailed",
@@ -745,7 +636,7 @@ def best(
     results: Fitted = None,
     roofs: RoofChoice = "spec",
     other_math: Annotated[
-        bool, field("Also the fastest kernel of every other operation, at equal tokens and embedding dim.")
+        bool, Option("Also the fastest kernel of every other operation, at equal tokens and embedding dim.")
     ] = False,
     every: Annotated[bool, option("--other-math, and all kernels of these operations.", "--all")] = False,
     format: Format = "table",
@@ -814,7 +705,7 @@ def predict(
     fit: Annotated[bool, option("Fit to results, or take the model's bounds.")] = True,
     roofs: RoofChoice = "spec",
     validate: Annotated[
-        bool, field("Print how many rows lie in the interval of a fit without them, by implementation.")
+        bool, Option("Print how many rows lie in the interval of a fit without them, by implementation.")
     ] = False,
     every: Every = False,
     format: Format = "table",
@@ -864,12 +755,12 @@ def reproduce(
     ] = False,
     gpu: Annotated[str | None, option("Accelerator whose rows are taken [the one with most].")] = None,
     results: Fitted = None,
-    run: Annotated[bool, field("Measure first what has no row, or none of one run.")] = False,
+    run: Annotated[bool, Option("Measure first what has no row, or none of one run.")] = False,
     output: Annotated[Path, option("Folder for the rows of --run, which count beside --results.")] = LOCAL,
     timeout: Timeout = 120.0,
     time_limit: Annotated[
-        float | None, option("Seconds after which --run starts no case; the same command runs the rest.", min=0.0)
-    ] = None,
+        float, option("Seconds after which --run starts no case; the same command runs the rest.", min=0.0)
+    ] = math.inf,
     figure: Annotated[Path | None, option("Draw the entry's figure too: .png, .svg or .pdf.", "--figure", "-o")] = None,
     every: Every = False,
     format: TableFormat = "table",
@@ -912,9 +803,8 @@ def reproduce(
     if run:
         from .bench.drive.complete import run_missing
 
-        left = run_missing(
-            evaluated, output=output, time_limit_s=time_limit, gpu=device or None, timeout_s=timeout, calibrate=None
-        )
+        how = SweepOptions(output=output, time_limit_s=time_limit, gpu=device or None, timeout_s=timeout)
+        left = run_missing(evaluated, how)
     found, _ = evaluated()
     if format == "markdown":
         print(written.page(found, device), end="")
@@ -1017,7 +907,7 @@ def roofline(
     shown: Shown,
     results: Annotated[list[Path] | None, files()] = None,
     of: Annotated[str | None, option("Measure a function of yours, my_module:function, in place of RESULTS.")] = None,
-    counters: Annotated[bool, field("FLOPs and bytes of --of from Nsight Compute's counters.")] = False,
+    counters: Annotated[bool, Option("FLOPs and bytes of --of from Nsight Compute's counters.")] = False,
     gpu: Annotated[
         str | None, option("Accelerators, comma-separated; see `lrbench gpus` [the one that was measured].")
     ] = None,
@@ -1133,7 +1023,7 @@ def compare(
         str | None, option("Columns in which matched cases may differ, such as chunk_size: the best counts.")
     ] = None,
     margin: Annotated[float, option("Relative difference that counts as equal.")] = 0.02,
-    live: Annotated[bool, field("Measure implementations A and B now, in turn.")] = False,
+    live: Annotated[bool, Option("Measure implementations A and B now, in turn.")] = False,
     kernel: Annotated[str | None, option("Live: kernel family, or one of its operations [tfla].")] = None,
     preset: Preset = None,
     rounds: Annotated[int, option("Live: samples of each case.", min=10, max=1000)] = 30,
@@ -1155,8 +1045,7 @@ def compare(
 
         if more:
             raise ValueError(f"--live compares two implementations, got {2 + len(more)}")
-        names = tuple(each.removeprefix("impl:").strip() for each in (a, b))
-        request = axes.request(kernel, preset=preset, impls=names)
+        request = _request(axes, kernel, tuple(x.removeprefix("impl:").strip() for x in (a, b)), preset=preset)
         rows_a, rows_b = session.run_live(request, ignore=ignored, rounds=rounds, output=output)
     elif more:
         from .analysis.check.compare import of_one_run
@@ -1181,16 +1070,16 @@ def check(
     baseline: Annotated[str, option("What it is compared with, given in the same way.")],
     thresholds: Annotated[Path | None, option("What is tolerated, in TOML [results/thresholds.toml].")] = None,
     results: Pool = None,
-    allow_missing: Annotated[bool, field("Do not fail on cases that the run lacks.")] = False,
-    fail_unclear: Annotated[bool, field("Fail on unclear cases.")] = False,
+    allow_missing: Annotated[bool, Option("Do not fail on cases that the run lacks.")] = False,
+    fail_unclear: Annotated[bool, Option("Fail on unclear cases.")] = False,
     min_compared: Annotated[
         float, option("Share of the run's cases that must be compared, 0 to 1; one at least.", min=0.0, max=1.0)
     ] = 0.5,
-    rerun: Annotated[bool, field("Measure unclear, noisy and slower cases again, if their device is here.")] = False,
+    rerun: Annotated[bool, Option("Measure unclear, noisy and slower cases again, if their device is here.")] = False,
     timeout: Annotated[float, option("Seconds until a case measured again is ended.", min=0.001)] = 120.0,
     budget: Annotated[float, option("Seconds of timing per case measured again.", min=0.0)] = 1.0,
     junit: Annotated[Path | None, option("Write JUnit XML to this file.")] = None,
-    summary: Annotated[bool, field("Append Markdown to the file that GITHUB_STEP_SUMMARY names.")] = False,
+    summary: Annotated[bool, Option("Append Markdown to the file that GITHUB_STEP_SUMMARY names.")] = False,
     every: Annotated[bool, option("Show every case, not only what changed; JSON and CSV always do.", "--all")] = False,
     format: Annotated[str, _format("markdown", "junit")] = "table",
 ) -> None:
@@ -1247,7 +1136,7 @@ def update(
     run: Annotated[str | None, option("Which run, by how its id begins, where there are several.")] = None,
     into: Annotated[Path | None, option("Folder of the baseline [results/ACCELERATOR].")] = None,
     by: Annotated[str | None, option("Who promotes it [git's user.name].")] = None,
-    allow_dirty: Annotated[bool, field("Take a run that was measured with uncommitted changes.")] = False,
+    allow_dirty: Annotated[bool, Option("Take a run that was measured with uncommitted changes.")] = False,
     format: Format = "table",
 ) -> None:
     """Promote a run to the baseline of its accelerator, with its provenance beside it."""
@@ -1358,14 +1247,14 @@ def results(
     paths: Annotated[list[Path] | None, files(" [the committed ones]")] = None,
     run: Annotated[
         bool,
-        field("Measure what the folder [results/ACCELERATOR] lacks of a complete set for this code, then merge."),
+        Option("Measure what the folder [results/ACCELERATOR] lacks of a complete set for this code, then merge."),
     ] = False,
     merge: Annotated[
-        bool, field("Put the folder's runs in a file for each family, superseded rows in history.parquet.")
+        bool, Option("Put the folder's runs in a file for each family, superseded rows in history.parquet.")
     ] = False,
-    triton: Annotated[bool, field("Show sweeps over several Tritons instead: kernel x version.")] = False,
+    triton: Annotated[bool, Option("Show sweeps over several Tritons instead: kernel x version.")] = False,
     derive: Annotated[
-        bool, field("Store FLOPs, bytes, rates, model times and what is suspect as they are counted today.")
+        bool, Option("Store FLOPs, bytes, rates, model times and what is suspect as they are counted today.")
     ] = False,
     rows: Annotated[
         str | None,
@@ -1374,8 +1263,8 @@ def results(
     output: Annotated[Path | None, option("File for --rows: .parquet, .csv or .json.", "--output", "-o")] = None,
     timeout: Timeout = 300.0,
     time_limit: Annotated[
-        float | None, option("Seconds after which --run starts nothing; run the same command again to go on.", min=0.0)
-    ] = None,
+        float, option("Seconds after which --run starts nothing; run the same command again to go on.", min=0.0)
+    ] = math.inf,
     every: Every = False,
     format: TableFormat = "table",
 ) -> None:
@@ -1424,7 +1313,7 @@ def results(
             there = ", ".join(map(str, named))
             raise ValueError(f"{there} has no sweep over several Tritons; `lrbench sweep --triton` makes one")
         return
-    implementations = contents.implementation_rows(named, inventory.declared_implementations())
+    implementations = contents.implementation_rows(named, inventory.kernel_rows())
     if format == "markdown":
         print(contents.as_markdown(contents.file_rows(named), implementations), end="")
         raise typer.Exit(int(left))

@@ -2,6 +2,7 @@
 
 | module | what it does |
 |---|---|
+| `request` | what is asked to be measured, and how: the options of the commands |
 | `presets` | named sets of axes |
 | `plan` | a request's axes -> cases |
 | `environment` | device and versions; which rows this code's are |
@@ -9,7 +10,7 @@
 | `drive` | what the commands do around it: cases -> workers -> rows |
 | `show` | what the commands print |
 
-`drive` imports `worker`, `show` imports both, and all of them import the three modules above.
+`drive` imports `worker`, `show` imports both, and all of them import the modules above.
 """
 
 import sys

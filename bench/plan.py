@@ -18,69 +18,14 @@ from ..results.documents import lengths_of, parse_documents, positions_of
 from ..results.schema import CASE_COLUMNS, Case, Environment
 from ..results.select import describe
 from .presets import Preset, get_preset, presets_for
+from .request import COLUMNS, FLAGS, Request, Triton
 
 MODE_ORDER = ("fwbw", "bw", "fw", "step", "train")
 """Modes with gradients come first: the reference they need also serves the forward case that follows."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
-    """What the user asked for; None leaves an axis to the preset.
-
-    Attributes:
-        ops: operations of the family, or of its baselines (attention, gla, ...).
-        preset: a preset of the family by name; None is as :func:`preset_for` says.
-        impls: implementation names, ours or ``provider.variant``, in their order; None is all that run on the device.
-        baselines: names of baselines, ("none",) for none, None for all of the family.
-        head_dims: value head dims; ``head_dims_qk`` defaults to the operation's own ratio to them.
-        num_heads: default embedding_dim // head_dim_v of the preset.
-        channels: of operations that mix each channel on its own.
-        d_models, d_ffs: of MLPs; one without the other takes it from the preset, or as Llama's 3.5 d_model.
-        tokens: batch * seq_len held constant; ``batches`` fixes the batch instead, and the two exclude each other.
-        contexts: tokens in the cache of a decoding step, of operations that have one; others are planned once.
-        layers: of the model of a training step; None is as many as the usual one of that width has.
-        documents: packed into a batch of 1 of as many positions as ``seq_lens`` or ``tokens`` say, as
-            :func:`..results.documents.parse_documents` takes them; None: sequences in a batch.
-        sustained: whether each case is also called until clocks and power settle, see :mod:`.sustained`.
-        shard: (i, n): of the cases, the i-th, and every n-th after it.
-    """
-
-    kernel: str = "tfla"
-    preset: str | None = None
-    ops: tuple[str, ...] | None = None
-    impls: tuple[str, ...] | None = None
-    baselines: tuple[str, ...] | None = None
-    modes: tuple[str, ...] | None = None
-    dtypes: tuple[str, ...] | None = None
-    state_dtypes: tuple[str, ...] | None = None
-    seq_lens: tuple[int, ...] | None = None
-    head_dims: tuple[int, ...] | None = None
-    head_dims_qk: tuple[int, ...] | None = None
-    chunk_sizes: tuple[int, ...] | None = None
-    num_heads: int | None = None
-    num_heads_qk: int | None = None
-    channels: tuple[int, ...] | None = None
-    d_models: tuple[int, ...] | None = None
-    d_ffs: tuple[int, ...] | None = None
-    tokens: int | None = None
-    batches: tuple[int, ...] | None = None
-    contexts: tuple[int, ...] | None = None
-    layers: int | None = None
-    documents: tuple[str, ...] | None = None
-    sustained: bool = False
-    shard: tuple[int, int] = (1, 1)
-
-
-SIZE_AXES = {
-    "head_dims": ("--head-dim", "head_dim_v"),
-    "head_dims_qk": ("--head-dim-qk", "head_dim_qk"),
-    "num_heads": ("--num-heads", "num_heads"),
-    "num_heads_qk": ("--qk-heads", "num_heads_qk"),
-    "channels": ("--channels", "channels"),
-    "d_models": ("--d-model", "d_model"),
-    "d_ffs": ("--d-ff", "d_ff"),
-}
-"""Field of a request -> its option and the size it sets."""
+WIDTHS = ("num_heads", "num_heads_qk", "head_dim_qk", "head_dim_v", "channels", "d_model", "d_ff")
+"""Sizes that operations may have beside the batch and lengths."""
 
 
 def named_family(kernel: str | None, ops: tuple[str, ...] | None = None) -> tuple[str, tuple[str, ...] | None]:
@@ -106,19 +51,6 @@ def named_family(kernel: str | None, ops: tuple[str, ...] | None = None) -> tupl
 
 Identity = tuple[str, str | None]
 """A case's id and, where a sweep compares several, the version of Triton."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Triton:
-    """A Triton to measure with.
-
-    Attributes:
-        folder: what comes first on a worker's path, as `pip install --no-deps --target FOLDER triton` makes it; None is
-            the installed one.
-    """
-
-    version: str
-    folder: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -282,9 +214,9 @@ def _check_axes(request: Request, ops: Sequence[Operation], chosen: Sequence[Bas
     """Raise ValueError for an axis that nothing has which is measured: a size, chunk lengths, contexts, layers."""
     names = ", ".join(operation.name for operation in ops) or ", ".join(request.ops or ())
     sizes = list(dict.fromkeys(size for operation in ops for size in (*operation.sizes, *operation.optional_sizes)))
-    for field, (option, size) in SIZE_AXES.items():
-        if ops and getattr(request, field) is not None and size not in sizes:
-            raise ValueError(f"{option} is no size of {names}, which has {', '.join(sizes)}")
+    for field, size in COLUMNS.items():
+        if ops and getattr(request, field) is not None and size in WIDTHS and size not in sizes:
+            raise ValueError(f"{FLAGS[field]} is no size of {names}, which has {', '.join(sizes)}")
     if ops and all("d_model" in operation.sizes for operation in ops):
         for option, given in (("--batch", request.batches), ("--tokens", request.tokens)):
             if given is not None:

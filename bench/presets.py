@@ -25,14 +25,11 @@ class Preset:
     An operation is planned over the axes that its sizes name: heads and head dims, channels, or the matrices of an MLP.
 
     Attributes:
-        seq_lens: sequence lengths; of an MLP, tokens.
-        head_dims: value head dims.
-        channels: of operations that mix each channel on its own.
+        seq_lens: of an MLP, tokens; others of the same name as there: see :class:`.request.Axes`.
         chunk_sizes: chunk lengths besides the one that an implementation chooses.
         matrices: (d_model, d_ff) of MLPs.
-        tokens: batch * seq_len held constant over the sequence lengths.
         batch: the batch, in place of ``tokens``.
-        step_batches, contexts: of decoding steps: batches, and tokens in the cache of what has one.
+        step_batches: the batches of decoding steps.
         embedding_dim: num_heads * head_dim_v held constant over the head dims.
         operations: number of the family's operations to measure, in the order the family lists them; 0 is all.
         budget_s: seconds of timing per case after which sampling stops (never before ten samples).

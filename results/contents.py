@@ -13,9 +13,6 @@ from .schema import Record, RoofRow, TritonRow
 from .select import device_of, grouped, load_rows, newest
 from .store import HERE, JOURNAL_SUFFIX, files_in, planned_rows, read_file, read_journal, result_files, row_set
 
-Declared = Mapping[tuple[str, str, str], Sequence[str]]
-"""(family, operation, implementation) -> the kinds of devices that it runs on."""
-
 COLUMNS = (
     "kernel", "op", "impl", "case_id", "status", "measured_at", "device_kind", "device_name", "device_accelerator",
     "torch_version", "triton_version", "git_commit",
@@ -112,16 +109,17 @@ def cases_left(path: Path) -> int:
     return int(complete is False) if planned is None else max(0, planned - size)
 
 
-def implementation_rows(paths: Sequence[Path], declared: Declared) -> list[dict[str, Any]]:
+def implementation_rows(paths: Sequence[Path], declared: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return a row for each implementation on each device: how its cases ended, and when and with what it was measured.
 
     Args:
-        declared: what could be there. Of the families that were measured on a device, what runs on devices of its kind
-            and has no row is listed too.
+        declared: what could be there: kernel, op, impl and devices. Of the families that were measured on a device,
+            what runs on devices of its kind and has no row is listed too.
     """
     # A folder may hold calibrations alone.
     held = [path for path in paths if not path.is_dir() or files_in(path) or not any(path.rglob("*.parquet"))]
     rows = load_rows(held, COLUMNS) if held else []
+    kinds = {itemgetter(*COLUMNS[:3])(row): row["devices"].split("/") for row in declared}
     shown = []
     for device, here in sorted(grouped(rows, device_of).items()):
         families = {row["kernel"] for row in here}
@@ -129,11 +127,11 @@ def implementation_rows(paths: Sequence[Path], declared: Declared) -> list[dict[
         there = {(row["op"], row["impl"]) for row in here}
         groups: dict[tuple[str, str, str], list[dict[str, Any]]] = {
             key: []
-            for key, kinds in declared.items()
-            if key[0] in families and here[0]["device_kind"] in kinds and key[1:] not in there
+            for key, of in kinds.items()
+            if key[0] in families and here[0]["device_kind"] in of and key[1:] not in there
         }
         groups |= grouped(here, itemgetter("kernel", "op", "impl"))
-        places = {key: place for place, key in enumerate(declared)}
+        places = {key: place for place, key in enumerate(kinds)}
         for key in sorted(groups, key=lambda key: places.get(key, len(places))):
             shown.append({"device": device, **dict(zip(COLUMNS[:3], key, strict=True)), **_summary(groups[key])})
     return shown

@@ -11,9 +11,9 @@ from statistics import median
 from typing import Any
 
 from .lock import LOCK_FILE, hold
-from .schema import IMPORT_FAILED, was_tried
+from .schema import IMPORT_FAILED, Record, was_tried
 from .select import Row, grouped
-from .store import OTHER, holds_results, read_file, recovered_notes, row_set, write_parquet
+from .store import OTHER, read_file, recovered_notes, row_set, write_parquet
 
 ORDER = ("kernel", "op", "impl", "mode", "dtype", "seq_len", "case_id", "measured_at")
 """By what the rows of a file are sorted: see "Many rows" in docs/results.md."""
@@ -48,7 +48,7 @@ def merge(folder: Path) -> list[str]:
         said = recovered_notes(folder)
         found = (sorted(each.glob("*.parquet")) for each in (folder, folder / OTHER))
         files = [path for path in itertools.chain.from_iterable(found) if path.name[0] != "."]
-        kinds = grouped(files, lambda path: HISTORY if holds_results(path) else path.stem.rpartition(".")[2])
+        kinds = grouped(files, lambda path: HISTORY if row_set(path)[0] is Record else path.stem.rpartition(".")[2])
         for kind, group in kinds.items():
             row, what = row_set(group[0])
             present = {path: read_file(path, row).to_pylist() for path in group}

@@ -86,11 +86,6 @@ def row_set(path: Path) -> tuple[type, str]:
     return OTHER_ROW_SETS.get(path.name.removesuffix(".parquet").rpartition(".")[2], (Record, "results"))
 
 
-def holds_results(path: Path) -> bool:
-    """Return whether a parquet file, by its name, holds rows of a sweep rather than another row set."""
-    return row_set(path)[0] is Record
-
-
 @functools.cache
 def arrow_schema(row: type = Record) -> pa.Schema:
     """Return the parquet schema of a row set: the columns of its dataclass in field order, all nullable."""

@@ -21,7 +21,7 @@ from lrbench.analysis.accelerators import known
 from lrbench.bench.drive import session
 from lrbench.bench.drive.run import Outcome
 from lrbench.bench.drive.session import conclusion, exit_code
-from lrbench.bench.plan import Request
+from lrbench.bench.request import Request, SweepOptions
 from lrbench.results import store
 from lrbench.results.schema import RECORD_COLUMNS
 from lrbench.tests import ROOT
@@ -244,21 +244,20 @@ def test_interrupt_exits_130_and_keeps_the_rows(tmp_path: Path) -> None:
 
 
 def test_options_become_a_request(monkeypatch: pytest.MonkeyPatch, lrbench: Lrbench) -> None:
-    asked = {}
-
-    def stop(request: Request, **settings: object) -> None:
-        asked.update(settings, request=request)
+    def stop(requests: tuple[Request], how: SweepOptions) -> None:
+        assert how == SweepOptions(calibrate=False)
+        assert requests == (
+            Request(
+                kernel="tfla", ops=("mlstm_sig",), impls=("a", "b"), baselines=("none",), seq_lens=(1024, 2048),
+                head_dims_qk=(64,), channels=(8,), batches=(2, 4), contexts=(1024,), modes=("fw",),
+            ),
+        )  # fmt: skip
         raise ValueError("enough")
 
     monkeypatch.setattr(session, "run_sweep", stop)
     options = "--op mlstm_sig --impl a,b --baselines none --seq-len 1k,2k --head-dim-qk 64 --channels 8 --batch 2,4"
     options += " --context 1k --mode fw --no-calibrate"
     assert lrbench(f"sweep {options}")[2] == "lrbench: enough\n"
-    assert asked["calibrate"] is False
-    assert asked["request"] == Request(
-        kernel="tfla", ops=("mlstm_sig",), impls=("a", "b"), baselines=("none",), seq_lens=(1024, 2048),
-        head_dims_qk=(64,), channels=(8,), batches=(2, 4), contexts=(1024,), modes=("fw",),
-    )  # fmt: skip
 
 
 @pytest.mark.parametrize(

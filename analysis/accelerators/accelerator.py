@@ -54,12 +54,13 @@ class Specification:
 
     Attributes:
         part: which part exactly (form factor, memory size); rates differ between parts that share a name.
-        device_names: of a user's own; :func:`.known.match_device` knows those of the specified parts.
+        device_names: as drivers call it: exactly so in a user's own file, else patterns.
         matrix_flops: with fp32 accumulation (fp64 for fp64), on the fastest unit that multiplies this dtype exactly.
         memory_bytes: as the maker states it: what the driver reports beyond that, contexts and allocators take.
         l2_bytes: last cache before the device memory that all processors share.
         smem_bytes: shared memory (local data share, L1 on a CPU) that one thread block can use.
         sms: multiprocessors, compute units or cores.
+        measured: rates reached on the part, to stand beside these.
     """
 
     name: _Text
@@ -74,14 +75,14 @@ class Specification:
     l2_bytes: _Bytes
     smem_bytes: _Bytes
     sms: Annotated[int, _at_least(1, "an integer of")]
+    measured: Roofs | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Accelerator(Specification):
-    """What one accelerator can do: its specification, its key (lower case), and rates measured on the part, or None."""
+    """What one accelerator can do: its specification, and its key (lower case)."""
 
     key: str
-    measured: Roofs | None = None
 
     def peak_flops(self, dtype: str) -> float | None:
         """Return the highest FLOP/s at which operands stored as ``dtype`` can be multiplied, or None if they cannot.
@@ -128,16 +129,6 @@ class Accelerator(Specification):
         )
 
 
-_MEASURED = {
-    "h200_sxm": Roofs(
-        matrix_flops={"bf16": 790e12},
-        bandwidth_bytes_s=4.29e12,
-        source="best of repeated runs on one H200 (driver 580.159, torch 2.11.0+cu130): 8192^3 bf16 matmul 750 to "
-        "790 TFLOP/s, device-to-device copy 4.26 to 4.29 TB/s read plus written",
-    )
-}
-
-
 def read_accelerators(path: Path, keys: Any, what: str) -> Mapping[str, Accelerator]:
     """Return the accelerators of a file, whose tables are named as ``keys`` says; errors as :func:`.read_toml`."""
     tables: Mapping[str, Specification] = read_toml(path, Mapping[keys, Specification], what)
@@ -145,7 +136,7 @@ def read_accelerators(path: Path, keys: Any, what: str) -> Mapping[str, Accelera
     for key, table in tables.items():
         fields: dict[str, Any] = {name: getattr(table, name) for name in Specification.__dataclass_fields__}
         fields["matrix_flops"] = MappingProxyType(fields["matrix_flops"])
-        found[key] = Accelerator(key=key, measured=_MEASURED.get(key), **fields)
+        found[key] = Accelerator(key=key, **fields)
     return MappingProxyType(found)
 
 

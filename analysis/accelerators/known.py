@@ -21,21 +21,6 @@ from ...results.toml_tables import Must
 from .accelerator import ACCELERATORS, ALIASES, Accelerator, Roofs, read_accelerators
 from .cpu import local_cpu
 
-_DEVICE_NAMES = (
-    (r"V100-SXM2", "v100"),
-    (r"A100-(SXM4|PCIE|PG509)[- ]40GB", "a100_40"),
-    (r"A100-SXM4-80GB", "a100_80_sxm"),
-    (r"A100[- ]80GB PCIe|A100-PCIE-80GB", "a100_80_pcie"),
-    (r"H100 PCIe", "h100_pcie"),
-    (r"H100 80GB HBM3|H100 SXM", "h100_sxm"),
-    (r"H200( SXM.*| 141GB.*)?$", "h200_sxm"),
-    (r"(?<!G)B200( .*)?$", "b200"),
-    (r"L40S$", "l40s"),
-    (r"RTX 4090$", "rtx_4090"),
-    (r"RTX 5090$", "rtx_5090"),
-    (r"MI300X", "mi300x"),
-)
-
 VARIABLE = "LRBENCH_ACCELERATORS"
 _RESERVED = frozenset({*ACCELERATORS, *ALIASES, "cpu"})
 _Key = Annotated[
@@ -138,4 +123,5 @@ def match_device(name: str) -> str | None:
         return own[0]
     if "MIG" in name or "Laptop" in name:
         return None
-    return next((key for pattern, key in _DEVICE_NAMES if re.search(pattern, name, flags=re.IGNORECASE)), None)
+    known = ((each.key, pattern) for each in ACCELERATORS.values() for pattern in each.device_names)
+    return next((key for key, pattern in known if re.search(pattern, name, flags=re.IGNORECASE)), None)

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 from xml.etree import ElementTree
 
+from ...results.contents import markdown_table
 from ...results.select import describe_sizes, grouped
 from .compare import NOISY, ends
 from .regression import CaseResult, CheckResult, describe_case, summary
@@ -134,24 +135,20 @@ def markdown(found: CheckResult) -> str:
         lines += ["The environments differ (baseline | run), which may be the cause:", ""]
         lines += [f"- {_escaped(line)}" for line in found.environment] + [""]
     cases = noteworthy(found)
-    if cases:
-        lines += ["| | case | old ms | new ms | ratio (90 % interval) | why |", "|---|---|---:|---:|---:|---|"]
-        lines += [_markdown_row(case, case.verdict in found.failing) for case in cases[:MAX_MARKDOWN_ROWS]]
-        lines.append("")
+    lines += markdown_table([_markdown_row(case, found) for case in cases[:MAX_MARKDOWN_ROWS]]) if cases else []
     if len(cases) > MAX_MARKDOWN_ROWS:
         lines += [f"and {len(cases) - MAX_MARKDOWN_ROWS} more", ""]
     return "\n".join(lines)
 
 
-def _markdown_row(case: CaseResult, fails: bool) -> str:
-    time = case.time
-    numbers = ["", "", ""]
-    if time is not None:
+def _markdown_row(case: CaseResult, found: CheckResult) -> dict[str, str]:
+    bold, row = "**" * (case.verdict in found.failing), dict.fromkeys(("old ms", "new ms", "ratio (90 % interval)"), "")
+    if time := case.time:
         ends = f" ({time.low:.3f} to {time.high:.3f})" if math.isfinite(time.high) else ""
-        numbers = [f"{time.old:.4g}", f"{time.new:.4g}", f"{time.ratio:.3f}{ends}"]
-    verdict = f"**{case.verdict}**" if fails else case.verdict
-    return f"| {verdict} | {_escaped(describe_case(case))} | {' | '.join(numbers)} | {_escaped(case.reason)} |"
+        row = dict(zip(row, (f"{time.old:.4g}", f"{time.new:.4g}", f"{time.ratio:.3f}{ends}"), strict=True))
+    named = {"": f"{bold}{case.verdict}{bold}", "case": _escaped(describe_case(case))}
+    return {**named, **row, "why": _escaped(case.reason)}
 
 
 def _escaped(text: str) -> str:
-    return text.replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;").replace("\n", " ")
+    return text.replace("\\", "\\\\").replace("<", "&lt;").replace("\n", " ")

@@ -203,7 +203,7 @@ def _judge(new: Row, old: Row, thresholds: Thresholds) -> CaseResult:
         why = f"was {old['status']}, is {new['status']}" + (f": {new['reason']}" if new["reason"] else "")
         return CaseResult(row=new, verdict=verdict, reason=why)
     limits = thresholds.limits(new)
-    found = (each.what_is_wrong(new, old) for each in QUANTITIES if getattr(limits, each.limit) is not None)
+    found = (each.what_is_wrong(new, old) for each in QUANTITIES if limits[each.limit] is not None)
     if wrong := sorted(filter(None, found)):
         verdict, why = wrong[0]
         return CaseResult(row=new, verdict=verdict, reason=why)
@@ -220,10 +220,10 @@ def _judge(new: Row, old: Row, thresholds: Thresholds) -> CaseResult:
 
 def _metrics(new: Row, old: Row, limits: Limits) -> Iterable[Metric]:
     for quantity in QUANTITIES:
-        tolerated, before, after = getattr(limits, quantity.limit), old[quantity.column], new[quantity.column]
+        tolerated, before, after = limits[quantity.limit], old[quantity.column], new[quantity.column]
         if None in (tolerated, before, after) or (quantity.where and new[quantity.where] != old[quantity.where]):
             continue
-        floor = getattr(limits, quantity.floor) if quantity.floor else 0.0
+        floor = limits.get(quantity.floor) or 0.0
         if not before:
             # There is no ratio to 0: the new value is compared with the least one that counts.
             before, after = floor, max(after, floor)

@@ -6,10 +6,10 @@ A rule holds for the cases whose columns all match: a value, one of a list, or f
 
 from __future__ import annotations
 
-import dataclasses
+import functools
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -23,32 +23,8 @@ TEXT_COLUMNS = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """What is tolerated of one case.
-
-    Attributes:
-        time, host, sustained, energy, memory, error: relative growth of the median times on the device, on the host
-            and after seconds of load, the energy of a call, the peak memory and rel_error; None: not compared.
-        counts: relative change, either way, of the counted flops, tensor_flops and bytes; None: not compared.
-        min_slowdown_ms, min_host_ms, min_memory_bytes, min_error: growth below these is never a regression, however
-            large it is relatively.
-    """
-
-    time: float | None = 0.025
-    host: float | None = 0.25
-    sustained: float | None = 0.04
-    energy: float | None = 0.05
-    memory: float | None = 0.01
-    error: float | None = 0.5
-    counts: float | None = None
-    min_slowdown_ms: float = 0.002
-    min_host_ms: float = 0.01
-    min_memory_bytes: float = 65536.0
-    min_error: float = 1e-6
-
-
-LIMITS = tuple(field.name for field in dataclasses.fields(Limits))
+Limits = Mapping[str, float | None]
+"""What is tolerated of one case: names of :class:`Quantity` -> relative growth, or floor; None: not compared."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +34,8 @@ class Quantity:
     Attributes:
         column: of a row; where it is null in the baseline, nothing is compared.
         optional: whether a row may be without it, though the baseline has it.
-        limit, floor: the growth tolerated and the growth that never counts, as :class:`Limits` calls them.
+        limit, tolerated: what a file of thresholds calls the relative growth tolerated, and how much it is by default.
+        floor, least: the same of the growth below which it is never a regression, however large it is relatively.
         where: a column in which the rows must agree for the comparison to have a meaning.
         is_time: measured by a clock, so that measuring again may give another value.
         exact: a count, which may not move either way.
@@ -66,7 +43,9 @@ class Quantity:
 
     column: str
     limit: str
-    floor: str | None = None
+    tolerated: float | None
+    floor: str = ""
+    least: float = 0.0
     where: str | None = None
     is_time: bool = False
     exact: bool = False
@@ -87,22 +66,30 @@ class Quantity:
         return math.isfinite(value) and (value > 0 or (value == 0 and not self.is_time))
 
 
+_measured = functools.partial(Quantity, is_time=True)
+_count = functools.partial(Quantity, limit="counts", tolerated=None, exact=True, optional=True)
+_SLOWDOWN: dict[str, Any] = {"floor": "min_slowdown_ms", "least": 0.002}
+
 QUANTITIES = (
-    Quantity(column="time_ms", limit="time", floor="min_slowdown_ms", is_time=True),
-    Quantity(column="host_ms", limit="host", floor="min_host_ms", is_time=True, optional=True),
-    Quantity(column="sustained_ms", limit="sustained", floor="min_slowdown_ms", is_time=True, optional=True),
-    Quantity(column="energy_j", limit="energy", optional=True),
-    Quantity(column="peak_memory_bytes", limit="memory", floor="min_memory_bytes"),
-    Quantity(column="rel_error", limit="error", floor="min_error", where="checked"),
-    *(Quantity(column=name, limit="counts", exact=True, optional=True) for name in ("flops", "tensor_flops", "bytes")),
+    _measured(column="time_ms", limit="time", tolerated=0.025, **_SLOWDOWN),
+    _measured(column="host_ms", limit="host", tolerated=0.25, floor="min_host_ms", least=0.01, optional=True),
+    _measured(column="sustained_ms", limit="sustained", tolerated=0.04, optional=True, **_SLOWDOWN),
+    Quantity(column="energy_j", limit="energy", tolerated=0.05, optional=True),
+    Quantity(column="peak_memory_bytes", limit="memory", tolerated=0.01, floor="min_memory_bytes", least=65536.0),
+    Quantity(column="rel_error", limit="error", tolerated=0.5, floor="min_error", least=1e-6, where="checked"),
+    *(_count(column=name) for name in ("flops", "tensor_flops", "bytes")),
 )
+
+DEFAULTS: dict[str, float | None] = {each.limit: each.tolerated for each in QUANTITIES} | {
+    each.floor: each.least for each in QUANTITIES if each.floor
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Thresholds:
     """Defaults, and over them rules: the tables of the file."""
 
-    defaults: Limits = Limits()
+    defaults: Limits = field(default_factory=lambda: DEFAULTS)
     rules: tuple[Mapping[str, Any], ...] = ()
 
     def limits(self, row: Row) -> Limits:
@@ -111,7 +98,7 @@ class Thresholds:
         for rule in self.rules:
             if all(_is_wanted(row[column], wanted) for column, wanted in rule["match"].items()):
                 changes |= _limits(rule)
-        return dataclasses.replace(self.defaults, **changes) if changes else self.defaults
+        return {**self.defaults, **changes}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,7 +114,7 @@ _TEXTS = str | Annotated[tuple[str, ...], Must("a list of texts", bool)]
 _SIZES = SIZE | Annotated[tuple[SIZE, ...], Must("a list of some", bool)] | _SPAN
 _MATCH = dict.fromkeys(TEXT_COLUMNS, _TEXTS) | dict.fromkeys(NUMERIC_SIZES, _SIZES)
 _COMPARED = {quantity.limit for quantity in QUANTITIES}
-_LIMITS = {name: AMOUNT | Literal[False] if name in _COMPARED else AMOUNT for name in LIMITS}
+_LIMITS = {name: AMOUNT | Literal[False] if name in _COMPARED else AMOUNT for name in DEFAULTS}
 _RULE = {"why": str, "match": _MATCH, **_LIMITS}
 
 
@@ -144,13 +131,13 @@ def load_thresholds(path: Path) -> Thresholds:
         if not rule.get("match"):
             raise Refused(f"{path}: rule {n}.match", 'a table of columns such as { mode = "fw" }', None)
         if not _limits(rule):
-            raise ValueError(f"{path}: rule {n} must be a rule that sets one of {', '.join(LIMITS)}, got none")
-    return Thresholds(defaults=Limits(**_limits(file["defaults"])), rules=file["rule"])
+            raise ValueError(f"{path}: rule {n} must be a rule that sets one of {', '.join(DEFAULTS)}, got none")
+    return Thresholds(defaults={**DEFAULTS, **_limits(file["defaults"])}, rules=file["rule"])
 
 
 def _limits(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the limits among the keys of a table; a quantity that is false is not compared."""
-    return {name: None if given[name] is False else given[name] for name in LIMITS if name in given}
+    return {name: None if given[name] is False else given[name] for name in DEFAULTS if name in given}
 
 
 def _is_wanted(value: Any, wanted: Any) -> bool:

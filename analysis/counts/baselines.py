@@ -91,7 +91,7 @@ def gla_chunk_forward(problem: Problem) -> Tally:
         "inter-chunk outputs": Work(matrix=2 * length * cells),
         "combination": Work(vector=length * d_v),
     }
-    return Tally(work=work, traffic=chunk_traffic(problem, d_qk, length * d_qk * widths.gate, cells * widths.state))
+    return Tally(work=work, traffic=chunk_traffic(problem, d_qk, length * d_qk * widths.gate))
 
 
 def gla_chunk_backward(problem: Problem) -> Tally:
@@ -115,7 +115,7 @@ def gla_chunk_backward(problem: Problem) -> Tally:
         "state": Work(matrix=2 * length * cells, vector=2 * cells),
         "scores": Work(matrix=2 * square * d_qk, vector=square * f.mask),
     }
-    moved = chunk_traffic_backward(problem, d_qk, length * d_qk * widths.gate, cells * widths.state)
+    moved = chunk_traffic_backward(problem, d_qk, length * d_qk * widths.gate)
     return Tally(work, moved[0], recomputed, moved[1])
 
 

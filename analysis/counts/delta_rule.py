@@ -15,24 +15,16 @@ OPERATIONS = ("delta_net", "gated_delta_net", "kda")
 
 def gates(problem: Problem) -> Scalar:
     """Return the elements of beta and g of a token."""
-    return 1 + _decays(problem)
+    return 1 + _decaying(problem)[0]
 
 
-def _decays(problem: Problem) -> Scalar:
-    return {"delta_net": 0, "gated_delta_net": 1, "kda": problem.head_dim_qk}[problem.op]
-
-
-def _decayed(problem: Problem) -> int:
-    """Return 1 where there is a decay, else 0."""
-    return int(problem.op != "delta_net")
-
-
-def _weighing(problem: Problem) -> Scalar:
-    """Return how many products weigh a square of scores by decays; there are as many exponentials."""
+def _decaying(problem: Problem) -> tuple[Scalar, int, Scalar]:
+    """Return the decays of a token, 1 where there are some, and how many products weigh a square of scores by them;
+    there are as many exponentials."""
     return {
-        "delta_net": 0,
-        "gated_delta_net": problem.causal * problem.seq_len**2,
-        "kda": 2 * problem.seq_len * problem.head_dim_qk,
+        "delta_net": (0, 0, 0),
+        "gated_delta_net": (1, 1, (problem.causal or 0) * problem.seq_len**2),
+        "kda": (problem.head_dim_qk, 1, 2 * problem.seq_len * problem.head_dim_qk),
     }[problem.op]
 
 
@@ -50,8 +42,8 @@ def chunk_forward(problem: Problem) -> Tally:
     the states; one makes the outputs of them and of q, k and g.
     """
     length, d_qk, d_v, causal, f, widths = problem.per_head
-    square, cells, decays = causal * length * length, d_qk * d_v, _decays(problem)
-    decayed, weighing, tile = _decayed(problem), _weighing(problem), 2 * square
+    square, cells, (decays, decayed, weighing) = causal * length * length, d_qk * d_v, _decaying(problem)
+    tile = 2 * square
     work = {
         "decays": Work(vector=decays * (length * (2 + 2 * f.exp) + f.exp) + weighing * (1 + f.exp)),
         "key scores": Work(matrix=tile * d_qk, vector=square + weighing),
@@ -88,8 +80,8 @@ def chunk_backward(problem: Problem) -> Tally:
     loads q, k, v, u, dO, dr, the gates, S and dS and stores the gradients. Again: those of the forward pass's walk.
     """
     length, d_qk, d_v, causal, _, widths = problem.per_head
-    square, cells, decays = causal * length * length, d_qk * d_v, _decays(problem)
-    decayed, weighing, tile = _decayed(problem), _weighing(problem), 2 * square
+    square, cells, (decays, decayed, weighing) = causal * length * length, d_qk * d_v, _decaying(problem)
+    tile = 2 * square
     forward = chunk_forward(problem)
     work = {
         "score gradient": Work(matrix=tile * d_v, vector=weighing),
@@ -123,10 +115,10 @@ def step(problem: Problem) -> Tally:
     State: exp(g) S, u = beta (v - S^T k), S + k u^T; output: S^T q, q being scaled.
     """
     d_qk, d_v, f, widths = problem.head_dim_qk, problem.head_dim_v, problem.f, problem.widths
-    cells = d_qk * d_v
+    cells, (decays, decayed, _) = d_qk * d_v, _decaying(problem)
     work = {
-        "gates": Work(vector=_decays(problem) * f.exp),
-        "state": Work(vector=(4 + _decayed(problem)) * cells + 2 * d_v),
+        "gates": Work(vector=decays * f.exp),
+        "state": Work(vector=(4 + decayed) * cells + 2 * d_v),
         "output": Work(vector=2 * cells + d_qk),
     }
     load = (2 * problem.d_qk_read + d_v) * widths.qkv + gates(problem) * widths.gate + cells * widths.state

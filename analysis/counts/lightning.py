@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from . import scalar_decay
 from .model import Problem, Tally, Work
 
 
@@ -34,18 +35,10 @@ def block_forward(problem: Problem) -> Tally:
     Intra-chunk outputs: [(Q K^T) * M] V; inter-chunk outputs: (Lambda Q) KV; state: KV = lambda^L KV + (lambda^L
     Lambda^-1 K)^T V. Q, K, V loaded, O stored.
     """
-    length, d_qk, d_v, causal = problem.seq_len, problem.head_dim_qk, problem.head_dim_v, problem.causal
-    square, cells = causal * length * length, d_qk * d_v
-    work = {
-        "intra-chunk outputs": Work(matrix=2 * square * (d_qk + d_v), vector=square),
-        "inter-chunk outputs": Work(matrix=2 * length * cells, vector=length * d_qk),
-        "combination": Work(vector=length * d_v),
-        "state": Work(matrix=2 * length * cells, vector=2 * cells + length * d_qk),
-    }
-    traffic = {
-        "load": length * (2 * problem.d_qk_read + d_v) * problem.widths.qkv,
-        "store": length * d_v * problem.widths.qkv,
-    }
+    made = scalar_decay.chunk_forward(problem).work
+    work = {name: made[name] for name in ("intra-chunk outputs", "inter-chunk outputs", "combination", "state")}
+    length, d_v, width = problem.seq_len, problem.head_dim_v, problem.widths.qkv
+    traffic = {"load": length * (2 * problem.d_qk_read + d_v) * width, "store": length * d_v * width}
     return Tally(work=work, traffic=traffic)
 
 
@@ -89,48 +82,26 @@ def block_backward(problem: Problem) -> Tally:
     return Tally(work=work, traffic=traffic, recomputed_work=recomputed)
 
 
-def quadratic_forward(problem: Problem) -> Tally:
-    """FLOPs and bytes of lightning1 over a sequence: [(Q K^T) * M] V tile by tile, M = exp(-s (i - j)) masked.
+def quadratic(problem: Problem, *, backward: bool) -> Tally:
+    """FLOPs and bytes of lightning1 over a sequence: the parallel form, with M = exp(-s (i - j)) masked tile by tile.
 
-    Q, K, V loaded once (tiles read again are taken to hit the L2), O stored.
+    Tiles that are read again are taken to hit the L2. Scores and decays are recomputed going backward.
     """
-    length, d_qk, d_v, f = problem.seq_len, problem.head_dim_qk, problem.head_dim_v, problem.f
-    square, width = problem.causal * length * length, problem.widths.qkv
-    work = {
-        "scores": Work(matrix=2 * square * d_qk, vector=square),
-        "decays": Work(vector=square * (2 + f.exp + f.mask)),
-        "outputs": Work(matrix=2 * square * d_v),
-    }
-    traffic = {"load": length * (2 * problem.d_qk_read + d_v) * width, "store": length * d_v * width}
-    return Tally(work=work, traffic=traffic)
-
-
-def quadratic_backward(problem: Problem) -> Tally:
-    """Backward of lightning1: dV = [(Q K^T) * M]^T dO, dS = (dO V^T) * M, dQ = dS K, dK = dS^T Q.
-
-    Scores and decays are recomputed and not counted. Q, K, V, dO loaded, dQ, dK, dV stored.
-    """
-    length, d_qk, d_v, f = problem.seq_len, problem.head_dim_qk, problem.head_dim_v, problem.f
-    square, qk, width = problem.causal * length * length, problem.d_qk_read, problem.widths.qkv
-    work = {
-        "value gradient": Work(matrix=2 * square * d_v),
-        "score gradient": Work(matrix=2 * square * d_v, vector=square),
-        "query gradient": Work(matrix=2 * square * d_qk),
-        "key gradient": Work(matrix=2 * square * d_qk),
-    }
-    traffic = {"load": length * 2 * (qk + d_v) * width, "store": length * (2 * qk + d_v) * width}
-    recomputed = {
-        "scores": Work(matrix=2 * square * d_qk, vector=square),
-        "decays": Work(vector=square * (2 + f.exp + f.mask)),
-    }
-    return Tally(work=work, traffic=traffic, recomputed_work=recomputed)
+    f = problem.f
+    tally = (scalar_decay.parallel_backward if backward else scalar_decay.parallel_forward)(problem)
+    tiles = Work(vector=problem.causal * problem.seq_len**2 * (2 + f.exp + f.mask))
+    if backward:
+        return dataclasses.replace(tally, recomputed_work={"scores": tally.recomputed_work["scores"], "decays": tiles})
+    return dataclasses.replace(
+        tally, work={"scores": tally.work["scores"], "decays": tiles, "outputs": tally.work["outputs"]}
+    )
 
 
 def passed(problem: Problem, direction: str) -> Tally:
     """Return one pass of a head as lightning1 or lightning2 computes it."""
     backward = direction == "backward"
     if problem.formulation == "lightning1":
-        return (quadratic_backward if backward else quadratic_forward)(problem)
+        return quadratic(problem, backward=backward)
     one_block = dataclasses.replace(problem, seq_len=min(problem.chunk_size, problem.seq_len))
     blocks = problem.over_chunks(block_backward if backward else block_forward, problem.chunk_size)
     return blocks + decays(one_block)

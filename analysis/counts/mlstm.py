@@ -1,8 +1,8 @@
 """mLSTM forward counts as the TFLA paper tabulates them (appendix F, tables 8 to 17), with every factor kept.
 
 T is the sequence length, L the chunk length, d_qk and d_v the head dims, F_x the cost of one x, F_causal the share of
-a causal square that is computed. All functions count one head: per chunk, per sequence (parallel) or per step
-(recurrent). Cumulative sums are counted as the paper counts them, L(L + 1)/2.
+a causal square that is computed. All functions count one head, per chunk or per step (recurrent); the parallel form is
+:func:`.scalar_decay.parallel_forward`. Cumulative sums are counted as the paper counts them, L(L + 1)/2.
 """
 
 from __future__ import annotations
@@ -43,33 +43,7 @@ def chunk(problem: Problem) -> Tally:
     }
     if exp:
         work["normaliser state"] = Work(vector=2 * d_qk + 2 * length * d_qk)
-
-    state_bytes = (cells + (d_qk + 1 if exp else 0)) * widths.state
-    statistics = 2 * length * widths.state if exp else 0
-    return Tally(work=work, traffic=chunk_traffic(problem, d_qk, 2 * length * widths.gate, state_bytes, statistics))
-
-
-def parallel(problem: Problem) -> Tally:
-    """Forward FLOPs (table 10) and bytes (table 11) of the fully parallel formulation over a sequence of ``length``.
-
-    ``published`` gives mLSTMsig the paper's gate matrix, which is mLSTMexp's (one subtraction and F_max too many).
-    """
-    length, d_qk, d_v, causal, f, widths = problem.per_head
-    square, exp = length * length, problem.stabilised
-    per_entry = 3 + f.exp + f.max + f.mask if exp or problem.published else 2 + f.exp + f.mask
-    work = {
-        "forget gates": Work(vector=length * (length + 1) / 2 + (1 if exp else 2) * length * (f.log + f.sig)),
-        "gate matrix": Work(vector=square * per_entry),
-        "scores": Work(matrix=causal * 2 * square * d_qk, vector=causal * 2 * square),
-        "outputs": Work(matrix=causal * 2 * square * d_v),
-    }
-    if exp:
-        work["normaliser"] = Work(vector=causal * (square * (3 + f.abs) + length * (f.exp + f.max)))
-    traffic = {
-        "load": length * (2 * d_qk + d_v) * widths.qkv + 2 * length * widths.gate,
-        "store": length * d_v * widths.qkv + (2 * length * widths.state if exp else 0),
-    }
-    return Tally(work=work, traffic=traffic)
+    return Tally(work=work, traffic=chunk_traffic(problem, d_qk, 2 * length * widths.gate))
 
 
 def step(problem: Problem) -> Tally:
@@ -87,9 +61,8 @@ def step(problem: Problem) -> Tally:
     }
     if exp:
         work["normaliser"] = Work(vector=6 * d_qk + d_v + 1 + f.abs + f.max)
-    state_bytes = (cells + (d_qk + 1 if exp else 0)) * widths.state
     traffic = {
-        "load": (2 * d_qk + d_v) * widths.qkv + 2 * widths.gate + state_bytes,
-        "store": d_v * widths.qkv + state_bytes,
+        "load": (2 * d_qk + d_v) * widths.qkv + 2 * widths.gate + problem.state_bytes,
+        "store": d_v * widths.qkv + problem.state_bytes,
     }
     return Tally(work=work, traffic=traffic)

@@ -194,6 +194,17 @@ class Problem:
         return self.op == "mlstm_exp"
 
     @property
+    def state_bytes(self) -> Scalar:
+        """Bytes of a head's state: C, and stabilised n and m."""
+        normaliser = self.head_dim_qk + 1 if self.stabilised else 0
+        return (self.head_dim_qk * self.head_dim_v + normaliser) * self.widths.state
+
+    @property
+    def statistics(self) -> Scalar:
+        """Bytes of mLSTMexp's denominators and maxima."""
+        return 2 * self.seq_len * self.widths.state if self.stabilised else 0
+
+    @property
     def d_qk_read(self) -> Scalar:
         """Elements of q (or k) per token that are a head's own traffic."""
         return self.qk_share * self.head_dim_qk
@@ -213,38 +224,34 @@ class Problem:
             yield rest, 1
 
 
-def chunk_traffic(
-    problem: Problem, qk: Scalar, gates: Scalar, state: Scalar, statistics: Scalar = 0
-) -> dict[str, Scalar]:
+def chunk_traffic(problem: Problem, qk: Scalar, gates: Scalar) -> dict[str, Scalar]:
     """Return the bytes of one chunk of a linear RNN whose states are stored once and loaded once (TFLA paper, table 9).
 
     Args:
         qk: elements of q (or k) per token.
-        gates, state, statistics: bytes of the gates, of a state, and of mLSTMexp's denominators and maxima.
+        gates: bytes of the gates.
     """
-    length, d_v, width = problem.seq_len, problem.head_dim_v, problem.widths.qkv
+    length, d_v, width, state = problem.seq_len, problem.head_dim_v, problem.widths.qkv, problem.state_bytes
     return {
         "recurrent load": length * (qk + d_v) * width + gates,
         "recurrent store": state,
         "parallel load": length * (2 * qk + d_v) * width + gates + state,
-        "parallel store": length * d_v * width + statistics,
+        "parallel store": length * d_v * width + problem.statistics,
     }
 
 
-def chunk_traffic_backward(
-    problem: Problem, qk: Scalar, gates: Scalar, state: Scalar, statistics: Scalar = 0
-) -> tuple[dict[str, Scalar], dict[str, Scalar]]:
+def chunk_traffic_backward(problem: Problem, qk: Scalar, gates: Scalar) -> tuple[dict[str, Scalar], dict[str, Scalar]]:
     """Return the bytes of one chunk's backward pass, and those of making its state again; arguments as above.
 
     Loads of q, dH and gates, then of q, k, v, dH, gates, C and dC (and statistics, both times); stores of dC, then of
     dq, dk, dv and the gates' gradients. Again: loads of k, v and gates; store of C.
     """
-    length, d_v, width = problem.seq_len, problem.head_dim_v, problem.widths.qkv
+    length, d_v, width, state = problem.seq_len, problem.head_dim_v, problem.widths.qkv, problem.state_bytes
     inputs, gradient = length * (qk + d_v) * width, problem.head_dim_qk * d_v * problem.widths.state
     traffic = {
-        "recurrent load": inputs + gates + statistics,
+        "recurrent load": inputs + gates + problem.statistics,
         "recurrent store": gradient,
-        "parallel load": 2 * inputs + gates + statistics + state + gradient,
+        "parallel load": 2 * inputs + gates + problem.statistics + state + gradient,
         "parallel store": length * (2 * qk + d_v) * width + gates,
     }
     return traffic, {"recurrent load": inputs + gates, "recurrent store": state}
@@ -291,12 +298,12 @@ class Count:
     tensor_flops: float
     bytes: float
     compulsory_bytes: float
-    recomputed_flops: float
-    recomputed_tensor_flops: float
-    recomputed_bytes: float
-    causal_factor: float | None
-    parts: Mapping[str, float]
-    byte_parts: Mapping[str, float]
+    recomputed_flops: float = 0.0
+    recomputed_tensor_flops: float = 0.0
+    recomputed_bytes: float = 0.0
+    causal_factor: float | None = None
+    parts: Mapping[str, float] = field(default_factory=dict)
+    byte_parts: Mapping[str, float] = field(default_factory=dict)
     executed_tensor_flops: float | None = None
     executed_bytes: float | None = None
     reread_bytes: float | None = None

@@ -339,8 +339,7 @@ def _linear_rnn(problem: Problem, direction: str, least: Any) -> Tally:
     if problem.formulation.startswith("lightning"):
         return lightning.passed(problem, direction)
     if problem.formulation == "parallel":
-        forward = mlstm.parallel if paper else scalar_decay.parallel_forward
-        return (scalar_decay.parallel_backward if backward else forward)(problem)
+        return (scalar_decay.parallel_backward if backward else scalar_decay.parallel_forward)(problem)
     chunk, size = chunk_formula(problem.op, direction), problem.chunk_size
     if problem.formulation == "walk":
         tiles = problem.over_chunks(chunk, min(TILE, size))

@@ -37,6 +37,10 @@ class GateModel:
     scaled: int = 1
     head_constants: int = 0
 
+    def entry(self, f: Factors, *, stabilised: bool) -> Scalar:
+        """Return the FLOPs of an entry of the gate matrix: b_i - b_j (+ u_j), stabilised less m_i, its exponential."""
+        return 3 + f.exp + f.max if stabilised else 1 + self.has_input + f.exp
+
 
 def _log_sigmoid(f: Factors) -> Scalar:
     return f.log + f.sig
@@ -88,14 +92,14 @@ def chunk_forward(problem: Problem) -> Tally:
             vector=length * gate.activation(f) + cumulative + length * (1 + gate.has_input) + (2 * length + 1) * f.exp
         ),
         "state": Work(matrix=2 * length * cells, vector=2 * cells + length * d_qk),
-        "gate matrix": Work(vector=causal * square * (1 + gate.has_input + f.exp)),
+        "gate matrix": Work(vector=causal * square * gate.entry(f, stabilised=False)),
         "intra-chunk outputs": Work(
             matrix=causal * 2 * square * (d_qk + d_v), vector=causal * square * (1 + gate.scaled)
         ),
         "inter-chunk outputs": Work(matrix=2 * length * cells, vector=length * d_qk * (1 + gate.scaled)),
         "combination": Work(vector=length * d_v),
     }
-    traffic = chunk_traffic(problem, problem.d_qk_read, gate.gates * length * widths.gate, cells * widths.state)
+    traffic = chunk_traffic(problem, problem.d_qk_read, gate.gates * length * widths.gate)
     return Tally(work=work, traffic=traffic)
 
 
@@ -129,37 +133,36 @@ def chunk_backward(problem: Problem) -> Tally:
     if exp:
         work["output gradient"] = Work(vector=length * d_v)
 
-    state_bytes = (cells + (d_qk + 1 if exp else 0)) * widths.state
-    statistics = 2 * length * widths.state if exp else 0
     gate_bytes = gate.gates * length * widths.gate
-    traffic, again = chunk_traffic_backward(problem, problem.d_qk_read, gate_bytes, state_bytes, statistics)
-    per_entry = 3 + f.exp + f.max if exp else 1 + gate.has_input + f.exp
+    traffic, again = chunk_traffic_backward(problem, problem.d_qk_read, gate_bytes)
     recomputed = {
         "state": Work(matrix=2 * length * cells, vector=2 * cells + length * d_qk),
         "scores": Work(matrix=tile * d_qk, vector=causal * square * (1 + gate.scaled)),
-        "gate matrix": Work(vector=causal * square * per_entry),
+        "gate matrix": Work(vector=causal * square * gate.entry(f, stabilised=exp)),
     }
     return Tally(work, traffic, recomputed, again)
 
 
 def parallel_forward(problem: Problem) -> Tally:
-    """Forward FLOPs and bytes of the fully parallel form over a sequence of ``length``; every operation but mLSTM.
+    """Forward FLOPs and bytes of the fully parallel form over a sequence; of mLSTM the paper's tables 10 and 11.
 
-    Bytes: q, k, v, gates, h once (table 11).
+    ``published`` gives mLSTMsig the paper's gate matrix, which is mLSTMexp's (one subtraction and F_max too many).
     """
     length, d_qk, d_v, causal, f, widths = problem.per_head
-    qk, gate = problem.d_qk_read, GATE_MODELS[problem.op]
+    gate, exp = GATE_MODELS[problem.op], problem.stabilised
     square = length * length
     cumulative = length * (length + 1) / 2 if gate.cumulative else length
     work = {
         "forget gates": Work(vector=cumulative + length * gate.activation(f)),
-        "gate matrix": Work(vector=square * (1 + gate.has_input + f.exp + f.mask)),
+        "gate matrix": Work(vector=square * (gate.entry(f, stabilised=exp or problem.published) + f.mask)),
         "scores": Work(matrix=causal * 2 * square * d_qk, vector=causal * square * (1 + gate.scaled)),
         "outputs": Work(matrix=causal * 2 * square * d_v),
     }
+    if exp:
+        work["normaliser"] = Work(vector=causal * (square * (3 + f.abs) + length * (f.exp + f.max)))
     traffic = {
-        "load": length * (2 * qk + d_v) * widths.qkv + gate.gates * length * widths.gate,
-        "store": length * d_v * widths.qkv,
+        "load": length * (2 * problem.d_qk_read + d_v) * widths.qkv + gate.gates * length * widths.gate,
+        "store": length * d_v * widths.qkv + problem.statistics,
     }
     return Tally(work=work, traffic=traffic)
 
@@ -187,13 +190,12 @@ def parallel_backward(problem: Problem) -> Tally:
         work["output gradient"] = Work(vector=length * d_v)
     gate_bytes = gate.gates * length * widths.gate
     traffic = {
-        "load": length * 2 * (qk + d_v) * widths.qkv + gate_bytes + (2 * length * widths.state if exp else 0),
+        "load": length * 2 * (qk + d_v) * widths.qkv + gate_bytes + problem.statistics,
         "store": length * (2 * qk + d_v) * widths.qkv + gate_bytes,
     }
-    per_entry = 3 + f.exp + f.max + f.mask if exp else 1 + gate.has_input + f.exp + f.mask
     recomputed_work = {
         "scores": Work(matrix=tile * d_qk, vector=causal * square * (1 + gate.scaled)),
-        "gate matrix": Work(vector=square * per_entry),
+        "gate matrix": Work(vector=square * (gate.entry(f, stabilised=exp) + f.mask)),
     }
     return Tally(work=work, traffic=traffic, recomputed_work=recomputed_work)
 

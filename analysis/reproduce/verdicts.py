@@ -22,7 +22,7 @@ from typing import Any
 
 from ...results.schema import CASE_COLUMNS, SIZE_COLUMNS, ErrorsRow, Record, TrainingRow
 from ...results.select import Row, grouped, load_rows, short_size
-from ...results.store import holds_results, read_file, result_files, row_set
+from ...results.store import read_file, result_files, row_set
 from ..accelerators.known import get_accelerator
 from ..check.statistics import MIN_SAMPLES, UNKNOWN, Interval, interval_of, resampled_in_turn
 from ..counts import count, count_case, kv_savings
@@ -136,8 +136,8 @@ class Store:
         """Read files and folders; ValueError for one that is not there or holds no rows of :data:`ROW_SETS`."""
         self.fitted: dict[tuple[str, str, str], tuple[list[dict[str, Any]], Fits]] = {}
         files = result_files(results, ROW_SETS) if results else []
-        self.sweeps = [file for file in files if holds_results(file)]
-        tables = [read_file(file, row_set(file)[0]) for file in files if not holds_results(file)]
+        self.sweeps = [file for file in files if row_set(file)[0] is Record]
+        tables = [read_file(file, row_set(file)[0]) for file in files if file not in self.sweeps]
         rows = load_rows(self.sweeps, (*COLUMNS, "git_commit")) if self.sweeps else []
         others = [row for each in tables for row in each.to_pylist()]
         most = Counter(row["device_accelerator"] for row in (rows or others) if row["device_accelerator"])

@@ -41,6 +41,7 @@ from ...results.toml_tables import Refused, read_toml
 from .. import note
 from ..environment import without_gpu
 from ..plan import PlannedCase, package_of
+from ..request import SweepOptions
 from ..worker.protocol import RunLimits
 from .calibrate import roof_row
 from .compile_ahead import Compiler, default_jobs
@@ -252,22 +253,19 @@ def _cases(kernel: str, terms: Mapping[str, Any]) -> Iterator[PlannedCase]:
         yield PlannedCase(case=case, target=target, options=options)
 
 
-def _modes(bars: Iterable[Bar]) -> list[str]:
-    return list(dict.fromkeys(bar.mode for bar in bars))
-
-
 def compile_first(problems: Iterable[Sequence[Bar]], environment: Environment) -> None:
     """Compile problems in several processes, which end before anything is timed: their contexts hold memory.
 
     A problem's last mode is called: with the backward pass, kernels of the forward pass are compiled too.
     """
-    cases = (item for bars in problems for item in planned_cases(bars, _modes(bars)[-1]))
+    cases = (item for bars in problems for item in planned_cases(bars, [*dict.fromkeys(x.mode for x in bars)][-1]))
     tried, _ = separate([*cases], environment)
 
     def tell(count: int, _left: int) -> None:
         note(f"compiling {count} cases")
 
-    with Compiler(alone(tried), environment, default_jobs("cuda"), 1, COMPILE_TIMEOUT_S, tell) as compiler:
+    jobs = default_jobs("cuda", SweepOptions())
+    with Compiler(alone(tried), environment, jobs, 1, COMPILE_TIMEOUT_S, tell) as compiler:
         compiler.compile_all()
 
 
@@ -345,7 +343,7 @@ class _Measuring:
                 raced.append((found, "missed" if free else "missed, not decidable here"))
                 entries += found
         else:
-            for mode in _modes(bars):
+            for mode in dict.fromkeys(bar.mode for bar in bars):
                 entries += self._race(self.executor, planned_cases(bars, mode))
             raced = [(entries, "missed")] * len(claimed)
         if shares:

@@ -21,6 +21,7 @@ from ...results.schema import Case
 from ...results.select import grouped
 from ..environment import Environment, version_of
 from ..plan import PlannedCase
+from ..request import SweepOptions
 from ..worker.protocol import RunLimits
 from .executors import Group, LocalExecutor, Queue, alone, as_taken
 
@@ -34,12 +35,11 @@ MAX_COMPILE_ELEMENTS = 2**26
 processes share the GPU."""
 
 
-def default_jobs(device_kind: str, devices: int = 1) -> int:
-    """Return how many processes compile ahead: as many as there are cores, at most 16 a GPU; none on a CPU.
-
-    Nothing is timed while they are at work.
-    """
-    return min(MAX_COMPILE_JOBS * devices, cpu.available_cores()) if device_kind == "cuda" else 0
+def default_jobs(device_kind: str, how: SweepOptions) -> int:
+    """Return how many processes compile ahead, if not as asked as many as there are cores, at most 16 a GPU; none on a
+    CPU. Nothing is timed while they are at work."""
+    most = min(MAX_COMPILE_JOBS * how.devices, cpu.available_cores()) if device_kind == "cuda" else 0
+    return most if how.jobs is None else how.jobs
 
 
 def compile_cases(planned: Sequence[PlannedCase], capability: str | None = None) -> list[PlannedCase]:

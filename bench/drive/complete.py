@@ -6,12 +6,13 @@ compare, and the bars. Cases that the folder has are not measured again, so ever
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter, itemgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 from ...analysis.reproduce import entries, verdicts
 from ...analysis.reproduce.verdicts import Found
@@ -24,28 +25,21 @@ from ...results.store import HERE, files_in, recovered_notes
 from ...results.toml_tables import read_toml
 from .. import note
 from ..environment import is_of, rows_of
-from ..plan import Request, named_family
+from ..plan import named_family
+from ..request import COLUMNS, Request, SweepOptions
 from . import bars, mlp_errors, session
-from .run import separate
+from .run import separate, write_other
 from .workers import probe_environment
 
 FILE = HERE / "sweeps.toml"
 
-LISTS = {
-    "op": "ops", "impl": "impls", "provider": "baselines", "mode": "modes", "dtype": "dtypes",
-    "state_dtype": "state_dtypes", "batch": "batches", "seq_len": "seq_lens", "head_dim_v": "head_dims",
-    "head_dim_qk": "head_dims_qk", "chunk_size": "chunk_sizes", "channels": "channels", "d_model": "d_models",
-    "d_ff": "d_ffs", "documents": "documents",
-}  # fmt: skip
-"""Key of a side -> the field of a request that lists its values."""
-
 
 def load_sweeps(path: Path = FILE) -> tuple[Request, ...]:
-    """Read the sweeps of a complete set, whose keys are the fields of :class:`.plan.Request`."""
-    found: tuple[Request, ...] = read_toml(path, {"sweeps": tuple[Request, ...]}, "sweeps").get("sweeps", ())
-    if not found:
-        raise ValueError(f"{path} must have at least one table [[sweeps]]")
-    return found
+    """Read the sweeps of a complete set, whose keys are the fields of :class:`.request.Request`."""
+    keys: dict[str, Any] = get_type_hints(Request)
+    if found := read_toml(path, {"sweeps": tuple[keys, ...]}, "sweeps").get("sweeps"):  # type: ignore[valid-type]
+        return tuple(Request(**each) for each in found)
+    raise ValueError(f"{path} must have at least one table [[sweeps]]")
 
 
 def sweeps_file(name: str) -> Path:
@@ -73,14 +67,15 @@ def _request(kernel: str, terms: Mapping[str, Any]) -> Request:
     beside = (baseline.op for baseline in baselines_for(kernel))
     if terms["op"] not in (*FAMILIES[kernel], *beside):
         kernel = named_family(terms["op"])[0]
-    fields: dict[str, Any] = {field: (terms[name],) for name, field in LISTS.items() if name in terms}
+    columns = COLUMNS | {"impls": "impl", "baselines": "provider"}
+    fields: dict[str, Any] = {name: (terms[column],) for name, column in columns.items() if column in terms}
+    fields |= {name: terms.get(name) for name in ("num_heads", "num_heads_qk", "layers")}
     if terms.get("provider") == "lrbench":
         # Ours are no baselines.
         fields["baselines"] = ("none",)
     if "d_model" in terms:
         # All its tokens are its seq_len.
         fields.pop("batches", None)
-    fields |= {name: terms.get(name) for name in ("num_heads", "num_heads_qk", "layers")}
     return Request(kernel=kernel, **fields)
 
 
@@ -91,22 +86,15 @@ def missing_errors(found: Sequence[Found]) -> list[int]:
 
 
 def run_missing(
-    evaluated: Callable[[], tuple[Sequence[Found], verdicts.Store]],
-    *,
-    more: Sequence[Request] = (),
-    output: Path,
-    time_limit_s: float | None,
-    **sweep: Any,
+    evaluated: Callable[[], tuple[Sequence[Found], verdicts.Store]], how: SweepOptions, more: Sequence[Request] = ()
 ) -> bool:
-    """Sweep what claims have no row of, but for cases that ``output`` has from this code; errors take 10 draws.
+    """Sweep what claims have no row of, but for cases that the folder has from this code; errors take 10 draws.
 
     Then time in turn what they compare and has rows of several runs alone.
 
     Args:
         evaluated: returns the claims' verdicts on the rows that are there now, and these rows.
         more: what is swept as well.
-        time_limit_s: seconds after which no case starts; the same call runs the rest. None: no limit.
-        output, sweep: see :func:`.session.run_sweep`.
 
     Returns:
         whether cases are left, out of time.
@@ -117,8 +105,7 @@ def run_missing(
     """
     began, (found, _) = time.monotonic(), evaluated()
     if requests := [*more, *missing_requests(found)]:
-        sweep |= {"output": output, "resume": True, "pairs": False}
-        outcome = session.run_sweep(*requests, time_limit_s=time_limit_s, **sweep)
+        outcome = session.run_sweep(requests, dataclasses.replace(how, resume=True, pairs=False))
         if outcome.interrupted:
             raise KeyboardInterrupt
         if outcome.remaining:
@@ -126,26 +113,26 @@ def run_missing(
     for size in missing_errors(found):
         import torch
 
-        if time_limit_s is not None and time.monotonic() - began > time_limit_s:
+        if time.monotonic() - began > how.time_limit_s:
             note("out of time: the same command measures the rest")
             return True
         device = "cuda" if torch.cuda.is_available() else "cpu"
-        mlp_errors.write_row(mlp_errors.error_row(size, "fused", device), output)
+        write_other([mlp_errors.error_row(size, "fused", device)], "errors", how.output, "errors")
     if groups := verdicts.apart(*evaluated()):
-        left_s = None if time_limit_s is None else max(0.0, began + time_limit_s - time.monotonic())
-        in_turn = session.run_in_turn(groups, output=output, timeout_s=sweep["timeout_s"], time_limit_s=left_s)
+        left_s = max(0.0, began + how.time_limit_s - time.monotonic())
+        in_turn = session.run_in_turn(groups, dataclasses.replace(how, time_limit_s=left_s))
         if in_turn is not None and in_turn.interrupted:
             raise KeyboardInterrupt
         return in_turn is not None and in_turn.remaining > 0
     return False
 
 
-def run_complete(folder: Path | None, *, timeout_s: float, time_limit_s: float | None) -> tuple[Path, bool]:
+def run_complete(folder: Path | None, *, timeout_s: float, time_limit_s: float = math.inf) -> tuple[Path, bool]:
     """Measure what a folder lacks of the complete set, and merge its runs.
 
     Args:
         folder: None: results/<accelerator> of the device that is here.
-        time_limit_s: seconds after which nothing starts; the same call runs the rest. None: no limit.
+        time_limit_s: seconds after which nothing starts; the same call runs the rest.
 
     Returns:
         the folder, and whether something is left.
@@ -154,7 +141,7 @@ def run_complete(folder: Path | None, *, timeout_s: float, time_limit_s: float |
         ValueError: the device is no known accelerator and no folder is given, or as :func:`.session.run_sweep`.
         KeyboardInterrupt: it was interrupted; what was measured is merged.
     """
-    ends = math.inf if time_limit_s is None else time.monotonic() + time_limit_s
+    ends = time.monotonic() + time_limit_s
     environment = probe_environment()
     device = environment.device_accelerator
     if device is None:
@@ -170,9 +157,10 @@ def run_complete(folder: Path | None, *, timeout_s: float, time_limit_s: float |
         rows = verdicts.Store(measured, device, lambda row: is_of(row, environment.git_commit))
         return [verdicts.evaluate(each, rows) for each in entries.load()], rows
 
-    sweep: dict[str, Any] = {"gpu": device, "timeout_s": timeout_s, "retry": False, "calibrate": False}
+    how = SweepOptions(gpu=device, output=folder, timeout_s=timeout_s, retry=False, calibrate=False)
+    how = dataclasses.replace(how, time_limit_s=ends - time.monotonic())
     try:
-        left = run_missing(evaluated, more=load_sweeps(), output=folder, time_limit_s=ends - time.monotonic(), **sweep)
+        left = run_missing(evaluated, how, load_sweeps())
         if not left and (missing := unfinished(own, folder, environment)):
             limit_s = ends - time.monotonic()
             for _, judged in bars.measure_bars(missing, rounds=None, output=folder, time_limit_s=limit_s):

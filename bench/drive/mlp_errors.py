@@ -12,19 +12,15 @@ stand in ``analysis/reproduce/gated_mlp.toml``.
 
 from __future__ import annotations
 
-import dataclasses
 import statistics
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from datetime import datetime, timezone
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...kernels import get_operation, resolve
-from ...results import store
 from ...results.schema import CASE_COLUMNS, ErrorsRow, case_id
 from ..environment import current_environment
-from .run import file_name
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -33,16 +29,19 @@ Figures = tuple[float, float, float]
 DRAWS, DTYPE = 10, "bf16"
 
 
-def error_row(size: int, impl: str, device: str) -> dict[str, Any]:
+def error_row(size: int, impl: str, device: str) -> ErrorsRow:
     """Return the row of an implementation of ours at a size N; ValueError where it does not run there."""
     from ...kernels.baselines.pytorch import eager
 
     function = _function(impl, size, device)
     figures = [figures_of(function, eager, size, seed, device) for seed in range(DRAWS)]
-    row: dict[str, Any] = {"size": size, "impl": impl, "against": "eager", "dtype": DTYPE, "draws": DRAWS}
+    row: dict[str, Any] = {**dict.fromkeys(CASE_COLUMNS), **current_environment().columns()}
+    row |= {"kernel": "gated-mlp", "op": "gated_mlp", "impl": impl, "provider": "lrbench", "mode": "fw", "dtype": DTYPE}
+    row |= {"against": "eager", "draws": DRAWS, "batch": 1, "seq_len": size, "d_model": size, "d_ff": size}
     for what, values in zip(("max_abs", "mean_abs", "relative"), zip(*figures, strict=True), strict=True):
         row |= {f"{what}_mean": statistics.fmean(values), f"{what}_std": statistics.pstdev(values)}
-    return row
+    now = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    return ErrorsRow(**row, run_id=uuid.uuid4().hex, case_id=case_id(row), measured_at=now)
 
 
 def _function(name: str, size: int, device: str) -> Callable[..., Tensor]:
@@ -79,17 +78,3 @@ def difference(result: Tensor, expected: Tensor) -> Figures:
     gap = (result.to(wide.dtype) - wide).abs_()
     scale = wide.norm(dtype=wide.dtype)
     return float(gap.max()), float(gap.mean()), float(gap.norm() / scale) if scale > 0 else float(gap.norm())
-
-
-def write_row(row: Mapping[str, Any], folder: Path) -> Path:
-    """Write the row of a size as _other/errors-<UTC date and time>-<run id>.errors.parquet and return the path."""
-    measured = {name: value for name, value in row.items() if name != "size"}
-    sizes = {"batch": 1, **dict.fromkeys(("seq_len", "d_model", "d_ff"), row["size"])}
-    code = {"kernel": "gated-mlp", "op": "gated_mlp", "provider": "lrbench", "mode": "fw"}
-    columns: dict[str, Any] = {**dict.fromkeys(CASE_COLUMNS), **current_environment().columns(), **code}
-    columns |= {**measured, **sizes, "run_id": (run_id := uuid.uuid4().hex)}
-    columns["measured_at"] = datetime.now(timezone.utc).isoformat(timespec="seconds")
-    stored = ErrorsRow(**columns, case_id=case_id(columns))
-    path = folder / store.OTHER / f"{file_name('errors', run_id)}.errors.parquet"
-    store.write_parquet([dataclasses.asdict(stored)], path, ErrorsRow)
-    return path

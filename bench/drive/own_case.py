@@ -26,6 +26,7 @@ from ...results.documents import parse_documents, positions_of
 from ...results.schema import OWN, Case, Environment, Record
 from ...results.store import TIME_PREFIX, RunWriter
 from ..environment import current_environment
+from ..request import TimeOptions
 from ..worker.protocol import CaseFailure, Reply, not_measured
 from .derived import Run, common_columns, derived_columns
 from .executors import hold_gpus
@@ -114,30 +115,12 @@ def measure(
     return _row(Run.start(current_environment(device)), own.target, _op_of(own), mode, _dtype_of(own), reply)
 
 
-def time_function(
-    function: str,
-    arguments: Sequence[str],
-    *,
-    mode: str,
-    reference: str | None,
-    seed: int,
-    name: str | None,
-    device: str | None,
-    gpu: str | None,
-    output: Path,
-    budget_s: float,
-    rounds: int | None,
-    timeout_s: float,
-) -> tuple[OwnRow, Path]:
+def time_function(function: str, arguments: Sequence[str], how: TimeOptions) -> tuple[OwnRow, Path]:
     """Measure a case in a worker, where a crash, too long a time or too little memory becomes the row's status.
 
     Args:
-        function, reference: ``module:function``; the others of :func:`measure`, too.
+        function: ``module:function``.
         arguments: see :func:`draw`; none are those that :func:`.own_function.load` finds.
-        seed: of their values.
-        device: cpu or cuda; None: a GPU where there is one.
-        gpu: the accelerator whose model time the row has.
-        output: folder for the row.
 
     Returns:
         the row, and its file.
@@ -145,25 +128,25 @@ def time_function(
     Raises:
         ValueError: no such function or device, or arguments that it does not take.
     """
-    one_of("mode", mode, MODES)
-    one_of("device", device or "cpu", ("cpu", "cuda"))
-    _ = gpu and get_accelerator(gpu)
-    check_folder(output)
-    given: dict[str, Any] = {"target": function, "arguments": [*arguments], "reference": reference, "seed": seed}
-    given |= {"mode": mode, "folder": os.getcwd()}
-    environ = {"CUDA_VISIBLE_DEVICES": ""} if device == "cpu" else {}
-    with hold_gpus(0 if device == "cpu" else 1), ReplaceableWorker(environ) as session:
-        looked = session.outcome("bench.drive.own_case:look", timeout_s, **given)
+    one_of("mode", how.mode, MODES)
+    one_of("device", how.device or "cpu", ("cpu", "cuda"))
+    _ = how.gpu and get_accelerator(how.gpu)
+    check_folder(how.output)
+    given: dict[str, Any] = {"target": function, "arguments": [*arguments], "folder": os.getcwd()}
+    given |= {name: getattr(how, name) for name in ("mode", "reference", "seed")}
+    environ = {"CUDA_VISIBLE_DEVICES": ""} if how.device == "cpu" else {}
+    with hold_gpus(0 if how.device == "cpu" else 1), ReplaceableWorker(environ) as session:
+        looked = session.outcome("bench.drive.own_case:look", how.timeout_s, **given)
         if looked["status"] != "ok":
             raise ValueError(looked["reason"])
         op, dtype, environment = looked["columns"].values()
-        run = Run.start(Environment(**environment), gpu)
-        if device not in (None, run.environment.device_kind):
-            raise ValueError(f"device must be cpu or left out here, where torch finds no GPU, got {device}")
-        how = {"budget_s": budget_s, "rounds": rounds}
-        reply = session.outcome("bench.drive.own_case:measure_here", timeout_s, **given, **how)
-    row = _row(run, name or function, op, mode, dtype, reply)
-    return row, row.save(output)
+        run = Run.start(Environment(**environment), how.gpu)
+        if how.device not in (None, run.environment.device_kind):
+            raise ValueError(f"device must be cpu or left out here, where torch finds no GPU, got {how.device}")
+        sampling = {"budget_s": how.budget_s, "rounds": how.rounds}
+        reply = session.outcome("bench.drive.own_case:measure_here", how.timeout_s, **given, **sampling)
+    row = _row(run, how.name or function, op, how.mode, dtype, reply)
+    return row, row.save(how.output)
 
 
 def look(worker: object, mode: str, **given: Any) -> dict[str, Any]:
@@ -354,8 +337,7 @@ def _row(run: Run, name: str, op: str, mode: str, dtype: str | None, reply: Repl
     # Bytes of arguments that a call need not read in whole, as a table's, are no limit.
     count = Count(
         op=op, formulation="", mode=mode, counting="observed", flops=seen.flops,
-        tensor_flops=seen.flops if seen.products else 0.0, bytes=seen.bytes, compulsory_bytes=0.0, recomputed_flops=0.0,
-        recomputed_tensor_flops=0.0, recomputed_bytes=0.0, causal_factor=None, parts={}, byte_parts={},
+        tensor_flops=seen.flops if seen.products else 0.0, bytes=seen.bytes, compulsory_bytes=0.0,
     )  # fmt: skip
     columns = derived_columns(run, columns, count)
     uncounted = () if seen.flops else ("flops", "tensor_flops", "tflops", "intensity")

@@ -8,7 +8,6 @@ worker reads its requests from one file and writes its replies into another.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import signal
@@ -21,7 +20,6 @@ from typing import Any
 
 from ...analysis import counts
 from ...analysis.counts.hardware_counters import compare
-from ...results import store
 from ...results.schema import ProfileRow
 from ..environment import worker_settings
 from ..plan import PlannedCase
@@ -29,7 +27,6 @@ from ..worker.protocol import SERVE, RunLimits, encode_request, not_measured
 from . import ncu
 from .derived import Run, planned_columns
 from .ncu import KernelCounts
-from .run import file_name
 
 MARKER = "spin_kernel"
 """The kernel of torch.cuda._sleep, with which every case's range begins."""
@@ -143,10 +140,3 @@ def build_row(
             columns["tensor_flops_ratio"], columns["bytes_ratio"], why = compare(count, columns)
             columns["explanation"] = "; ".join(why) or None
     return ProfileRow(**columns)
-
-
-def write_profile(rows: Sequence[ProfileRow], folder: Path) -> Path:
-    """Write the rows as _other/<kernel>-<UTC date and time>-<run id>.profile.parquet and return the path."""
-    path = folder / store.OTHER / f"{file_name(rows[0].kernel, rows[0].run_id)}.profile.parquet"
-    store.write_parquet(map(dataclasses.asdict, rows), path, ProfileRow)
-    return path

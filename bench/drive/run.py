@@ -249,6 +249,13 @@ def file_name(what: str, run_id: str) -> str:
     return f"{what}-{datetime.now(timezone.utc):%Y%m%dT%H%M%SZ}-{run_id[:8]}"
 
 
+def write_other(rows: Sequence[Any], what: str, folder: Path, kind: str) -> Path:
+    """Write rows of another row set as _other/<what>-<UTC date and time>-<run id>.<kind>.parquet; return the path."""
+    path = folder / store.OTHER / f"{file_name(what, rows[0].run_id)}.{kind}.parquet"
+    store.write_parquet(map(dataclasses.asdict, rows), path, type(rows[0]))
+    return path
+
+
 def quickest_first(planned: Sequence[PlannedCase]) -> list[PlannedCase]:
     """Return cases in the order in which a GPU soonest has rows.
 

@@ -16,7 +16,7 @@ import shutil
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,8 @@ from ...results.schema import CASE_COLUMNS, Record
 from ...results.select import grouped, load_rows, marked
 from .. import note, plan
 from ..environment import Environment, finished_cases, without_gpu
-from ..plan import Identity, PlannedCase, Request, Triton
+from ..plan import Identity, PlannedCase
+from ..request import Request, SweepOptions
 from ..worker.noise import commonest
 from ..worker.protocol import RunLimits
 from . import calibrate as calibration
@@ -81,103 +82,71 @@ def hold_folder_and_gpus(output: Path, devices: int, *, wait: bool) -> Iterator[
         yield
 
 
-def run_sweep(
-    *requests: Request,
-    gpu: str | None,
-    output: Path,
-    executor: str = "local",
-    devices: int = 1,
-    wait: bool = False,
-    budget_s: float | None = None,
-    jobs: int | None = None,
-    calibrate: bool | None,
-    resume: bool,
-    retry: bool = True,
-    tritons: Sequence[Triton] = (),
-    pairs: bool | None = None,
-    profile_harness: bool = False,
-    timeout_s: float,
-    time_limit_s: float | None = None,
-) -> Outcome:
-    """Sweep, and say on standard error what is measured, what is left out and where the rows are.
+def run_sweep(requests: Sequence[Request], how: SweepOptions) -> Outcome:
+    """Sweep requests as one, and say on standard error what is measured, what is left out and where the rows are.
 
-    Args:
-        requests: what is swept, as one; each case once.
-        gpu: accelerator that the analysis is about; None: the device, or where there is no GPU an H100.
-        wait: see :func:`hold_folder_and_gpus`.
-        budget_s: seconds of timing per case; None: the preset's, the longest of several.
-        jobs: processes that compile ahead; None: as :func:`.compile_ahead.default_jobs`.
-        calibrate: whether the device's roofs are measured first and stored beside the rows; None: on a local GPU.
-        resume: leave out cases that the folder has, see :func:`.environment.finished_cases`.
-        retry: whether those that failed are run again all the same. If not, cases that cannot be tried here are left
-            out as well where the folder has any row of them.
-        tritons: measure every case once with each of these, in turn, on one GPU; none: with the installed one.
-        pairs: afterwards time the fastest of each package in turn, see :func:`.run.fastest_of_each`; None: on a GPU,
-            unless the load is sustained, Tritons are compared or this is a part of a sweep, which has not all rivals.
-        profile_harness: also say what the time went into and how many kernels were compiled.
-        time_limit_s: as of :func:`.run.measure`; None: no limit.
+    What ``how`` leaves open: without ``calibrate`` roofs are measured on a local GPU; without ``pairs`` what is fastest
+    is timed in turn (:func:`.run.fastest_of_each`) on a GPU, unless the load is sustained, Tritons are compared or this
+    is a part of a sweep, which has not all rivals; ``budget_s`` is the presets' longest.
 
     Raises:
         ValueError: bad axes or names, a folder that cannot be written, or another lrbench that is at work there.
     """
-    began = time.monotonic() - _running_s()
-    _check_names(requests, gpu)
-    if tritons and (executor != "local" or devices > 1):
+    began = time.monotonic()
+    _check_names(requests, how.gpu)
+    if how.tritons and (how.executor != "local" or how.devices > 1):
         raise ValueError("--triton compares versions on one GPU: leave --executor and --devices out")
-    if tritons and pairs:
+    if how.tritons and how.pairs:
         raise ValueError("--pairs compares packages, --triton versions of it: leave one of them out")
-    runs_cases = get_executor(executor, devices=devices)
-    check_folder(output)
-    with hold_folder_and_gpus(output, devices if executor == "local" else 0, wait=wait), runs_cases:
+    runs_cases = get_executor(how.executor, devices=how.devices)
+    check_folder(how.output)
+    with hold_folder_and_gpus(how.output, how.devices if how.executor == "local" else 0, wait=how.wait), runs_cases:
         local = runs_cases if isinstance(runs_cases, LocalExecutor) else None
         sustained = any(request.sustained for request in requests)
         # On a cluster each row says what its node lacks.
         if local and sustained and (lacking := local.call("bench.worker.sustained:why_not_here")["reason"]):
             raise ValueError(f"--sustained needs {lacking}")
-        if calibrate or (calibrate is None and executor == "local"):
+        if how.calibrate or (how.calibrate is None and local):
             asked = local.worker_to_ask() if local else None
-            measured = calibration.calibrate(short=True, gpu_only=calibrate is None, session=asked)
+            measured = calibration.calibrate(short=True, gpu_only=how.calibrate is None, session=asked)
         else:
             measured = calibration.Calibration(environment=runs_cases.environment(), rows=[], failure=None)
         environment = measured.environment
         environment_s = time.monotonic() - began
-        jobs = default_jobs(environment.device_kind, devices) if jobs is None else jobs
-        accelerator, planned, expected_s, done = _begin(
-            requests, environment, gpu, output, jobs, devices, resume=resume, retry=retry, tritons=tritons, pairs=pairs
-        )
+        accelerator, planned, expected_s, done = _begin(requests, environment, how)
+        budget_s = how.budget_s
         if budget_s is None:
             budget_s = max(plan.preset_for(request, environment.device_kind).budget_s for request in requests)
         if measured.failure:
             note(f"not calibrated: {measured.failure}")
-        note(*store.recovered_notes(output))
+        note(*store.recovered_notes(how.output))
         outcome = sweep(
             planned,
             environment,
-            RunLimits(timeout_s=timeout_s, budget_s=budget_s, note_kernels=profile_harness),
+            RunLimits(timeout_s=how.timeout_s, budget_s=budget_s, note_kernels=how.profile_harness),
             SweepProgress(expected_s),
             executor=runs_cases,
-            output=output,
+            output=how.output,
             accelerator=accelerator,
-            jobs=jobs if executor == "local" else 0,
-            time_limit_s=math.inf if time_limit_s is None else time_limit_s,
+            jobs=default_jobs(environment.device_kind, how) if local else 0,
+            time_limit_s=how.time_limit_s,
             roofs=measured.rows,
             done=done,
         )
         note(*conclusion(outcome))
-        left_s = math.inf if time_limit_s is None else began + time_limit_s - time.monotonic()
-        ends = _ends_with_pairs(pairs, requests, environment, tritons)
+        ends = _ends_with_pairs(how, requests, environment)
         rivals = run.fastest_of_each(planned, outcome.resumed + outcome.records) if ends else []
         if rivals and not outcome.remaining:
             note(f"timing the fastest of each package at each problem in turn: {len(rivals)} cases")
-            how: dict[str, Any] = {"group_by": run.problem, "time_limit_s": left_s, "output": output}
-            how["accelerator"] = accelerator
-            again = _time_in_turn(rivals, environment, get_executor(executor, devices=devices), timeout_s, **how)
+            left = dataclasses.replace(how, time_limit_s=began + how.time_limit_s - time.monotonic())
+            executor = get_executor(how.executor, devices=how.devices)
+            again = _time_in_turn(rivals, environment, executor, left, run.problem, accelerator)
             newer = {record.case_id: record for record in again.records if record.status == "ok"}
             for each in (outcome.records, outcome.resumed):
                 each[:] = [newer.get(record.case_id, record) for record in each]
             outcome = dataclasses.replace(outcome, remaining=again.remaining, interrupted=again.interrupted)
-    if profile_harness:
-        note(*where_time_went(outcome, began, environment_s, devices))
+    if how.profile_harness:
+        note(*where_time_went(outcome, began, environment_s, how.devices))
     return outcome
 
 
@@ -185,7 +154,7 @@ def where_time_went(outcome: Outcome, began: float, environment_s: float, device
     """Return what a sweep's time went into, of the devices together, and what it compiled.
 
     Args:
-        began: when the process did, as :func:`time.monotonic` tells it.
+        began: when the sweep did, as :func:`time.monotonic` tells it.
         environment_s: what it took to find out what the machine is, and to calibrate it.
     """
     whole = devices * (time.monotonic() - began)
@@ -205,24 +174,12 @@ def where_time_went(outcome: Outcome, began: float, environment_s: float, device
     return lines
 
 
-def planned_rows(
-    *requests: Request,
-    gpu: str | None,
-    output: Path,
-    jobs: int | None,
-    devices: int,
-    resume: bool,
-    tritons: Sequence[Triton] = (),
-    pairs: bool | None = None,
-) -> list[Row]:
+def planned_rows(requests: Sequence[Request], how: SweepOptions) -> list[Row]:
     """Return a row for each case that a sweep would run, and say how long it would take; see :func:`run_sweep`."""
-    _check_names(requests, gpu)
+    _check_names(requests, how.gpu)
     # Rows are told apart by the number of threads, too.
-    environment = (None if resume else without_gpu()) or probe_environment()
-    jobs = default_jobs(environment.device_kind, devices) if jobs is None else jobs
-    _, planned, expected_s, _ = _begin(
-        requests, environment, gpu, output, jobs, devices, resume=resume, tritons=tritons, pairs=pairs
-    )
+    environment = (None if how.resume else without_gpu()) or probe_environment()
+    _, planned, expected_s, _ = _begin(requests, environment, how)
     rows = []
     for item in planned:
         if (seconds := expected_s.get(item.identity)) is not None:
@@ -242,17 +199,7 @@ def _check_names(requests: Sequence[Request], gpu: str | None) -> None:
 
 
 def _begin(
-    requests: Sequence[Request],
-    environment: Environment,
-    gpu: str | None,
-    output: Path,
-    jobs: int,
-    devices: int,
-    *,
-    resume: bool,
-    retry: bool = True,
-    tritons: Sequence[Triton] = (),
-    pairs: bool | None = None,
+    requests: Sequence[Request], environment: Environment, how: SweepOptions
 ) -> tuple[str | None, list[PlannedCase], dict[Identity, float], dict[Identity, Record]]:
     """Say what will run, where its rows go, and what is left out.
 
@@ -260,24 +207,25 @@ def _begin(
         the accelerator that the sweep is about, its cases, identity -> expected seconds of those that are left, and
         identity -> row of the others.
     """
+    gpu = how.gpu
     if gpu is None:
         gpu = environment.device_accelerator if environment.device_kind == "cuda" else accelerators.USUAL
     accelerator = gpu and accelerators.get_accelerator(gpu).key
     planned = _planned(requests, environment)
     # Tritons take turns at each case, so that clocks and heat are the same for all.
-    left = planned = [dataclasses.replace(item, triton=each) for item in planned for each in tritons or (None,)]
+    left = planned = [dataclasses.replace(item, triton=each) for item in planned for each in how.tritons or (None,)]
     finished: dict[Identity, Record] = {}
-    if resume:
+    if how.resume:
         # The rows of a run that died are still in its journal.
-        note(*store.recovered_notes(output))
-        finished = finished_cases(output, environment, failed=not retry, tritons=bool(tritons))
+        note(*store.recovered_notes(how.output))
+        finished = finished_cases(how.output, environment, failed=not how.retry, tritons=bool(how.tritons))
         loads = {item.identity for item in planned if item.sustained}
         finished = {key: row for key, row in finished.items() if key not in loads or row.sustained_ms is not None}
-        busy = {key for key, row in zip(finished, marked(finished.values()), strict=True) if row.noise and retry}
+        busy = {key for key, row in zip(finished, marked(finished.values()), strict=True) if row.noise and how.retry}
         finished = {key: row for key, row in finished.items() if key not in busy}
         # What was measured on a busy machine comes last.
         planned.sort(key=lambda item: item.identity in busy)
-        if not retry and (files := store.files_in(output)):
+        if not how.retry and (files := store.files_in(how.output)):
             stored = {row["case_id"] for row in load_rows(files, ["case_id"])}
             untried = stored - {case_id for case_id, _ in finished}
             planned = [i for i in planned if i.case.case_id not in untried or not run.refuse(i, environment)]
@@ -294,31 +242,22 @@ def _begin(
     times = cases_s(left, environment)
     expected_s = dict(zip((item.identity for item in left), times, strict=True))
     tried = [item for item, seconds in zip(left, times, strict=True) if seconds]
-    in_turn_s = pairs_s(tried) if _ends_with_pairs(pairs, requests, environment, tritons) else 0.0
-    seconds = sum(times) / devices + compile_s(tried, environment, jobs) + in_turn_s
+    in_turn_s = pairs_s(tried) if _ends_with_pairs(how, requests, environment) else 0.0
+    compiling_s = compile_s(tried, environment, default_jobs(environment.device_kind, how))
+    seconds = sum(times) / how.devices + compiling_s + in_turn_s
     note(*introduction(requests, environment, accelerator, left, seconds))
     if in_turn_s:
         note(f"of these {describe_s(in_turn_s)} at the end, to time the fastest of each package in turn (--no-pairs)")
-    if output.is_dir() and (beside := len(list(output.rglob("*.parquet")))):
-        note(f"rows go to a file of their own in {output}, beside {beside} that {'is' if beside == 1 else 'are'} there")
+    if how.output.is_dir() and (beside := len(list(how.output.rglob("*.parquet")))):
+        number = f"{beside} that {'is' if beside == 1 else 'are'}"
+        note(f"rows go to a file of their own in {how.output}, beside {number} there")
     return accelerator, planned, expected_s, finished
 
 
-def _ends_with_pairs(
-    asked: bool | None, requests: Sequence[Request], environment: Environment, tritons: Sequence[Triton]
-) -> bool:
+def _ends_with_pairs(how: SweepOptions, requests: Sequence[Request], environment: Environment) -> bool:
     """Whether a sweep ends with the fastest of each package in turn, see :func:`run_sweep`."""
     alone = not any(request.sustained or request.shard != (1, 1) for request in requests)
-    return asked if asked is not None else environment.device_kind == "cuda" and alone and not tritons
-
-
-def _running_s() -> float:
-    """Return for how many seconds this process has been running; 0 where the system does not tell."""
-    try:
-        started = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19]) / os.sysconf("SC_CLK_TCK")
-        return time.clock_gettime(time.CLOCK_BOOTTIME) - started
-    except (OSError, AttributeError):
-        return 0.0
+    return how.pairs if how.pairs is not None else environment.device_kind == "cuda" and alone and not how.tritons
 
 
 def _planned(requests: Sequence[Request], environment: Environment) -> list[PlannedCase]:
@@ -534,13 +473,10 @@ def _why_unmatched(planned: Sequence[PlannedCase], ignore: Sequence[str], enviro
     return "--ignore COLUMN leaves a column out"
 
 
-def run_in_turn(
-    groups: Sequence[Sequence[Mapping[str, Any]]], *, output: Path, timeout_s: float, time_limit_s: float | None
-) -> Outcome | None:
+def run_in_turn(groups: Sequence[Sequence[Mapping[str, Any]]], how: SweepOptions) -> Outcome | None:
     """Time the cases of rows again, those of a group in turn, and write their new rows; None where that cannot be.
 
-    Args:
-        time_limit_s: seconds after which no group starts; None: no limit.
+    Of ``how`` the folder and the time limits count.
     """
     environment = probe_environment()
     rows = [row for group in groups for row in group]
@@ -548,24 +484,37 @@ def run_in_turn(
         of = rows[0]["device_accelerator"]
         note(f"not timed in turn: the rows are of {of}, this machine is {environment.device_name}")
         return None
-    check_folder(output)
+    check_folder(how.output)
     number = {row["case_id"]: n for n, group in enumerate(groups) for row in group}
-    with hold_folder_and_gpus(output, 1, wait=False):
+    with hold_folder_and_gpus(how.output, 1, wait=False):
         note(f"timing {len(rows)} cases in turn, in {len(groups)} groups, on {environment.device_name}")
         planned = [run.planned_again(row) for row in rows]
-        how: dict[str, Any] = {"group_by": lambda item: number[item.case.case_id], "output": output}
-        how["time_limit_s"] = math.inf if time_limit_s is None else time_limit_s
-        return _time_in_turn(planned, environment, LocalExecutor(), timeout_s, **how)
+        return _time_in_turn(planned, environment, LocalExecutor(), how, lambda item: number[item.case.case_id])
 
 
 def _time_in_turn(
-    planned: Sequence[PlannedCase], environment: Environment, executor: run.Executor, timeout_s: float, **how: Any
+    planned: Sequence[PlannedCase],
+    environment: Environment,
+    executor: run.Executor,
+    how: SweepOptions,
+    group_by: Callable[[PlannedCase], Hashable],
+    accelerator: str | None = None,
 ) -> Outcome:
-    """Time cases in turn, those of a group beside each other, and write their rows; ``how``: see :func:`.run.sweep`."""
-    limits = RunLimits(timeout_s=timeout_s, budget_s=PAIR_BUDGET_S)
-    how |= {"executor": executor, "prefix": store.PAIRS_PREFIX, "only_ok": True}
-    how["jobs"] = default_jobs(environment.device_kind) if isinstance(executor, LocalExecutor) else 0
-    outcome = sweep(planned, environment, limits, SweepProgress(), **how)
+    """Time cases in turn, those of a group beside each other, and write their rows."""
+    outcome = sweep(
+        planned,
+        environment,
+        RunLimits(timeout_s=how.timeout_s, budget_s=PAIR_BUDGET_S),
+        SweepProgress(),
+        executor=executor,
+        output=how.output,
+        prefix=store.PAIRS_PREFIX,
+        only_ok=True,
+        accelerator=accelerator,
+        group_by=group_by,
+        time_limit_s=how.time_limit_s,
+        jobs=default_jobs(environment.device_kind, how) if isinstance(executor, LocalExecutor) else 0,
+    )
     note(*conclusion(outcome))
     return outcome
 
@@ -636,4 +585,4 @@ def run_profile(
     started = Run.start(environment)
     rows = profiling.profile(tried, started, program, timeout_s) if tried else []
     rows += [profiling.build_row(started, item, reply, None, None) for item, reply in refused]
-    return rows, profiling.write_profile(rows, output)
+    return rows, run.write_other(rows, rows[0].kernel, output, "profile")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from collections.abc import Mapping
 from operator import itemgetter
 from typing import Any
@@ -46,17 +45,12 @@ def counted_operation(kernel: str, op: str | None) -> str:
     return resolved
 
 
-def declared_implementations() -> dict[tuple[str, str, str], tuple[str, ...]]:
-    """Return the kinds of devices that every implementation runs on, ours and outside ones, by (kernel, op, name)."""
-    rows = kernel_rows()
-    return {(row["kernel"], row["op"], row["impl"]): tuple(row["devices"].split("/")) for row in rows}
-
-
-def kernel_rows(name: str | None = None) -> list[Row]:
+def kernel_rows(name: str | None = None, environment: Environment | None = None) -> list[Row]:
     """Return a row per implementation, ours and outside ones, of every kernel family.
 
     Args:
         name: a family, or an operation whose implementations alone are wanted.
+        environment: of workers; None: what can be seen without one.
 
     Raises:
         ValueError: an unknown one.
@@ -64,8 +58,10 @@ def kernel_rows(name: str | None = None) -> list[Row]:
     wanted = None if name is None else named_family(name)[1]
     families = {name: kernels.FAMILIES[name]} if name in kernels.FAMILIES else kernels.FAMILIES
     rows: dict[tuple[str | None, str, str], Row] = {}
-    here, versions = accelerators.key_here(), baselines.installed_versions()
+    here, versions = accelerators.key_here(), dict[str, str | None](baselines.installed_versions())
     capability = accelerators.get_accelerator(here).capability if here else None
+    if environment is not None:
+        capability, versions["triton"] = environment.capability, environment.triton_version
     for kernel, ops in families.items():
         targets: list[tuple[str, Implementation | Baseline, str]]
         targets = [(op, impl, impl.summary) for op in ops for impl in kernels.get_operation(op).implementations]
@@ -106,10 +102,8 @@ def brief_kernel_rows(name: str) -> list[Row]:
 
 def kernel_notes(name: str | None) -> list[str]:
     """Return why the faster forms among the implementations of a family or operation do not run here, a line each."""
-    rows = [row for row in kernel_rows(name) if row["not_here"]]
-    faster = (
-        row["not_here"] for row in rows if getattr(baselines.get_implementation(row["op"], row["impl"]), "fallback", "")
-    )
+    rows = (r for r in kernel_rows(name) if r["not_here"])
+    faster = (r["not_here"] for r in rows if getattr(baselines.get_implementation(r["op"], r["impl"]), "fallback", ""))
     return list(dict.fromkeys(faster))
 
 
@@ -249,7 +243,11 @@ def doctor_sections(environment: Environment) -> dict[str, list[Row]]:
     return {
         "environment": [{"what": name, "value": None if value is None else str(value)} for name, value in values],
         "packages": package_rows(),
-        "ours that do not run here": unable_rows(environment),
+        "ours that do not run here": [
+            {"impl": row["impl"], "op": row["op"], "reason": row["not_here"]}
+            for row in kernel_rows(environment=environment)
+            if row["not_here"] and row["provider"] == "lrbench" and environment.device_kind in row["devices"].split("/")
+        ],
         "known failures": known_bad_rows(environment),
     }
 
@@ -288,17 +286,6 @@ def package_rows() -> list[Row]:
         said = {"tested": baseline.tested, "licence": baseline.licence, "missing": missing}
         rows.setdefault(baseline.distribution, {"package": baseline.distribution, "version": version, **said})
     return [*rows.values()]
-
-
-def unable_rows(environment: Environment) -> list[Row]:
-    """Return a row per implementation of ours for this kind of device that its GPU or the versions exclude."""
-    versions = {"triton": environment.triton_version}
-    return [
-        {"impl": each.name, "op": op, "reason": reason}
-        for op in itertools.chain.from_iterable(kernels.FAMILIES.values())
-        for each in kernels.get_operation(op).implementations
-        if environment.device_kind in each.devices and (reason := _why_not_here(each, environment.capability, versions))
-    ]
 
 
 def _why_not_here(

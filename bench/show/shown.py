@@ -115,30 +115,24 @@ def show_profile(rows: Sequence[ProfileRow], output_format: str) -> None:
 
 def _profile_rows(rows: Sequence[ProfileRow]) -> list[dict[str, Any]]:
     """Return what people see of the cases: GFLOP and GB, measured, run by the kernels and counted, and the ratios."""
+    flops = {"measured": "measured_tensor_flops", "executed": "executed_tensor_flops", "counted": "tensor_flops"}
+    moved = {"read": "dram_read_bytes", "written": "dram_write_bytes", "l2": "l2_bytes", "executed": "executed_bytes"}
 
-    def giga(value: float | None) -> float | None:
-        return None if value is None else value / 1e9
+    def giga(row: ProfileRow, unit: str, columns: Mapping[str, str]) -> dict[str, float | None]:
+        values = {f"{name}_{unit}": getattr(row, column) for name, column in columns.items()}
+        return {name: None if value is None else value / 1e9 for name, value in values.items()}
 
     return [
         {
             "case": n,
-            "op": row.op,
-            "impl": row.impl,
-            "mode": row.mode,
-            "seq_len": row.seq_len,
+            **{name: getattr(row, name) for name in ("op", "impl", "mode", "seq_len")},
             "dims": f"{row.head_dim_qk}/{row.head_dim_v}" if row.head_dim_v else None,
             "chunk": row.chunk_size,
             "status": row.status,
             "kernels": row.launches,
-            "measured_gflop": giga(row.measured_tensor_flops),
-            "executed_gflop": giga(row.executed_tensor_flops),
-            "counted_gflop": giga(row.tensor_flops),
+            **giga(row, "gflop", flops),
             "flops_ratio": row.tensor_flops_ratio,
-            "read_gb": giga(row.dram_read_bytes),
-            "written_gb": giga(row.dram_write_bytes),
-            "l2_gb": giga(row.l2_bytes),
-            "executed_gb": giga(row.executed_bytes),
-            "counted_gb": giga(row.bytes),
+            **giga(row, "gb", {**moved, "counted": "bytes"}),
             "bytes_ratio": row.bytes_ratio,
         }
         for n, row in enumerate(rows)

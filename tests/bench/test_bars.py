@@ -251,7 +251,7 @@ def test_a_problem_is_checked_measured_kept_and_judged(
     code, out, err = lrbench("bars trial --rounds 6 --format csv", "--output", tmp_path)
     assert code == 1, err
     assert [line.rpartition(",")[2] for line in out.splitlines()[1:]] == ["held", "held", "missed"]
-    (file,) = filter(store.holds_results, tmp_path.glob("bars-trial-*.parquet"))
+    (file,) = store.files_in(tmp_path)
     # Beside them, and never taken for results: the copies from which the share of the copy rate follows.
     of_copies = tmp_path / store.OTHER / f"{file.stem}.copies.parquet"
     copies = store.read_file(of_copies, RoofRow).to_pylist()

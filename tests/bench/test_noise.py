@@ -15,7 +15,7 @@ import pytest
 from lrbench.bench import environment
 from lrbench.bench.drive import session
 from lrbench.bench.environment import DeviceState
-from lrbench.bench.plan import Request
+from lrbench.bench.request import Request, SweepOptions
 from lrbench.bench.show import display
 from lrbench.bench.worker import clock, noise
 from lrbench.results.schema import Record
@@ -199,12 +199,12 @@ def test_resuming_measures_again_what_a_busy_machine_measured(
     quiet, busy, new = (each.identity for each in session._planned([request], H200))
     rows = {quiet: Record(**measured()), busy: Record(**measured(noise=BUSY))}
     monkeypatch.setattr(session, "finished_cases", lambda *_, **__: dict(rows))
-    _, planned, seconds, done = session._begin([request], H200, None, tmp_path, 0, 1, resume=True)
+    _, planned, seconds, done = session._begin([request], H200, SweepOptions(output=tmp_path, resume=True))
     assert ([item.identity for item in planned], [*seconds], [*done]) == ([quiet, new, busy], [new, busy], [quiet])
     assert "1 of 3 cases were already there, measured by this code on this device; 1 is there from a busy machine" in (
         capsys.readouterr().err
     )
-    *_, done = session._begin([request], H200, None, tmp_path, 0, 1, resume=True, retry=False)
+    *_, done = session._begin([request], H200, SweepOptions(output=tmp_path, resume=True, retry=False))
     assert [*done] == [quiet, busy]
 
 

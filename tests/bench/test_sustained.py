@@ -21,6 +21,7 @@ from lrbench.bench.drive import session
 from lrbench.bench.drive.executors import run_group
 from lrbench.bench.drive.workers import ReplaceableWorker
 from lrbench.bench.plan import Request, in_run_order
+from lrbench.bench.request import SweepOptions
 from lrbench.bench.show import display
 from lrbench.bench.worker import autotuning, clock, sustained, worker
 from lrbench.bench.worker.protocol import RunLimits
@@ -284,7 +285,7 @@ def test_resuming_runs_again_what_was_only_timed(
     (item,) = session._planned([request], H200)
     row = Record(**measured(sustained_ms=sustained_ms))
     monkeypatch.setattr(session, "finished_cases", lambda *_, **__: {item.identity: row})
-    _, _, seconds, done = session._begin([request], H200, None, tmp_path, 0, 1, resume=True)
+    _, _, seconds, done = session._begin([request], H200, SweepOptions(output=tmp_path, resume=True))
     assert (len(seconds), len(done)) == ((1, 0) if sustained_ms is None else (0, 1))
     assert all(each > sustained.LIMIT_S for each in seconds.values())
 

@@ -17,7 +17,9 @@ from lrbench.tests.command_line import Lrbench, Run
 
 from ..analysis import rows as made
 
-GPU, CPU, BOTH = ("cuda",), ("cpu",), ("cpu", "cuda")
+
+def declare(*texts: str) -> list[dict[str, str]]:
+    return [dict(zip(("kernel", "op", "impl", "devices"), text.split(), strict=True)) for text in texts]
 
 
 @pytest.fixture
@@ -38,14 +40,9 @@ def results(tmp_path: Path) -> Path:
 
 
 def test_implementations_and_what_is_missing(results: Path) -> None:
-    declared = {
-        ("tfla", "mlstm_sig", "fused_chunk"): GPU,
-        ("tfla", "mlstm_sig", "torch"): BOTH,
-        ("tfla", "mlstm_sig", "only_on_a_cpu"): CPU,
-        ("lightning", "attention", "torch.sdpa_cudnn"): GPU,
-        ("wkv", "wkv4", "scan"): GPU,
-    }
-    ours, torch, peer = implementation_rows([results], declared)
+    names = "fused_chunk cuda", "torch cpu/cuda", "only_on_a_cpu cpu"
+    declared = declare(*(f"tfla mlstm_sig {name}" for name in names), "lightning attention torch.sdpa_cudnn cuda")
+    ours, torch, peer = implementation_rows([results], [*declared, *declare("wkv wkv4 scan cuda")])
     assert ours == {
         "device": "h200_sxm", "kernel": "tfla", "op": "mlstm_sig", "impl": "fused_chunk", "ok": 2, "not_ok": "1 oom",
         "older_rows": 1, "measured": "2026-01-01 to 01-02", "commits": "bbbbbbb, aaaaaaa", "torch": "2.11",
@@ -109,10 +106,9 @@ def test_the_committed_page_is_what_the_command_writes(run: Run) -> None:
 
 def test_the_page_is_of_what_is_there(results: Path) -> None:
     """A kernel that was just added changes no page."""
-    declared = {("tfla", "mlstm_sig", "fused_chunk"): GPU}
     pages = [
-        as_markdown([], implementation_rows([results], {**declared, **added}))
-        for added in ({}, {("tfla", "mlstm_sig", "new"): GPU}, {("tfla", "ema", "fused"): GPU})
+        as_markdown([], implementation_rows([results], declare("tfla mlstm_sig fused_chunk cuda", *added)))
+        for added in ((), ("tfla mlstm_sig new cuda",), ("tfla ema fused cuda",))
     ]
     assert pages[0] == pages[1] == pages[2]
     assert "fused_chunk" in pages[0]

@@ -338,7 +338,7 @@ def test_a_folder_is_read_without_calibrations_and_profiles(tmp_path: Path) -> N
         (tmp_path / f"{name}.parquet").write_bytes(path.read_bytes())
     write(tmp_path, FAILED, name="myroofs")
     assert [row["status"] for row in rows(tmp_path)] == ["oom", "ok"]
-    assert store.holds_results(tmp_path / "profile-of-roofs.parquet")
+    assert store.row_set(tmp_path / "profile-of-roofs.parquet") == (Record, "results")
 
 
 @pytest.mark.parametrize("row", store.ROW_NAMES)

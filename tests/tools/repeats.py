@@ -56,8 +56,8 @@ def beyond(found: Sequence[Repeat], column: str, thresholds: Thresholds) -> int:
         limits = thresholds.limits(new)
         if None not in (old[column], new[column]):
             least, most = sorted((old[column], new[column]))
-            floor = getattr(limits, quantity.floor)
-            alarms += most - least > max(getattr(limits, quantity.limit) * least, floor)
+            floor = limits[quantity.floor]
+            alarms += most - least > max(limits[quantity.limit] * least, floor)
     return alarms
 
 

@@ -78,7 +78,7 @@ def test_where_the_file_is_looked_up(named: Path, tmp_path: Path, monkeypatch: p
     [
         (("sms = 132", "sms = -132"), "h100_nvl.sms must be an integer of at least 1, got -132"),
         (("sms = 132", "sms = true"), "h100_nvl.sms must be an integer of at least 1, got True"),
-        (("sms = 132", "smms = 132"), "h100_nvl must be a table without other keys than name, .*, sms, got 'smms'"),
+        (("sms = 132", "smms = 132"), "h100_nvl must be a table without other keys than name, .* got 'smms'"),
         (("sms = 132", ""), "h100_nvl.sms must be an integer of at least 1, got nothing"),
         (("smem_bytes = 232448", "smem_bytes = 227"), "h100_nvl.smem_bytes must be an integer .* 1024, got 227"),
         (("94_000_000_000", "94"), r"h100_nvl.memory_bytes must be an integer of at least 1e\+09, got 94"),

@@ -9,7 +9,7 @@ import pytest
 
 from lrbench.analysis.check import matrix
 from lrbench.analysis.check.compare import compare
-from lrbench.bench.show.inventory import declared_implementations
+from lrbench.bench.show.inventory import kernel_rows
 from lrbench.results.contents import triton_rows
 from lrbench.results.select import select
 from lrbench.results.store import committed_results
@@ -79,7 +79,7 @@ def test_a_wrong_guess_is_listed() -> None:
 
 
 def test_guesses_are_of_what_is_declared() -> None:
-    declared = {f"{op} {impl}" for _, op, impl in declared_implementations()}
+    declared = {f"{row['op']} {row['impl']}" for row in kernel_rows()}
     assert matrix.load_guesses().keys() <= declared
 
 

@@ -26,7 +26,7 @@ def test_each_two_runs_raise_no_alarm_by_what_the_others_tell() -> None:
     assert len(pairs_of_runs) >= 16 and len(found) >= 300
     for left_out, own in pairs_of_runs.items():
         others = [pair for runs, pairs in pairs_of_runs.items() if runs != left_out for pair in pairs]
-        assert alarm_rate(log_ratios(others, "host_ms"), 1 + THRESHOLDS.defaults.host) < MOST
+        assert alarm_rate(log_ratios(others, "host_ms"), 1 + (THRESHOLDS.defaults["host"] or 0.0)) < MOST
         assert [beyond(own, column, THRESHOLDS) for column in COLUMNS] == [0, 0]
         for side in (0, 1):
             judged = check([pair[side] for pair in own], [pair[1 - side] for pair in own], THRESHOLDS)

@@ -269,8 +269,7 @@ def test_parallel_references_do_the_counted_work(op: str) -> None:
     """The quadratic form of every operation against the reference's."""
     gate, length, d_qk, d_v = scalar_decay.GATE_MODELS[op], 5, SIZES["head_dim_qk"], SIZES["head_dim_v"]
     head = Problem(op=op, formulation="parallel", seq_len=length, head_dim_qk=d_qk, head_dim_v=d_v, causal=1, f=F)
-    paper = op in mlstm.OPERATIONS
-    tally = mlstm.parallel(head) if paper else scalar_decay.parallel_forward(head)
+    tally = scalar_decay.parallel_forward(head)
     square = length * length
     # The reference also makes the last state, and a weight for a state before the first token.
     named = 2 * length * d_qk * d_v + 2 * length * d_qk + length * F.exp

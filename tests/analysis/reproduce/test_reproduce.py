@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -20,7 +20,8 @@ from lrbench.analysis.reproduce import entries, published, verdicts, written
 from lrbench.analysis.reproduce.entries import Asked
 from lrbench.bench import plan
 from lrbench.bench.drive import complete, mlp_errors, session
-from lrbench.bench.drive.run import Outcome
+from lrbench.bench.drive.run import Outcome, write_other
+from lrbench.bench.request import SweepOptions
 from lrbench.results import store
 from lrbench.results.schema import TrainingRow
 from lrbench.results.store import committed_results
@@ -164,10 +165,9 @@ def test_a_number_is_not_rounded_onto_a_bound_that_it_misses() -> None:
 
 def test_errors_are_those_that_were_kept(tmp_path: Path) -> None:
     """They lie beside the rows of sweeps, which are not looked at for them; what is missing is no case of a sweep."""
-    figures = {f"{name}_{of}": 0.5 for name in ("max_abs", "mean_abs", "relative") for of in ("mean", "std")}
-    row = {"size": 64, "impl": "fused", "against": "eager", "dtype": "bf16", "draws": 2, **figures}
-    for each in (row, {**row, "against": "exact", "relative_mean": 9.0}):
-        mlp_errors.write_row(each, tmp_path / "rows")
+    row = dataclasses.replace(mlp_errors.error_row(64, "torch", "cpu"), impl="fused", relative_mean=0.5)
+    for each in (row, dataclasses.replace(row, against="exact", relative_mean=9.0, run_id="other")):
+        write_other([each], "errors", tmp_path / "rows", "errors")
     side = '[sides.errors]\nop = "gated_mlp"\nimpl = "fused"\nagainst = "eager"\n'
     kind = 'value = "errors"\nmetric = "relative"\nover = {{ seq_len = [{}] }}\nrows = {{}}\nstates = 0.5\n'
     for sizes, verdict, missing in (("64", "holds", []), ("64, 128", "holds in part", [128])):
@@ -392,20 +392,20 @@ def test_run_sweeps_what_has_no_row(
     monkeypatch.setattr(entries, "FOLDER", tmp_path)
     asked = []
 
-    def sweep(*requests: plan.Request, output: Path, time_limit_s: float | None, **_: Any) -> Outcome:
+    def sweep(requests: Sequence[plan.Request], how: SweepOptions) -> Outcome:
         asked.append(requests)
-        if time_limit_s is None:
+        if how.time_limit_s == math.inf:
             cases = [
                 (impl, seq_len) for each in requests for impl in each.impls or () for seq_len in each.seq_lens or ()
             ]
             measured = [row("mlstm_sig", impl, seq_len=seq_len) for impl, seq_len in cases]
-            write(measured, output / "a.parquet")
-        return Outcome(path=None, records=[], resumed=[], remaining=time_limit_s == 0, interrupted=len(asked) > 2)
+            write(measured, how.output / "a.parquet")
+        return Outcome(path=None, records=[], resumed=[], remaining=how.time_limit_s == 0, interrupted=len(asked) > 2)
 
-    def run_in_turn(groups: Any, *, output: Path, **_: Any) -> None:
+    def run_in_turn(groups: Any, how: SweepOptions) -> None:
         for n, group in enumerate(groups):
             sizes = [{name: each[name] for name in ("impl", "seq_len", "state_dtype", "time_ms")} for each in group]
-            write(in_turn(f"run-{n}", [row("mlstm_sig", **each) for each in sizes]), output / f"{n}.parquet")
+            write(in_turn(f"run-{n}", [row("mlstm_sig", **each) for each in sizes]), how.output / f"{n}.parquet")
 
     monkeypatch.setattr(session, "run_sweep", sweep)
     monkeypatch.setattr(session, "run_in_turn", run_in_turn)
