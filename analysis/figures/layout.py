@@ -36,14 +36,8 @@ TITLE_SIZE, LABEL_SIZE, NOTE_SIZE = 12, 8.5, 7.5
 LABEL_HEIGHT = 0.185
 """Inches from one label to the next."""
 
-POINT = 4.0
-"""Half of a marker's width, at matplotlib's usual 100 dots per inch."""
-
 AROUND = ((1, 0), (-1, 0), (0, 1), (0, -1), (1, 1), (1, -1), (-1, 1), (-1, -1))
 """Where a name may stand beside its point, the best place first: to the right where its line goes that way, upwards."""
-
-TICK = 0.1
-"""Inches from a panel to the numbers at its ticks, or to its title."""
 
 PLAIN, BOLD = 0.56, 0.66
 """Mean width of a letter of DejaVu Sans in em."""
@@ -225,33 +219,21 @@ def _place(figure: Figure, columns: int, box: tuple[float, float, float, float])
     """
     import matplotlib
 
-    def line(name: str) -> float:
-        return 1.25 * float(matplotlib.rcParams[f"{name}size"]) / 72
-
-    panels, (left, low, right, high) = figure.axes, box
-    rows, name, digit = len(panels) // columns, line("axes.label"), 0.51 * line("ytick.label")
-    beside = [TICK + digit * max(len(label.get_text()) for label in each.get_yticklabels()) for each in panels]
-    beside[::columns] = [max(beside[::columns])] * rows
-    inner = [room + name * bool(each.get_ylabel()) for each, room in zip(panels, beside, strict=True)]
-    across = max((room + 0.1 for n, room in enumerate(inner) if n % columns), default=0.0)
-    ends = [text.get_window_extent().y1 - each.bbox.y1 for each in panels for text in each.texts]
-    titled = any(each.get_title("left") for each in panels)
-    above = max(TICK + line("axes.title") * titled, *(end / figure.dpi for end in ends), 0.0)
-    below = TICK + line("xtick.label") + name
-    left, low, high = left + name + beside[0], low + below, high - above
-    right -= digit / 2 * max(len(each.get_xticklabels()[-1].get_text()) for each in panels)
+    panels, (left, low, right, high), (full, tall) = figure.axes, box, figure.get_size_inches()
+    line = 1.25 * float(matplotlib.rcParams["axes.labelsize"]) / 72
+    ticks = 0.1 + 0.5 * line * max(len(label.get_text()) for each in panels for label in each.get_yticklabels())
+    right -= line / 4 * max(len(each.get_xticklabels()[-1].get_text()) for each in panels)
+    across = 0.1 + ticks + line * any(each.get_ylabel() for n, each in enumerate(panels) if n % columns)
+    ends = [(text.get_window_extent().y1 - each.bbox.y1) / figure.dpi for each in panels for text in each.texts]
+    above = max(0.1 + 1.1 * line * any(each.get_title("left") for each in panels), *ends, 0.0)
+    left, low, high, down = left + line + ticks, low + 0.1 + 2 * line, high - above, above + 0.16 + 2 * line
     width = (right - left + across) / columns - across
-    down = above + below + 0.06
-    height = (high - low + down) / rows - down
-    full_width, full_height = figure.get_size_inches()
-    figure.subplots_adjust(
-        left=left / full_width, right=right / full_width, bottom=low / full_height, top=high / full_height,
-        wspace=across / width, hspace=down / height,
-    )  # fmt: skip
-    for each, room in zip(panels, beside, strict=True):
+    height = (high - low + down) * columns / len(panels) - down
+    figure.subplots_adjust(left / full, low / tall, right / full, high / tall, across / width, down / height)
+    for each in panels:
         # Else matplotlib looks for their places in every drawing.
-        each.yaxis.set_label_coords(-room / width, 0.5)
-        each.xaxis.set_label_coords(0.5, -(below - name) / (each.get_position().height * full_height))
+        each.yaxis.set_label_coords(-ticks / width, 0.5)
+        each.xaxis.set_label_coords(0.5, -(0.1 + line) / (each.get_position().height * tall))
 
 
 def _label_beside(
@@ -359,7 +341,7 @@ def _name_ends(axes: Axes, panel: Panel) -> None:
         return
     taken = [text.get_window_extent() for text in axes.texts]
     places = [at for line in panel.lines for at in zip(line.x, line.y, strict=True)]
-    taken += [Bbox([at, at]).padded(POINT) for at in in_pixels(places)]
+    taken += [Bbox([at, at]).padded(4.0) for at in in_pixels(places)]  # half of a marker
     for line in panel.lines:
         out = 1 if line.x[-1] >= line.x[0] else -1
         for text, end, side in zip(line.ends or (), (0, -1), (-out, out), strict=False):

@@ -151,15 +151,14 @@ def picture(drawn: Figure) -> Html:
     return render("picture", str(drawn.get_label()), _image(drawn))
 
 
-def figure(shown: Drawing, width: float | None = None) -> Html:
+def figure(shown: Drawing) -> Html:
     """Return a figure embedded as SVG, with its alt text; title, setting and note are text, which fits any screen.
 
-    Args:
-        width: inches; None: as wide as it needs. A screen that is narrower scrolls sideways, from panel to panel.
+    A screen that is narrower than the panels scrolls from one to the next.
     """
     bare = dataclasses.replace(shown, title="", finding="", setting="", note="")
-    above = (shown.finding or shown.title, shown.words)
-    return render("figure", *above, render("picture", shown.described, _image(bare.at(width))), shown.note)
+    picture_of_it = render("picture", shown.described, _image(bare.at()))
+    return render("figure", shown.finding or shown.title, shown.words, picture_of_it, shown.note)
 
 
 def _image(drawn: Figure) -> Image:

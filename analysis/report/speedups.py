@@ -131,8 +131,6 @@ def _within_runs(rows: pd.DataFrame) -> dict[tuple[Any, ...], Speedup]:
 def _matched(ours: pd.DataFrame, theirs: pd.DataFrame, by: Iterable[str]) -> list[Speedup]:
     """Return our rows beside theirs where they agree in ``by``; null agrees with null."""
     by = list(by)
-    if ours.empty or theirs.empty:
-        return []
     found = grouped(ours.itertuples(index=False), lambda row: _key(row, by))
     return [Speedup(mine, row) for row in theirs.itertuples(index=False) for mine in found.get(_key(row, by), [])]
 

@@ -1,6 +1,9 @@
 addEventListener('load', () => {const images = [...document.images];
     document.body.dataset.drawn = images.filter(each => each.complete && each.naturalWidth > 0).length;
-    document.body.dataset.images = images.length;});
+    document.body.dataset.images = images.length;
+    // A screen may be narrow: pictures keep their size, the page does not scroll sideways.
+    document.body.dataset.full = images.filter(each => each.clientWidth === each.naturalWidth).length;
+    document.body.dataset.sideways = document.documentElement.scrollWidth - innerWidth;});
 {const tables = [...document.querySelectorAll("table")];
     const table = tables.find(each => each.caption.textContent.startsWith("Speed-up"));
     const heads = [...table.tHead.rows[0].cells];

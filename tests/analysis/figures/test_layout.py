@@ -15,8 +15,6 @@ from lrbench.analysis.figures.style import curve_style
 
 from .drawing import COMMITTED, committed, decoding, of_committed, plot, roofline
 
-MARKER = np.array([(-1, -1), (1, -1), (1, 1), (-1, 1)])
-
 
 def outlines(figure: Figure) -> list[tuple[str, np.ndarray]]:
     """Return everything that is written in a figure, and the corners of each text, a hair further in, in pixels."""
@@ -47,20 +45,19 @@ def apart(a: np.ndarray, b: np.ndarray) -> bool:
     return any((a @ side).max() <= (b @ side).min() or (b @ side).max() <= (a @ side).min() for side in sides)
 
 
-def points(figure: Figure) -> np.ndarray:
-    """Return where a figure's panels have markers, in pixels."""
+def points(figure: Figure) -> list[tuple[str, np.ndarray]]:
+    """Return the corners of all markers in a figure's panels, a hair further in, in pixels."""
     lines = [line for axes in figure.axes for line in axes.lines if line.get_marker() not in ("", "None")]
-    return np.concatenate([np.empty((0, 2)), *(line.get_transform().transform(line.get_xydata()) for line in lines)])
+    square = 3 * np.array([(-1, -1), (1, -1), (1, 1), (-1, 1)])
+    return [("a point", at + square) for line in lines for at in line.get_transform().transform(line.get_xydata())]
 
 
 def faults(figure: Figure) -> list[tuple[str, ...]]:
-    """Return the pairs of texts that cover one another, and the texts that cover points or reach beyond the edges."""
+    """Return the texts that cover one another or a point, in pairs, and those that reach beyond the figure's edges."""
     found = outlines(figure)
-    pairs = itertools.combinations(found, 2)
+    pairs = itertools.chain(itertools.combinations(found, 2), itertools.product(found, points(figure)))
     over = [(a, b) for (a, one), (b, other) in pairs if not apart(one, other)]
-    beyond = [(said,) for said, corners in found if figure.bbox.count_contains(corners) < len(corners)]
-    markers = [at + 3 * MARKER for at in points(figure)]
-    return over + beyond + [(said, "a point") for said, corners in found for at in markers if not apart(corners, at)]
+    return over + [(said,) for said, corners in found if figure.bbox.count_contains(corners) < len(corners)]
 
 
 def drawn(kind: str, family: str, width: float | None) -> Figure:
