@@ -120,10 +120,10 @@ def test_a_browser_walks_from_every_operation_to_a_row_behind_a_number(folder: P
         dom, asked, complaints = look(folder / "index.html", "--dump-dom", "--virtual-time-budget=100000")
     finally:
         tables.write_text(usual)
+    assert (asked, complaints) == ([], [])
     found = dict(re.findall(r'data-(pages|wrong)="([^"]*)"', re.search(r"<body[^>]*>", dom)[0]))
     assert set(found["pages"].split()) == set(pages)
     assert found["wrong"] == ""
-    assert (asked, complaints) == ([], [])
 
 
 def test_a_site_is_of_all_devices_and_needs_a_folder(lrbench: Lrbench, tmp_path: Path) -> None:
