@@ -330,16 +330,17 @@ def _name_ends(axes: Axes, panel: Panel) -> None:
 
     Turn what is written along a slope as the panel's place has turned it.
     """
+    from matplotlib.text import Annotation
     from matplotlib.transforms import Bbox
 
     in_pixels = axes.transData.transform
-    for text in axes.texts:
-        if text.get_transform_rotates_text():
-            x, y = in_pixels([[2 * at for at in text.xy]])[0] - in_pixels([text.xy])[0]
-            text.set(rotation=math.degrees(math.atan2(y, x)), transform_rotates_text=False)
+    for each in axes.texts:
+        if isinstance(each, Annotation) and each.get_transform_rotates_text():
+            x, y = in_pixels([[2 * at for at in each.xy]])[0] - in_pixels([each.xy])[0]
+            each.set(rotation=math.degrees(math.atan2(y, x)), transform_rotates_text=False)
     if not any(line.ends for line in panel.lines):
         return
-    taken = [text.get_window_extent() for text in axes.texts]
+    taken = [each.get_window_extent() for each in axes.texts]
     places = [at for line in panel.lines for at in zip(line.x, line.y, strict=True)]
     taken += [Bbox([at, at]).padded(4.0) for at in in_pixels(places)]  # half of a marker
     for line in panel.lines:
