@@ -6,7 +6,6 @@ The cells run in this process, in order: they call one method a section and need
 from __future__ import annotations
 
 import ast
-import contextlib
 import functools
 import json
 import multiprocessing
@@ -17,7 +16,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from ...results.store import replacing
 from .markup import Html, join, templates
@@ -75,23 +74,16 @@ def beside(make: Callable[[], Html]) -> Callable[[], Html]:
         return make
     copies = multiprocessing.get_context("fork")
     here, there = copies.Pipe(duplex=False)
-
-    def send() -> None:
-        # What fails here fails again where it can be said.
-        with contextlib.suppress(Exception):
-            there.send(make())
-
-    copy = copies.Process(target=send, daemon=True)
-    copy.start()
+    copies.Process(target=lambda: there.send(make()), daemon=True).start()
     there.close()
 
     def wait() -> Html:
         try:
-            return cast(Html, here.recv())
+            made: Html = here.recv()
         except EOFError:
-            return make()
-        finally:
-            copy.join()
+            # It failed: that is said where it fails again.
+            made = make()
+        return made
 
     return wait
 
