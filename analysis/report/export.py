@@ -74,7 +74,8 @@ def beside(make: Callable[[], Html]) -> Callable[[], Html]:
         return make
     copies = multiprocessing.get_context("fork")
     here, there = copies.Pipe(duplex=False)
-    copies.Process(target=lambda: there.send(make()), daemon=True).start()
+    copy = copies.Process(target=lambda: there.send(make()), daemon=True)
+    copy.start()
     there.close()
 
     def wait() -> Html:
@@ -83,6 +84,7 @@ def beside(make: Callable[[], Html]) -> Callable[[], Html]:
         except EOFError:
             # It failed: that is said where it fails again.
             made = make()
+        copy.join()
         return made
 
     return wait

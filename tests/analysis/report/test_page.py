@@ -53,8 +53,8 @@ def page(built: tuple[Path, float]) -> Path:
     return built[0]
 
 
-def test_committed_results_take_less_than_half_a_minute(built: tuple[Path, float]) -> None:
-    assert built[1] < 30
+def test_committed_results_take_less_than_twelve_seconds(built: tuple[Path, float]) -> None:
+    assert built[1] < 12
 
 
 @pytest.fixture(scope="module")
