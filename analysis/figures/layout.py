@@ -8,6 +8,7 @@ panels stand under one another and the labels below them, in letters that are st
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import textwrap
 from collections.abc import Callable, Sequence
@@ -34,6 +35,9 @@ TITLE_SIZE, LABEL_SIZE, NOTE_SIZE = 12, 8.5, 7.5
 
 LABEL_HEIGHT = 0.185
 """Inches from one label to the next."""
+
+AROUND = ((1, 0), (-1, 0), (0, 1), (0, -1), (1, 1), (1, -1), (-1, 1), (-1, -1))
+"""Where a name may stand beside its point, the best place first: to the right where its line goes that way, upwards."""
 
 PLAIN, BOLD = 0.56, 0.66
 """Mean width of a letter of DejaVu Sans in em."""
@@ -118,6 +122,11 @@ class Drawing:
         return _compose(self, self.usual_width if width is None else width)
 
     @property
+    def words(self) -> str:
+        """What stands under the headline."""
+        return f"{self.title} · {self.setting}" if self.finding else self.setting
+
+    @property
     def described(self) -> str:
         """One sentence on what the figure shows: its axes, its setting, and which line ends lowest and highest."""
         panel = self.grid[0][-1]
@@ -142,8 +151,6 @@ def same_limits(panels: Sequence[Panel], below: float = 0.8, above: float = 1.25
 
 def _compose(drawing: Drawing, width: float | None) -> Figure:
     """Draw a figure: choose sizes in inches, draw the panels, then place labels and texts in inches from them."""
-    from matplotlib.layout_engine import ConstrainedLayoutEngine
-
     panels = [panel for row in drawing.grid for panel in row]
     labelled = (line for panel in panels for line in panel.lines if line.style.label and len(line.y))
     # Every style once, the highest line of the last panel that has it first.
@@ -161,14 +168,13 @@ def _compose(drawing: Drawing, width: float | None) -> Figure:
     if width - side < MIN_PANEL * columns:
         heights = [height for height in heights for _ in range(columns)]
         rows, columns = rows * columns, 1
-    words = f"{drawing.title} · {drawing.setting}" if drawing.finding else drawing.setting
 
     def wrapped(text: str, size: float, letter: float = PLAIN) -> list[str]:
         return textwrap.wrap(text, width=int((width - 0.2) * 72 / (letter * size * scale)))
 
     title = wrapped(drawing.finding or drawing.title, TITLE_SIZE, BOLD)
-    setting, note = wrapped(words, LABEL_SIZE), wrapped(drawing.note, NOTE_SIZE)
-    top = 0.04 + scale * (0.16 + 0.19 * len(title) + 0.16 * len(setting))
+    setting, note = wrapped(drawing.words, LABEL_SIZE), wrapped(drawing.note, NOTE_SIZE)
+    top = 0.04 + scale * (0.19 * len(title) + 0.16 * len(setting) + 0.16 * bool(title))
     label_columns = 1 if side else max(1, int(width / (label_width * scale + 0.1)))
     labels = LABEL_HEIGHT * scale * math.ceil(len(styles) / label_columns) + 0.08 if styles else 0.0
     note_height = 0.145 * scale * len(note) + (0.06 if note else 0)
@@ -183,9 +189,7 @@ def _compose(drawing: Drawing, width: float | None) -> Figure:
             first = panels[n - n % len(drawing.grid[0])]
             _draw(each, panel, (width - side) / columns - 0.55, room * heights[n // columns] / sum(heights) - 0.6)
             each.set_ylabel(panel.y_label if n % columns == 0 or panel.y_label != first.y_label else "")
-        rect = (0.0, bottom / height, 1 - side / width, 1 - (bottom + top) / height)
-        # Run once: it is slow, and what is placed in inches from the panels needs their places.
-        ConstrainedLayoutEngine(rect=rect, w_pad=0.05, h_pad=0.05, wspace=0.02, hspace=0.03).execute(figure)
+        _place(figure, columns, (0.05, bottom + 0.05, width - side - 0.02, height - top))
         for each, panel in zip(figure.axes, panels, strict=True):
             _name_ends(each, panel)
         if side:
@@ -203,6 +207,33 @@ def _compose(drawing: Drawing, width: float | None) -> Figure:
             figure.text(0.08 / width, y / height, "\n".join(lines), options)
         figure.set_label(drawing.described)
     return figure
+
+
+def _place(figure: Figure, columns: int, box: tuple[float, float, float, float]) -> None:
+    """Put a figure's panels into a box, as far apart as their ticks, labels and titles need.
+
+    Matplotlib's own layouts measure every text twice for that, which takes as long as drawing.
+
+    Args:
+        box: left, lower, right and upper end, in inches in the figure.
+    """
+    import matplotlib
+
+    panels, (left, low, right, high), (full, tall) = figure.axes, box, figure.get_size_inches()
+    line = 1.25 * float(matplotlib.rcParams["axes.labelsize"]) / 72
+    ticks = 0.1 + 0.5 * line * max(len(label.get_text()) for each in panels for label in each.get_yticklabels())
+    right -= line / 4 * max(len(each.get_xticklabels()[-1].get_text()) for each in panels)
+    across = 0.1 + ticks + line * any(each.get_ylabel() for n, each in enumerate(panels) if n % columns)
+    ends = [(text.get_window_extent().y1 - each.bbox.y1) / figure.dpi for each in panels for text in each.texts]
+    above = max(0.1 + 1.1 * line * any(each.get_title("left") for each in panels), *ends, 0.0)
+    left, low, high, down = left + line + ticks, low + 0.1 + 2 * line, high - above, above + 0.16 + 2 * line
+    width = (right - left + across) / columns - across
+    height = (high - low + down) * columns / len(panels) - down
+    figure.subplots_adjust(left / full, low / tall, right / full, high / tall, across / width, down / height)
+    for each in panels:
+        # Else matplotlib looks for their places in every drawing.
+        each.yaxis.set_label_coords(-ticks / width, 0.5)
+        each.xaxis.set_label_coords(0.5, -(0.1 + line) / (each.get_position().height * tall))
 
 
 def _label_beside(
@@ -295,12 +326,28 @@ def _draw(axes: Axes, panel: Panel, width: float, height: float) -> None:
 
 
 def _name_ends(axes: Axes, panel: Panel) -> None:
-    """Name the ends of lines: outwards, or wherever the name is in the panel and covers no other text, or nowhere."""
-    taken = [text.get_window_extent() for text in axes.texts]
+    """Name the ends of lines: outwards, or wherever the name is in the panel and covers no text or point, or nowhere.
+
+    Turn what is written along a slope as the panel's place has turned it.
+    """
+    from matplotlib.text import Annotation
+    from matplotlib.transforms import Bbox
+
+    in_pixels = axes.transData.transform
+    for each in axes.texts:
+        if isinstance(each, Annotation) and each.get_transform_rotates_text():
+            x, y = in_pixels([[2 * at for at in each.xy]])[0] - in_pixels([each.xy])[0]
+            each.set(rotation=math.degrees(math.atan2(y, x)), transform_rotates_text=False)
+    if not any(line.ends for line in panel.lines):
+        return
+    taken = [each.get_window_extent() for each in axes.texts]
+    places = [at for line in panel.lines for at in zip(line.x, line.y, strict=True)]
+    taken += [Bbox([at, at]).padded(4.0) for at in in_pixels(places)]  # half of a marker
     for line in panel.lines:
-        outward = 6 if line.x[-1] >= line.x[0] else -6
-        for text, end, away in zip(line.ends or (), (0, -1), (-outward, outward), strict=False):
-            for move in ((away, 0), (-away, 0), (0, 6), (0, -6)):
+        out = 1 if line.x[-1] >= line.x[0] else -1
+        for text, end, side in zip(line.ends or (), (0, -1), (-out, out), strict=False):
+            for far, (x, y) in itertools.product((6, 14), AROUND):
+                move = (side * far * x, far * y)
                 name = write(axes, text, (line.x[end], line.y[end]), move, color=line.style.colour)
                 box = name.get_window_extent()
                 if all(axes.bbox.contains(*corner) for corner in box.corners()) and not box.count_overlaps(taken):

@@ -31,7 +31,7 @@ from .selection import (
     suspect_notes,
     unmeasured,
 )
-from .style import CURVES, INK, MUTED, axis_prefix, operation_label, rate, series_style
+from .style import CURVES, INK, MUTED, axis_prefix, operation_label, quantity, rate, series_style
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -265,7 +265,9 @@ def _roofs(axes: Axes, accelerators: Sequence[Accelerator], dtype: str, unit: fl
             colour, width = (INK, 1.3) if each is accelerators[0] else (MUTED, 0.8)
             _roof(axes, peak / unit, each.bandwidth_bytes_s / unit, color=colour, linewidth=width)
         # Under the points: a CPU's rates are no limits, and its points may stand above the roof.
-        label, end = f"{names} {rate(peak, 'FLOP/s')}".strip(), (axes.get_xlim()[1], peak / unit)
+        # Of several the axis says the unit: whole rates would reach the points.
+        label = f"{names} {quantity(float(f'{peak / unit:.3g}'))}" if names else rate(peak, "FLOP/s")
+        end = (axes.get_xlim()[1], peak / unit)
         write(axes, label, end, (-3, 2.5), color=colour, zorder=2.5)
     if accelerators[0].peak_flops(dtype) is not None:
         _beside_the_roof(axes, accelerators[0], dtype, unit)
@@ -284,15 +286,17 @@ def _beside_the_roof(axes: Axes, accelerator: Accelerator, dtype: str, unit: flo
     if measured := _measured_beside(accelerator, dtype):
         ends = measured.matrix_flops[dtype] / unit, measured.bandwidth_bytes_s / unit
         _roof(axes, *ends, color=INK, linewidth=0.9, linestyle=(0, (4, 2)))
-    # Along the slope: rotated in data coordinates, so that it stays on the line whatever the figure's size.
-    low = max(low, floor / bandwidth)
-    start = low * (peak / bandwidth / low) ** 0.12
-    turned = {"rotation": 45, "rotation_mode": "anchor", "transform_rotates_text": True, "bbox": None}
+    # The panel's place will turn it, so that it stays on the line whatever the figure's size.
+    lowest = max(low, floor / bandwidth)
+    start = lowest * (peak / bandwidth / lowest) ** 0.12
+    turned = {"rotation_mode": "anchor", "transform_rotates_text": True, "bbox": None}
     write(axes, rate(bandwidth, "B/s"), (start, bandwidth * start / unit), (-3, 3), ha="left", color=INK, **turned)
     vector = accelerator.vector_flops
     if floor < vector < peak:
         axes.axhline(vector / unit, color=MUTED, linewidth=0.8, linestyle=(0, (1, 2)), zorder=2)
-        write(axes, f"vector {rate(vector, 'FLOP/s')}", (high, vector / unit), (-3, 2), color=MUTED, zorder=3)
+        # Left of the roof, where no point can be, if there is room.
+        end, move = (low, 3) if vector / bandwidth > 20 * lowest else (high, -3)
+        write(axes, f"vector {vector / unit:.3g}", (end, vector / unit), (move, 2), color=MUTED, zorder=3)
 
 
 def _measured_beside(accelerator: Accelerator, dtype: str) -> Roofs | None:

@@ -401,7 +401,7 @@ def unmeasured(chosen: Chosen) -> pd.DataFrame:
 def suspect_notes(rows: pd.DataFrame) -> list[str]:
     """Return what is wrong with each suspect row, which figures ring."""
     notes = []
-    for row in rows[rows["suspect"].notna()].itertuples():
+    for row in rows[["impl", "mode", "chunk_size", "suspect"]].dropna(subset="suspect").itertuples():
         chunk = "" if row.chunk_size != row.chunk_size else f" L = {short_size(row.chunk_size)}"
         notes.append(f"Ringed, suspect: {row.impl} {row.mode}{chunk}: {row.suspect}.")
     return notes

@@ -94,7 +94,8 @@ class SeriesStyle:
     def line(self) -> dict[str, Any]:
         """Return keyword arguments for ``Axes.plot``."""
         drawn = {"color": self.colour, "linestyle": self.dashes, "linewidth": self.width, "label": self.label}
-        point = {"marker": self.marker, "markersize": 5.4, "markerfacecolor": self.colour}
+        # A star's points are thin: as large as the others it would hardly be seen.
+        point = {"marker": self.marker, "markersize": 9 if self.marker == "*" else 5.4, "markerfacecolor": self.colour}
         return {**drawn, **point, "markeredgecolor": "white", "markeredgewidth": 0.5}
 
     def hollow(self) -> dict[str, Any]:

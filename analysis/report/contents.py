@@ -102,7 +102,7 @@ class Report:
         """Return what the rows say in five sentences, and one figure."""
         said = itertools.chain(*itertools.zip_longest(*(figures.findings(each.subject) for each in self.families)))
         found = [*itertools.islice(filter(None, said), FINDINGS)]
-        return render("opening", found, figures.opening(self.families[0].subject))
+        return render("opening", found, figures.drawn(self.families[0].subject, "runtime", numbers=False))
 
     def peers(self) -> Html:
         """Return our kernels beside every peer, at one sequence length."""

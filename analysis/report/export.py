@@ -6,10 +6,13 @@ The cells run in this process, in order: they call one method a section and need
 from __future__ import annotations
 
 import ast
+import functools
 import json
+import multiprocessing
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -25,6 +28,9 @@ ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOK = ROOT / "notebooks" / "report.ipynb"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 PACKAGES = ("jinja2", "mistune")
+DRAWING = "report.figures()"
+"""The cell that takes the longest."""
+
 TIMEOUT_S = 600
 NOWHERE = "127.0.0.1:1"
 
@@ -62,6 +68,28 @@ def run_cell(number: int, source: str, names: dict[str, Any]) -> Any:
         raise RuntimeError(f"cell {number} of the notebook failed: {type(error).__name__}: {error}") from error
 
 
+def beside(make: Callable[[], Html]) -> Callable[[], Html]:
+    """Begin to make HTML in a copy of this process, and return what waits for it; outside Linux, what makes it."""
+    if sys.platform != "linux":
+        return make
+    copies = multiprocessing.get_context("fork")
+    here, there = copies.Pipe(duplex=False)
+    copy = copies.Process(target=lambda: there.send(make()), daemon=True)
+    copy.start()
+    there.close()
+
+    def wait() -> Html:
+        try:
+            made: Html = here.recv()
+        except EOFError:
+            # It failed: that is said where it fails again.
+            made = make()
+        copy.join()
+        return made
+
+    return wait
+
+
 def build(report: Report, output: Path, tell: Callable[[str], None] = lambda _: None) -> Path:
     """Run the report's notebook and write the page; the file appears when it is whole.
 
@@ -81,9 +109,12 @@ def build(report: Report, output: Path, tell: Callable[[str], None] = lambda _: 
             tell(f"{len(parts) - 1} of {count}: {heading.lower()}")
         elif source == "report.opening()":
             tell("findings and first figure")
-        if kind != "parameters":
+        if source == DRAWING:
+            drawn, wait = len(parts) - 1, beside(functools.partial(run_cell, number, source, names))
+        elif kind != "parameters":
             shown = run_cell(number, source, names) if kind == "code" else Html(str(in_html(source)))
             parts[-1] = parts[-1][0], join(parts[-1][1], shown)
+    parts[drawn] = parts[drawn][0], join(parts[drawn][1], wait())
     page = templates().get_template("template.html.j2").render(parts=parts)
     with replacing(output) as file:
         file.write(page.encode())

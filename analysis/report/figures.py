@@ -22,9 +22,6 @@ if TYPE_CHECKING:
 KINDS = ("runtime", "memory", "chunk-size", "roofline", "head-dim", "trade-off")
 """The figures of a family of kernels, the most telling findings first; the last one's only repeats another."""
 
-OPENING_INCHES = 8.0
-"""Width of the figure beside the findings."""
-
 X_NAMES = {"head_dim_v": "value head dim", "embedding_dim": "channels", "chunk_size": "chunk size"}
 
 
@@ -75,26 +72,22 @@ def _fastest(subject: Subject) -> list[str]:
     return said
 
 
-def opening(subject: Subject) -> Html:
-    """Return the one figure that a report opens with: time over sequence length."""
-    try:
-        shown = drawing_of(subject, "runtime")
-    except ValueError:
-        return paragraph("Nothing was timed, so there is nothing to draw.")
-    return figure(shown, OPENING_INCHES)
+@functools.lru_cache(maxsize=64)
+def _picture(subject: Subject, kind: str) -> Html:
+    """Return a figure: remembered, since a report opens with one."""
+    return figure(drawing_of(subject, kind))
 
 
-def drawn(subject: Subject, kind: str) -> Html:
+def drawn(subject: Subject, kind: str, *, numbers: bool = True) -> Html:
     """Return a figure and, of those over one size, the numbers of all lines in tables that open on demand."""
     try:
-        shown = drawing_of(subject, kind)
+        picture = _picture(subject, kind)
     except ValueError as error:
         return paragraph(f"{kind}: not drawn, {error}.")
-    picture = figure(shown)
-    if kind in ("trade-off", "roofline"):
+    if not numbers or kind in ("trade-off", "roofline"):
         return picture
-    numbers = join(*(_numbers(subject, kind, mode, shown) for mode in subject.modes))
-    return join(picture, render("details", "The numbers of every line", numbers))
+    tables = join(*(_numbers(subject, kind, mode, drawing_of(subject, kind)) for mode in subject.modes))
+    return join(picture, render("details", "The numbers of every line", tables))
 
 
 def _numbers(subject: Subject, kind: str, mode: str, shown: Drawing) -> Html:

@@ -23,9 +23,6 @@ if TYPE_CHECKING:
 ABSENT = "\N{EN DASH}"
 """What a table shows where there is nothing."""
 
-NARROW_INCHES = 3.6
-"""Width of a figure on a telephone."""
-
 SHORTER = (
     (rb"\s+", b" "),
     (rb"<\?xml.*?\?> <!DOCTYPE.*?>", b""),
@@ -142,26 +139,26 @@ def table(caption: str, rows: Sequence[TableRow]) -> Html:
 
 
 class Image(NamedTuple):
-    """A picture to embed, its size in points."""
+    """A picture to embed, its size in a page's pixels."""
 
     width: str
     height: str
     uri: str
 
 
-def picture(drawn: Figure, note: str = "") -> Html:
-    """Return a figure that has one width embedded as SVG, with its alt text and a note below."""
-    return render("figure", str(drawn.get_label()), _image(drawn), None, note)
+def picture(drawn: Figure) -> Html:
+    """Return a figure embedded as SVG, with its alt text."""
+    return render("picture", str(drawn.get_label()), _image(drawn))
 
 
-def figure(shown: Drawing, width: float | None = None) -> Html:
-    """Return a figure embedded as SVG, for usual and for narrow screens, with its alt text and its note below.
+def figure(shown: Drawing) -> Html:
+    """Return a figure embedded as SVG, with its alt text; title, setting and note are text, which fits any screen.
 
-    Args:
-        width: inches on a usual screen; None: as wide as it needs.
+    A screen that is narrower than the panels scrolls from one to the next.
     """
-    bare = dataclasses.replace(shown, note="")
-    return render("figure", shown.described, _image(bare.at(width)), _image(bare.at(NARROW_INCHES)), shown.note)
+    bare = dataclasses.replace(shown, title="", finding="", setting="", note="")
+    picture_of_it = render("picture", shown.described, _image(bare.at()))
+    return render("figure", shown.finding or shown.title, shown.words, picture_of_it, shown.note)
 
 
 def _image(drawn: Figure) -> Image:
@@ -178,7 +175,7 @@ def _image(drawn: Figure) -> Image:
         svg = re.sub(found, shorter, svg)
     svg = _with_classes(svg)
     uri = f"data:image/svg+xml;base64,{base64.b64encode(svg).decode()}"
-    return Image(f"{72 * inches.width:.0f}", f"{72 * inches.height:.0f}", uri)
+    return Image(f"{96 * inches.width:.0f}", f"{96 * inches.height:.0f}", uri)
 
 
 def _with_classes(svg: bytes) -> bytes:

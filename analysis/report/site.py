@@ -5,7 +5,6 @@ An operation has two pages: what is fastest at each problem and how times change
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -29,7 +28,8 @@ from ..figures.history import MAX_CASES, history_figure
 from ..figures.plots import drawing
 from ..figures.selection import Selection, choose
 from ..figures.style import operation_label
-from .markup import ABSENT, Cell, Html, TableRow, join, number, numeric, paragraph, picture, size, table, templates
+from . import markup
+from .markup import ABSENT, Cell, Html, TableRow, join, number, numeric, paragraph, size, table, templates
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 Row = dict[str, Any]
 
 PROBLEM = ("device_accelerator", "mode", "dtype", *PROBLEM_SIZES)
-FIGURE_INCHES = 5.4
 
 
 def write(results: Sequence[Path], folder: Path) -> Path:
@@ -158,8 +157,7 @@ def _fastest(problems: Sequence[Sequence[Row]]) -> Html:
 def _over_length(rows: pd.DataFrame, op: str, device: str) -> Html:
     """Return the figure of time over sequence length on a device, at the sizes of most rows; nothing if none fits."""
     try:
-        shown = drawing("runtime", rows, choose(rows, Selection(ops=(op,), device=device), most=True))
-        return picture(dataclasses.replace(shown, note="").at(FIGURE_INCHES), shown.note)
+        return markup.figure(drawing("runtime", rows, choose(rows, Selection(ops=(op,), device=device), most=True)))
     except ValueError:
         return Html("")
 
@@ -189,7 +187,7 @@ def _over_runs(problems: Sequence[Sequence[Row]], rows: Sequence[Row]) -> Html:
     ]
     beside = [of for of in several if _problem(of[0]) == _problem(several[0][0])]
     return join(
-        picture(history_figure(beside[:MAX_CASES])),
+        markup.picture(history_figure(beside[:MAX_CASES])),
         table("Each author's fastest kernels that several runs measured", body),
     )
 

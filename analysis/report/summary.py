@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 NUMBER = re.compile(r"\d+(\.\d+)?(e[+-]?\d+)?", re.IGNORECASE)
 
+FAILED_COLUMNS = ("op", "impl", "mode", "status", "seq_len", "head_dim_v", "chunk_size", "reason")
+
 BY_DESIGN = ("unsupported", "unavailable")
 """Statuses of cases that were not tried: an implementation does not take them, or is not installed."""
 
@@ -88,7 +90,7 @@ def heading(subject: Subject) -> str:
 
 def failed_of(subject: Subject) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Return the cases that failed, and those that were not tried."""
-    failed = subject.rows[subject.rows["status"] != "ok"]
+    failed = subject.rows.loc[subject.rows["status"] != "ok", [*FAILED_COLUMNS]]
     limits = failed["status"].isin(BY_DESIGN)
     return failed[~limits], failed[limits]
 

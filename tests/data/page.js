@@ -1,6 +1,9 @@
 addEventListener('load', () => {const images = [...document.images];
     document.body.dataset.drawn = images.filter(each => each.complete && each.naturalWidth > 0).length;
-    document.body.dataset.images = images.length;});
+    document.body.dataset.images = images.length;
+    // A screen may be narrow: pictures keep their size, the page does not scroll sideways.
+    document.body.dataset.full = images.filter(each => each.clientWidth === each.naturalWidth).length;
+    document.body.dataset.sideways = document.documentElement.scrollWidth - innerWidth;});
 {const tables = [...document.querySelectorAll("table")];
     const table = tables.find(each => each.caption.textContent.startsWith("Speed-up"));
     const heads = [...table.tHead.rows[0].cells];
@@ -21,12 +24,12 @@ addEventListener('load', () => {const images = [...document.images];
     }).length;
     const links = [...document.querySelectorAll('a[href^="#"]')];
     document.body.dataset.dangling = links.filter(each => !document.getElementById(each.hash.slice(1))).length;}
-{const figures = [...document.querySelectorAll("figure source, figure img")];
+{const figures = [...document.querySelectorAll("figure img")];
     const holder = document.body.appendChild(document.createElement("div"));
     // As in a font that is a thirtieth wider than the one that matplotlib measured.
     holder.style.letterSpacing = "0.02em";
     const texts = figures.flatMap(each => {
-        const packed = (each.srcset || each.src).split(",")[1];
+        const packed = each.src.split(",")[1];
         holder.innerHTML = new TextDecoder().decode(Uint8Array.from(atob(packed), letter => letter.charCodeAt(0)));
         const edge = holder.querySelector("svg").getBoundingClientRect();
         return [...holder.querySelectorAll("text")].map(text => {

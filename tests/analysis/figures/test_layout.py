@@ -45,10 +45,17 @@ def apart(a: np.ndarray, b: np.ndarray) -> bool:
     return any((a @ side).max() <= (b @ side).min() or (b @ side).max() <= (a @ side).min() for side in sides)
 
 
+def points(figure: Figure) -> list[tuple[str, np.ndarray]]:
+    """Return the corners of all markers in a figure's panels, a hair further in, in pixels."""
+    lines = [line for axes in figure.axes for line in axes.lines if line.get_marker() not in ("", "None")]
+    square = 3 * np.array([(-1, -1), (1, -1), (1, 1), (-1, 1)])
+    return [("a point", at + square) for line in lines for at in line.get_transform().transform(line.get_xydata())]
+
+
 def faults(figure: Figure) -> list[tuple[str, ...]]:
-    """Return the pairs of texts that cover one another, and the texts that reach beyond the figure's edges."""
+    """Return the texts that cover one another or a point, in pairs, and those that reach beyond the figure's edges."""
     found = outlines(figure)
-    pairs = itertools.combinations(found, 2)
+    pairs = itertools.chain(itertools.combinations(found, 2), itertools.product(found, points(figure)))
     over = [(a, b) for (a, one), (b, other) in pairs if not apart(one, other)]
     return over + [(said,) for said, corners in found if figure.bbox.count_contains(corners) < len(corners)]
 

@@ -78,7 +78,7 @@ def test_where_nothing_was_measured_on_the_accelerators_that_are_named_the_measu
     assert "Roof only, nothing measured: NVIDIA A100 80 GB PCIe, NVIDIA H100 SXM, NVIDIA B200." in text(figure)
     assert lines(figure, 0) == lines(roofline(sweep(), "h200", selection), 0)
     roofs = {each.get_text() for each in figure.axes[0].texts}
-    assert {"A100 80 GB PCIe 312 TFLOP/s", "H200 SXM, H100 SXM 989 TFLOP/s", "B200 2,250 TFLOP/s"} < roofs
+    assert {"A100 80 GB PCIe 312", "H200 SXM, H100 SXM 989", "B200 2,250"} < roofs
 
 
 def test_an_accelerator_named_twice_is_drawn_once() -> None:

@@ -53,8 +53,8 @@ def page(built: tuple[Path, float]) -> Path:
     return built[0]
 
 
-def test_committed_results_take_less_than_half_a_minute(built: tuple[Path, float]) -> None:
-    assert built[1] < 30
+def test_committed_results_take_less_than_twelve_seconds(built: tuple[Path, float]) -> None:
+    assert built[1] < 12
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +88,6 @@ def test_every_image_has_words(text: str) -> None:
     assert len(images) > 20
     alts = [re.search(r'alt="([^"]*)"', image) for image in images]
     assert all(alts)
-    assert text.count("<source ") >= 10, "narrow figures for narrow screens"
     figures = [found[1] for found in alts if found]
     assert all("NVIDIA H200" in alt and re.search(r"\d", alt) for alt in figures)
     assert len(set(figures)) == len(figures) - 1, "the first stands among the others again"
@@ -140,22 +139,23 @@ def recorder() -> Iterator[tuple[int, list[str]]]:
             server.shutdown()
 
 
-def look(page: Path, *arguments: str) -> tuple[str, list[str]]:
+def look(page: Path, *arguments: str) -> tuple[str, list[str], list[str]]:
     """Open a page without a window and without a network.
 
     Args:
         arguments: what Chromium is to do: --dump-dom, --screenshot=FILE, --window-size=W,H.
 
     Returns:
-        what it printed, and the requests that it made of anything but the file itself.
+        what it printed, the requests that it made of anything but files, and what its console says.
     """
     found = browser()
     with recorder() as (port, asked), tempfile.TemporaryDirectory(prefix="lrbench-browser-") as profile:
-        wanted = ["--virtual-time-budget=5000", *arguments, page.resolve().as_uri()]
+        wanted = ["--enable-logging=stderr", "--virtual-time-budget=5000", *arguments, page.resolve().as_uri()]
         command = export.browser_command(found, profile, *wanted, proxy=f"127.0.0.1:{port}")
         done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-    return done.stdout, [line for line in asked if line not in OF_THE_BROWSER]
+    console = [line for line in done.stderr.splitlines() if "CONSOLE" in line]
+    return done.stdout, [line for line in asked if line not in OF_THE_BROWSER], console
 
 
 def with_script(page: Path, script: str, to: Path) -> Path:
@@ -168,10 +168,13 @@ def with_script(page: Path, script: str, to: Path) -> Path:
 def test_recorder_sees_what_a_page_asks_for(tmp_path: Path) -> None:
     """Else the tests below would pass on any page."""
     bad = tmp_path / "bad.html"
-    bad.write_text('<img src="http://example.com/x.png"><script src="https://cdn.example.com/require.js"></script>')
-    _, asked = look(bad, "--dump-dom")
+    bad.write_text(
+        '<img src="http://example.com/x.png"><script src="https://cdn.example.com/require.js"></script><script>lost()</script>'
+    )
+    _, asked, console = look(bad, "--dump-dom")
     # A slow machine's browser opens a second connection to what it asks for, and closes it without a word.
     assert {line.split()[1] for line in asked if line} == {"http://example.com/x.png", "cdn.example.com:443"}
+    assert any("lost" in line for line in console)
 
 
 def test_page_asks_for_nothing(page: Path, tmp_path: Path) -> None:
@@ -181,8 +184,8 @@ def test_page_asks_for_nothing(page: Path, tmp_path: Path) -> None:
     free = tmp_path / "free.html"
     free.write_text(text, encoding="utf-8")
     for each in (page, free):
-        dom, asked = look(each, "--dump-dom")
-        assert asked == []
+        dom, asked, console = look(each, "--dump-dom")
+        assert (asked, console) == ([], [])
         assert dom.count("<figure>") >= 10
 
 
@@ -197,19 +200,21 @@ def test_policy_keeps_the_page_from_asking(page: Path, tmp_path: Path) -> None:
 def acted(page: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
     """The DOM after scripts that count images, sort a table and go through what takes the focus."""
     scripts = (ROOT / "tests/data/page.js").read_text()
-    return look(with_script(page, scripts, tmp_path_factory.mktemp("acted") / "page.html"), "--dump-dom")[0]
+    acting = with_script(page, scripts, tmp_path_factory.mktemp("acted") / "page.html")
+    return look(acting, "--dump-dom", "--window-size=500,800")[0]
 
 
 def test_every_image_is_drawn(acted: str) -> None:
-    """A broken image has no natural width."""
-    counts = {name: int(value) for name, value in re.findall(r'data-(drawn|images)="(\d+)"', acted)}
-    assert counts["drawn"] == counts["images"] >= 20
+    """A broken image has no natural width; on a narrow screen whole ones keep theirs, and only they scroll."""
+    counts = {name: int(value) for name, value in re.findall(r'data-(drawn|images|full|sideways)="(\d+)"', acted)}
+    assert counts["drawn"] == counts["images"] == counts["full"] >= 20
+    assert counts["sideways"] == 0
 
 
 def test_no_figure_cuts_off_its_text(acted: str) -> None:
     """Labels, legends and titles lie within their picture, in a slightly wider font too."""
     counts = {name: int(value) for name, value in re.findall(r'data-(texts|whole)="(\d+)"', acted)}
-    assert counts["texts"] == counts["whole"] > 2000
+    assert counts["texts"] == counts["whole"] > 1000
 
 
 def test_sizes_stand_above_the_table_and_small_labels_keep_their_digits(text: str) -> None:

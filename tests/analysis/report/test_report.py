@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import itertools
+import os
 import re
 import sys
 from collections.abc import Iterable, Mapping
@@ -304,6 +305,13 @@ def test_numbers_have_the_digits_asked_for() -> None:
 def test_a_cell_that_fails_is_named() -> None:
     with pytest.raises(RuntimeError, match="cell 2 of the notebook failed: KeyError: 'gone'"):
         export.run_cell(2, "raise KeyError('gone')", {})
+
+
+def test_what_fails_beside_fails_here() -> None:
+    with pytest.raises(ZeroDivisionError):
+        export.beside(lambda: markup.Html(str(1 / 0)))()
+    made = export.beside(lambda: markup.Html(str(os.getpid())))().text
+    assert (made == str(os.getpid())) == (sys.platform != "linux")
 
 
 def test_tour_runs_in_ten_cells(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
