@@ -138,6 +138,7 @@ def _as_typed(name: str, of: Any, said: Option) -> Any:
     flag, kind = said.flag or f"--{name.removesuffix('_s').replace('_', '-')}", of if said.parse is None else str | None
     flags = (f"{flag}/--no-{flag[2:]}" if of == bool | None else flag, *said.also)
     more: dict[str, Any] = {"help": said.help, "rich_help_panel": said.panel, "min": said.least}
+    more["show_default"] = said.says_default
     return Annotated[kind, typer.Option(*flags, callback=parsed, **more)]
 
 

@@ -26,6 +26,7 @@ class Option(NamedTuple):
         flag: the option's name, by default made from the field's, without _s for seconds; ``also`` are further ones.
         panel: the group of options in the help.
         least: of a number.
+        says_default: whether the help says the default.
     """
 
     help: str
@@ -34,6 +35,7 @@ class Option(NamedTuple):
     also: tuple[str, ...] = ()
     panel: str | None = None
     least: float | None = None
+    says_default: bool = True
 
 
 axis = functools.partial(Option, panel="Axes (comma-separated lists; the preset's where left out)")
@@ -145,9 +147,9 @@ class SweepOptions:
     ] = None
     budget_s: Annotated[float | None, Option("Seconds of timing per case.", least=0.0)] = None
     timeout_s: Annotated[float, TIMEOUT] = 120.0
-    time_limit_s: Annotated[float, Option("Seconds after which no case starts; --resume runs the rest.", least=0.0)] = (
-        math.inf
-    )
+    time_limit_s: Annotated[
+        float, Option("Seconds after which no case starts; --resume runs the rest.", least=0.0, says_default=False)
+    ] = math.inf
     resume: Annotated[bool, Option("Skip cases that --output already has from this code.")] = False
     jobs: Annotated[int | None, Option("Processes that compile ahead on a GPU [cores, at most 16].", least=0)] = None
     executor: Annotated[str, Option("local or ray.")] = "local"
