@@ -3,18 +3,21 @@
 What was measured is kept in the user's cache folder and never committed: a file for each processor, number of cores and
 OMP_NUM_THREADS in the folder that LRBENCH_CACHE names, by default ``$XDG_CACHE_HOME/lrbench`` or ``~/.cache/lrbench``.
 ``lrbench calibrate`` measures anew with torch, which the portable implementations run on; a measurement with numpy
-never replaces that one.
+never replaces that one. What was measured beside other load is not kept: two busy loops on two cores make a matrix
+product take ten times as long, since each of its threads waits for the other.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import hashlib
 import json
 import os
 import platform
 import re
+import time
 import timeit
 from collections.abc import Callable
 from datetime import datetime, timezone
@@ -28,15 +31,51 @@ from .accelerator import Accelerator, Roofs
 
 _KIB, _MIB = 1024, 1024**2
 
+MAX_WAITING = 0.1
+"""Seconds per second that threads may wait for a core."""
+
+
+class Waiting:
+    """For how long threads of this process wait for a core, from when it is made."""
+
+    def __init__(self) -> None:
+        self._begin, self._ran, self._waited = time.perf_counter(), time.thread_time(), waited_s()
+
+    def busy(self, *, computing: bool) -> str | None:
+        """Return in words how long they waited if that is too long, else None.
+
+        Args:
+            computing: whether this thread computed all the time, so that it waited where it did not run; this counts
+                where the kernel does not tell how long threads waited.
+        """
+        elapsed, waited = max(time.perf_counter() - self._begin, 1e-9), waited_s()
+        if waited is not None and self._waited is not None:
+            waiting = (waited - self._waited) / elapsed
+        else:
+            waiting = 1 - (time.thread_time() - self._ran) / elapsed if computing else 0.0
+        return f"busy CPU: waited {waiting:.2f} s per s for a core" if waiting > MAX_WAITING else None
+
+
+def waited_s() -> float | None:
+    """Return for how long threads of this process were ready and did not run; None where the kernel does not tell."""
+    waits = []
+    for path in Path("/proc/self/task").glob("*/schedstat"):
+        # A thread may end meanwhile.
+        with contextlib.suppress(OSError):
+            waits.append(int(path.read_text().split()[1]))
+    return sum(waits) / 1e9 if waits else None
+
 
 @functools.lru_cache(maxsize=1)
 def local_cpu() -> Accelerator:
-    """Return this machine's CPU; where nothing is remembered it is measured (about a second) and remembered."""
+    """Return this machine's CPU; where nothing is remembered it is measured, about a second, and remembered if idle."""
     roofs = recall()
     if roofs is None:
+        waiting = Waiting()
         measured = _measure()
+        busy = waiting.busy(computing=True)
         # A calibration may have ended meanwhile, in another process.
-        roofs = recall() or measured
+        roofs = recall() or (dataclasses.replace(measured, source=f"{measured.source} ({busy})") if busy else measured)
         if roofs is measured:
             remember(roofs)
     return Accelerator(

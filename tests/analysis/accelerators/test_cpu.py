@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -29,6 +31,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def test_what_was_measured_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu, "MAX_WAITING", 1e3)  # The tests themselves are the load.
     assert cpu.recall() is None
     measured = cpu.local_cpu()
     assert measured.matrix_flops["fp32"] > measured.matrix_flops["fp64"] > 1e8
@@ -94,6 +97,27 @@ def test_a_cache_that_cannot_be_written_is_no_error(tmp_path: Path, monkeypatch:
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "file" / "folder"))
     cpu.remember(ROOFS)
     assert cpu.local_cpu().matrix_flops["fp32"] > 1e8
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_what_was_measured_beside_other_load_is_used_and_not_remembered(
+    monkeypatch: pytest.MonkeyPatch, told: bool
+) -> None:
+    """Three busy loops for each core; also where the kernel does not tell for how long threads waited."""
+    if not told:
+        monkeypatch.setattr(cpu, "waited_s", lambda: None)
+    loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(3 * cpu.available_cores())]
+    try:
+        local = cpu.local_cpu()
+    finally:
+        for each in loops:
+            each.kill()
+            each.wait()
+    assert cpu.recall() is None
+    assert "busy CPU: waited" in local.source
+    cpu.local_cpu.cache_clear()
+    monkeypatch.setattr(cpu, "MAX_WAITING", 1e3)
+    assert cpu.local_cpu().source == cpu.recall().source
 
 
 def test_where_the_cache_lies(monkeypatch: pytest.MonkeyPatch) -> None:
