@@ -153,7 +153,7 @@ def measure_roofs(environment: Environment, form: Form, *, short: bool) -> tuple
         (timing,) = clock.measure(the_clock, [clock.Call(call=call)], sampling)
         if timing.failure is not None:
             raise timing.failure
-        noises += filter(None, [timing.noise or waiting.busy(computing=device == "cpu")])
+        noises += filter(None, [timing.noise or waiting.busy(alone=device == "cpu")])
         rate = None
         if spec is not None:
             rates = {"copy": spec.bandwidth_bytes_s, "fma": spec.vector_flops}

@@ -86,7 +86,7 @@ class Watch:
         machine = f"load {load:.1f} on {cores} core{'s' * (cores > 1)}"
         if waited_s() is None:
             return f"busy CPU: {machine}" if load > cores + 0.5 else None
-        busy = self._waiting.busy(computing=False)
+        busy = self._waiting.busy(alone=False)
         return busy and f"{busy}, {machine}"
 
     def _others_on_gpu(self) -> str | None:

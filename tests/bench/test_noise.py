@@ -31,7 +31,9 @@ BUSY = "busy CPU: waited 1.31 s per s for a core, load 3.1 on 2 cores"
 def machine(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """A machine of two cores whose counters are what a test says; a watch lasts ten seconds."""
     here = SimpleNamespace(waited_s=5.0, load=1.0, now_s=100.0, yardstick_ms=0.5)
-    clocks = SimpleNamespace(**dict.fromkeys(("time", "perf_counter", "thread_time"), lambda: here.now_s))
+    clocks = SimpleNamespace(
+        **dict.fromkeys(("time", "perf_counter", "thread_time", "process_time"), lambda: here.now_s)
+    )
     for module in (noise, cpu):
         monkeypatch.setattr(module, "waited_s", lambda: here.waited_s)
         monkeypatch.setattr(module, "time", clocks)
