@@ -17,7 +17,7 @@ import signal
 import sys
 import typing
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -234,6 +234,10 @@ def _format(*more: str) -> Any:
     known = ("table", "json", "csv", *more)
 
     def check(given: str) -> str:
+        if given == "parquet":
+            raise ValueError(
+                "format parquet is for files alone: type lrbench results --rows TERMS --output rows.parquet"
+            )
         one_of("format", given, known)
         return given
 
@@ -626,7 +630,7 @@ def count(
     )  # fmt: skip
     if format == "table":
         print(count_in_words(result, {**sizes, **dtypes}))
-    display.show(result.as_dict() if format == "json" else count_rows(result), format)
+    display.show({**sizes, **dtypes, **result.as_dict()} if format == "json" else count_rows(result), format)
 
 
 @command(EXPLAIN, "best --gpu h100 --seq-len 8k --embedding 4096 --mode fwbw")
@@ -1171,7 +1175,8 @@ def history(
         from .analysis.figures.style import check_format, save_figure
 
         check_format(output)
-    histories = case_history(_terms(case) if ":" in case else case, results or _pool(case))
+    is_id = re.fullmatch("[0-9a-f]{1,16}", case) is not None
+    histories = case_history(case if is_id else _terms(case), results or _pool(case))
     shown = dict(list(histories.items())[:limit])
     names = {key: {"case_id": key[0], "device": key[1], "case": describe(rows[0])} for key, rows in shown.items()}
     if format == "table":
@@ -1221,11 +1226,22 @@ def _pool(terms: str) -> list[Path]:
     return _stored() or _committed()
 
 
+def _key_of(name: str) -> str:
+    """Return the key of terms that a kernel's name is a value of."""
+    from .kernels import FAMILIES
+
+    known = {"kernel": FAMILIES, "op": [*itertools.chain.from_iterable(FAMILIES.values())]}
+    return next((key for key, names in known.items() if name in names), "impl")
+
+
 def _terms(text: str) -> str:
     """Return terms with the accelerator's key in place of a short name."""
     from .analysis.accelerators.known import canonical_key
     from .results.select import parse_terms
 
+    if text and ":" not in text:
+        key = "run" if re.fullmatch("[0-9a-f]{8,32}", text) else _key_of(text)
+        raise ValueError(f"a selector must be a file, a folder or KEY:VALUE terms such as {key}:{text}, got {text!r}")
     terms = parse_terms(text)
     return ",".join(f"{key}:{canonical_key(value) if key == 'device' else value}" for key, value in terms.items())
 
@@ -1416,18 +1432,40 @@ _UsageError: type[Any] = typing.cast(Any, typer.BadParameter.__base__)
 """Of click, which some versions of Typer bring along under a name of their own."""
 
 
+def _has_option(command: Any, option: str) -> bool:
+    return any(option in each.opts for each in command.params)
+
+
+def _commands_for(name: str, commands: Mapping[str, Any]) -> list[str]:
+    """Return the commands that may be meant by what is none: a kernel, an option or an entry of `reproduce`."""
+    from .analysis.reproduce import entries
+    from .kernels import FAMILIES
+
+    if name in {*FAMILIES, *itertools.chain.from_iterable(FAMILIES.values())}:
+        return [f"lrbench best {name}", f"lrbench sweep --kernel {name}"]
+    found = [f"lrbench {each} --{name}" for each, of in commands.items() if _has_option(of, f"--{name}")]
+    return found[:3] or [f"lrbench reproduce {each}" for each in entries.meant(name, entries.load())]
+
+
 def _usage_in_words(error: Any) -> str:
     """Return in one line what is wrong with a command's options, and what to type instead."""
-    said, command = " ".join(error.format_message().split()), error.ctx.command_path if error.ctx else "lrbench"
-    if hasattr(error, "possibilities"):
+    said = " ".join(error.format_message().split()).rstrip(".")
+    command = error.ctx.command_path if error.ctx else "lrbench"
+    if no_command := re.fullmatch(r"No such command '(.*?)'", said):
+        meant = " or ".join(_commands_for(no_command[1], error.ctx.command.commands))
+        said += f"; did you mean {meant}?" if meant else ""
+    elif hasattr(error, "possibilities"):
         name, parameters = error.option_name, error.ctx.command.params
+        own = [each for each, of in getattr(error.ctx.command, "commands", {}).items() if _has_option(of, name)]
+        if own:
+            return f"{name} is an option of commands; type {command} {own[0]} {name} ... (`{command} --help`)"
         # A value given as if it were an option: --ray for --executor ray.
         value = name.lstrip("-")
         listed = re.compile(rf"(?:^|[:,] | or ){re.escape(value)}(?:,| or |\.| \[)")
         takes = [f"{each.opts[0]} {value}" for each in parameters if listed.search(getattr(each, "help", "") or "")]
         meant = " or ".join(takes or error.possibilities or ())
         said = f"{command} has no option {name}" + (f"; did you mean {meant}?" if meant else "")
-    return f"{said.rstrip('.')} (`{command} --help`)"
+    return f"{said} (`{command} --help`)"
 
 
 def main() -> None:

@@ -101,9 +101,10 @@ def parse_terms(text: str) -> dict[str, str]:
     for part in text.split(","):
         key, colon, value = (piece.strip() for piece in part.partition(":"))
         if not colon or key not in SELECTOR_COLUMNS or not value:
+            near = nearest(key, SELECTOR_COLUMNS) if colon and key not in SELECTOR_COLUMNS else ""
             raise ValueError(
                 "a selector must be a file, a folder or KEY:VALUE terms joined by commas, KEY one of "
-                f"{', '.join(SELECTOR_COLUMNS)}, got {text!r}"
+                f"{', '.join(SELECTOR_COLUMNS)}, got {text!r}{near and '; '}{near}"
             )
         if key in terms:
             raise ValueError(f"a selector must name {key} once, got {text!r}")

@@ -45,12 +45,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True, scope="session")
 def no_user_files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Keep the tests from what the user has: accelerators of their own, and what was measured of this CPU."""
+    """Keep the tests from what the user has: accelerators of their own, and what was measured of this CPU.
+
+    Its rates are made up: other tests are a load, beside which each command would measure them anew.
+    """
+    from lrbench.analysis.accelerators import cpu
+
+    roofs = cpu.Roofs(matrix_flops={"fp32": 4e11, "fp64": 2e11}, bandwidth_bytes_s=3e10, source="measured by nobody")
     own = {"LRBENCH_ACCELERATORS": "", "LRBENCH_CACHE": str(tmp_path_factory.mktemp("cache"))}
     with pytest.MonkeyPatch.context() as patch:
         for name, value in own.items():
             patch.setenv(name, value)
             patch.setitem(ENVIRON, name, value)
+        cpu.remember(roofs)
         yield
 
 

@@ -416,7 +416,7 @@ def test_predict_prints_what_was_measured_first(run: Run) -> None:
     commit = measured["git_commit"]
     said = (
         f"measured {measured['time_ms']:.4g} ms on h200_sxm, commit {commit[:10]}",
-        f"the model says {row['time_ms']:.4g}",
+        f"the model says {row['predicted_ms']:.4g}",
     )
     assert all(part in lines[1] for part in said)
     assert (row["measured_time_ms"], row["measured_git_commit"]) == (measured["time_ms"], commit)

@@ -3,18 +3,21 @@
 What was measured is kept in the user's cache folder and never committed: a file for each processor, number of cores and
 OMP_NUM_THREADS in the folder that LRBENCH_CACHE names, by default ``$XDG_CACHE_HOME/lrbench`` or ``~/.cache/lrbench``.
 ``lrbench calibrate`` measures anew with torch, which the portable implementations run on; a measurement with numpy
-never replaces that one.
+never replaces that one. What was measured beside other load is not kept: two busy loops on two cores make a matrix
+product take ten times as long, since each of its threads waits for the other.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import hashlib
 import json
 import os
 import platform
 import re
+import time
 import timeit
 from collections.abc import Callable
 from datetime import datetime, timezone
@@ -28,15 +31,73 @@ from .accelerator import Accelerator, Roofs
 
 _KIB, _MIB = 1024, 1024**2
 
+MAX_WAITING = 0.1
+"""Seconds per second that threads may wait for a core."""
+
+MAX_OTHERS = 0.25
+"""Share of the cores that others may use beside a calibration: also without any waiting they slow a core whose units
+they share."""
+
+
+class Waiting:
+    """For how long threads of this process wait for a core, and what others use, from when it is made."""
+
+    def __init__(self) -> None:
+        self._begin, self._waited, self._used_s = time.perf_counter(), waited_s(), _used_s()
+        self._ran_s = time.thread_time(), time.process_time()
+
+    def busy(self, *, alone: bool) -> str | None:
+        """Return in words how long they waited if that is too long, else None.
+
+        Args:
+            alone: whether this process should have all cores, and this thread computed all the time. Then what others
+                used counts too, and where the kernel does not tell how long threads waited, they did while this one did
+                not run.
+        """
+        elapsed = max(time.perf_counter() - self._begin, 1e-9)
+        waited, used_s = waited_s(), _used_s()
+        this_s, all_s = time.thread_time() - self._ran_s[0], time.process_time() - self._ran_s[1]
+        waiting = 1 - this_s / elapsed if alone else 0.0
+        if waited is not None and self._waited is not None:
+            waiting = (waited - self._waited) / elapsed
+        if waiting > MAX_WAITING:
+            return f"busy CPU: waited {waiting:.2f} s per s for a core"
+        others = (used_s - self._used_s - all_s) / elapsed / available_cores()
+        return f"busy CPU: others used {others:.0%} of the cores" if alone and others > MAX_OTHERS else None
+
+
+def _used_s() -> float:
+    """Return for how long this process's cores were used, by whomever, or taken by a hypervisor; 0 where it is not
+    known."""
+    cores = {f"cpu{n}" for n in os.sched_getaffinity(0)} if hasattr(os, "sched_getaffinity") else set()
+    with contextlib.suppress(OSError, ValueError):
+        lines = (line.split() for line in Path("/proc/stat").read_text().splitlines())
+        times = [[*map(int, words[1:9])] for words in lines if words and words[0] in cores]
+        # The fourth and fifth are idle.
+        return sum(sum(each) - sum(each[3:5]) for each in times) / os.sysconf("SC_CLK_TCK")
+    return 0.0
+
+
+def waited_s() -> float | None:
+    """Return for how long threads of this process were ready and did not run; None where the kernel does not tell."""
+    waits = []
+    for path in Path("/proc/self/task").glob("*/schedstat"):
+        # A thread may end meanwhile.
+        with contextlib.suppress(OSError):
+            waits.append(int(path.read_text().split()[1]))
+    return sum(waits) / 1e9 if waits else None
+
 
 @functools.lru_cache(maxsize=1)
 def local_cpu() -> Accelerator:
-    """Return this machine's CPU; where nothing is remembered it is measured (about a second) and remembered."""
+    """Return this machine's CPU; where nothing is remembered it is measured, about a second, and remembered if idle."""
     roofs = recall()
     if roofs is None:
+        waiting = Waiting()
         measured = _measure()
+        busy = waiting.busy(alone=True)
         # A calibration may have ended meanwhile, in another process.
-        roofs = recall() or measured
+        roofs = recall() or (dataclasses.replace(measured, source=f"{measured.source} ({busy})") if busy else measured)
         if roofs is measured:
             remember(roofs)
     return Accelerator(

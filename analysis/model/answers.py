@@ -167,7 +167,9 @@ def ask(
 
 
 def prediction(question: Question, impl: str, chunk_size: str | None) -> dict[str, Any]:
-    """Return a predicted time with its interval, the model's bounds, what was fitted, and what was measured.
+    """Return a time with its interval, what the model says with its bounds, what was fitted, and what was measured.
+
+    ``time_ms``, ``low_ms`` and ``high_ms`` are those of `lrbench best`: measured where it was (``basis``).
 
     Args:
         impl: an implementation of the operation.
@@ -181,14 +183,18 @@ def prediction(question: Question, impl: str, chunk_size: str | None) -> dict[st
         "op": question.op,
         "impl": impl,
         "mode": question.mode,
+        "dtype": question.dtype,
         "accelerator": question.accelerator.key,
         "accelerator_part": question.accelerator.part,
         "roofs": roofs_in_words(question.accelerator),
         **found.case.sizes,
-        "low_ms": predicted.low_ms,
-        "high_ms": predicted.high_ms,
+        "basis": found.basis,
+        "time_ms": found.time_ms,
+        **dict(zip(("low_ms", "high_ms"), found.interval_ms, strict=True)),
+        "predicted_ms": predicted.time_ms,
+        "predicted_low_ms": predicted.low_ms,
+        "predicted_high_ms": predicted.high_ms,
         "interval": predicted.interval,
-        "time_ms": predicted.time_ms,
         "flops_ms": predicted.model.flops_ms,
         "bytes_ms": predicted.model.bytes_ms,
         "model_lower_ms": predicted.model.lower_ms,
@@ -213,12 +219,13 @@ def prediction_in_words(row: Mapping[str, Any]) -> str:
     case = f"{row['op']} {row['impl']} {row['mode']}"
     if row.get("chunk_size"):
         case += f", chunks of {row['chunk_size']}"
-    if row["time_ms"] is None:
-        model = f"at least {row['low_ms']:.4g} ms, no fit"
+    time_ms, low_ms, high_ms = (row[f"predicted_{name}ms"] for name in ("", "low_", "high_"))
+    if time_ms is None:
+        model = f"at least {low_ms:.4g} ms, no fit"
         model += "" if row["stored_rows"] is None else f": {_rows(row['stored_rows'])}"
-        meaning = f"at least: {row['low_ms']:.4g} to {row['high_ms']:.4g} ms is {row['interval']}"
+        meaning = f"at least: {low_ms:.4g} to {high_ms:.4g} ms is {row['interval']}"
     else:
-        model = f"{row['time_ms']:.4g} ms, {row['low_ms']:.4g} to {row['high_ms']:.4g}"
+        model = f"{time_ms:.4g} ms, {low_ms:.4g} to {high_ms:.4g}"
         meaning = f"low to high: {row['interval']}"
     where = row["accelerator"]
     if row["does_not_fit"]:

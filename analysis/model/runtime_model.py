@@ -116,7 +116,7 @@ def floor_ms(count: Count, accelerator: Accelerator, dtype: str) -> float:
     """Return the time below which no kernel gets: its launches, executed matrix products at full rate, or compulsory
     bytes.
 
-    As in :func:`suspect_reason` a CPU has no limits.
+    A CPU has no limits: its rates are what one library reached.
     """
     if accelerator.key == "cpu":
         return 0.0
@@ -129,19 +129,25 @@ def floor_ms(count: Count, accelerator: Accelerator, dtype: str) -> float:
 SUSPECT_MARGIN = 1.02
 """A row is suspect beyond a limit by more than this: clocks boost and timers round by a percent or two."""
 
+SUSPECT_CPU_MARGIN = 2.0
+"""The same on a CPU, whose rates are what one library reached: another may be faster, but hardly twice as fast."""
+
 
 def suspect_reason(count: Count, accelerator: Accelerator, dtype: str, time_ms: float) -> str | None:
     """Return why ``time_ms`` cannot be true on ``accelerator``, or None.
 
     Two limits hold for any code that computes the operation: matrix products no faster than the matrix rate (measured
-    where it was, else specified), and no faster than the compulsory bytes at the specified bandwidth. Neither is asked
-    of the CPU: its rates are what one library reached beside the machine's other load, not limits.
+    where it was, else specified), and no faster than the compulsory bytes at the specified bandwidth. A CPU is asked
+    for the first alone, and a row that is far beyond it says that its roofs were measured beside other load.
     """
-    if accelerator.key == "cpu":
-        return None
     measured = accelerator.measured.matrix_flops.get(dtype) if accelerator.measured else None
     peak, roof = (measured, "measured") if measured else (accelerator.peak_flops(dtype), "specified")
     rate = count.tensor_flops / (time_ms * 1e-3)
+    if accelerator.key == "cpu":
+        if peak is None or rate <= SUSPECT_CPU_MARGIN * peak:
+            return None
+        anew = "run `lrbench calibrate` when the machine is idle"
+        return f"{rate / peak:.1f} times the roof of {dtype} products, which was measured on a busy machine: {anew}"
     if peak is not None and rate > SUSPECT_MARGIN * peak:
         return f"{rate / 1e12:.0f} TFLOP/s is above the {roof} roof of {peak / 1e12:.0f} TFLOP/s for {dtype}"
     compulsory_ms = _compulsory_ms(count, accelerator)

@@ -18,7 +18,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
@@ -30,6 +30,9 @@ from ...results.schema import SIZE_COLUMNS
 from ...results.toml_tables import AMOUNT, Must, Refused, read_toml
 
 FOLDER = Path(__file__).parent
+MOST_MEANT = 3
+"""Ids that an error names of those with a word in common."""
+
 KINDS = ("value", "ratio", "span", "slope", "crossover", "best")
 NO_KINDS = ("not_testable", "unmeasured", "beside")
 GROUPED = ("span", "slope", "crossover", "best")
@@ -270,8 +273,20 @@ def chosen(claims: Sequence[Asked], ids: Sequence[str]) -> list[Asked]:
     """Return the claims of entries, all of a document where its name is given; ValueError names what is near."""
     for name in ids:
         if not any(f"{asked.id}-".startswith(f"{name}-") for asked in claims):
-            raise unknown("id", name, dict.fromkeys(asked.id for asked in claims))
+            near = f"; did you mean {' or '.join(found)}?" if (found := meant(name, claims)) else ""
+            error = unknown("id", name, dict.fromkeys(asked.id for asked in claims))
+            raise ValueError(f"id must be one that `lrbench reproduce` lists, got {name!r}{near}") if near else error
     return [each for each in claims if f"{each.id}-".startswith(tuple(f"{name}-" for name in ids))]
+
+
+def meant(name: str, claims: Iterable[Asked]) -> list[str]:
+    """Return the ids of entries that share a word with a name that no document begins with, as gated-mlp-kv-cache does
+    with kv-savings."""
+    words = name.split("-")
+    ids = dict.fromkeys(asked.id for asked in claims)
+    if any(id.startswith(f"{words[0]}-") for id in ids):
+        return []
+    return [id for id in ids if {*words} & {*id.split("-")}][:MOST_MEANT]
 
 
 def _is_ours(terms: Terms) -> bool:

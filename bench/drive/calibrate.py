@@ -145,14 +145,15 @@ def measure_roofs(environment: Environment, form: Form, *, short: bool) -> tuple
     spec = None
     if device == "cuda" and environment.device_accelerator is not None:
         spec = accelerators.get_accelerator(environment.device_accelerator)
-    run_id, rows, noises = uuid.uuid4().hex, [], []
+    run_id, rows, noises = uuid.uuid4().hex, list[RoofRow](), list[str]()
     the_clock: clock.Clock = clock.CudaClock() if device == "cuda" else clock.CpuClock()
     sampling = clock.Sampling(budget_s=form.budget_s, ci_target=form.ci_target)
     for call, what in _workloads(the_clock, device, form):
+        waiting = cpu.Waiting()
         (timing,) = clock.measure(the_clock, [clock.Call(call=call)], sampling)
         if timing.failure is not None:
             raise timing.failure
-        noises += [timing.noise] if timing.noise else []
+        noises += filter(None, [timing.noise or waiting.busy(alone=device == "cpu")])
         rate = None
         if spec is not None:
             rates = {"copy": spec.bandwidth_bytes_s, "fma": spec.vector_flops}

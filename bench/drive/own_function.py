@@ -10,6 +10,7 @@ take or change are not seen.
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import importlib
 import inspect
 import math
@@ -109,6 +110,9 @@ def find(target: str) -> OwnFunction:
         ValueError: there is no such module or function, or importing it raises.
     """
     name, _, function_name = target.partition(":")
+    if name.endswith(".py"):
+        meant = ".".join(Path(name).with_suffix("").parts)
+        raise ValueError(f"a function is in a module, not in a file, got {target!r}; type {meant}:{function_name}")
     if not (name and function_name.isidentifier()):
         raise ValueError(f"a function must be named my_module:function, got {target!r}")
     # Last, so that a module here does not hide one that is installed.
@@ -119,7 +123,10 @@ def find(target: str) -> OwnFunction:
         raise ValueError(f"module {name} cannot be imported: {type(error).__name__}: {error}") from error
     function = getattr(module, function_name, None)
     if not callable(function):
-        raise ValueError(f"module {name} must have a function {function_name}, got {type(function).__name__}")
+        there = [each for each, value in vars(module).items() if inspect.isfunction(value)]
+        near = difflib.get_close_matches(function_name, there) or there[:3]
+        has = f"; type {' or '.join(f'{name}:{each}' for each in near)}" if near else ", nor any other"
+        raise ValueError(f"module {name} has no function {function_name}{has}")
     return OwnFunction(target=target, function=function)
 
 

@@ -29,8 +29,8 @@ ANSWER_S = 10.0
 WAIT_S = 30.0
 """Seconds after which the user is told that no node is free; a free one needs a few to import torch."""
 
-POLL_S = 5.0
-LOST_S = 15.0
+POLL_S = 1.0
+LOST_S = 10.0
 """Seconds without a node that could run a case after which there is no more to wait for."""
 
 MAX_LOSSES = 3

@@ -300,7 +300,8 @@ def _same(here: str, known: str) -> bool:
 def ranking_columns(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return the ranking of the kernels that fit, as people see it; where predicted, with the longest likely time.
 
-    A kernel of other mathematics is named with its operation, and with its heads and head dims where they differ.
+    A kernel of other mathematics is named with its operation, and with its heads and head dims where they differ. What
+    was measured on a busy machine says so.
     """
     asked, shown = _heads(next(row for row in rows if row["same_math"])), []
     for row in rows:
@@ -314,7 +315,7 @@ def ranking_columns(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
                 "same": "yes" if row["same_math"] else "no",
                 "heads": None if heads == asked else heads,
                 "chunk": row["chunk_size"] and short_size(row["chunk_size"]),
-                "ms": time,
+                "ms": time + " (busy)" * row["noisy"],
                 "up to": None if measured or bound else _short(row["high_ms"]),
                 "GiB": f"{row['memory_bytes'] / 2**30:.3g}",
                 "roof": row["roof_fraction"] and f"{row['roof_fraction']:.0%}",

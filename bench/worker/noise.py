@@ -18,19 +18,16 @@ marked, and of three sweeps beside two busy loops all 48.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
+from ...analysis.accelerators.cpu import Waiting, waited_s
 from ...analysis.check.statistics import MIN_SAMPLES, median
 from ...results.schema import DeviceState
 from ...results.select import MAX_SLOWDOWN
-
-MAX_WAITING = 0.1
-"""Seconds per second that threads may wait for a core."""
 
 MAX_DRIFT = 1.25
 """Factor between the medians of the first and the last third of the samples."""
@@ -54,7 +51,7 @@ class Watch:
         self._numbers = torch.linspace(0, 4, 1 if gpu else YARDSTICK_ELEMENTS * torch.get_num_threads())
         self._result = torch.empty_like(self._numbers)
         self.look()
-        self._begin, self._waited = time.time(), _waited_s()
+        self._begin, self._waiting = time.time(), Waiting()
 
     def look(self) -> None:
         """Take the yardstick, between samples; not on a GPU."""
@@ -87,11 +84,10 @@ class Watch:
     def _load(self) -> str | None:
         load, cores = os.getloadavg()[0], os.cpu_count() or 1
         machine = f"load {load:.1f} on {cores} core{'s' * (cores > 1)}"
-        waited = _waited_s()
-        if waited is None or self._waited is None:
+        if waited_s() is None:
             return f"busy CPU: {machine}" if load > cores + 0.5 else None
-        waiting = (waited - self._waited) / max(time.time() - self._begin, 1e-9)
-        return f"busy CPU: waited {waiting:.2f} s per s for a core, {machine}" if waiting > MAX_WAITING else None
+        busy = self._waiting.busy(alone=False)
+        return busy and f"{busy}, {machine}"
 
     def _others_on_gpu(self) -> str | None:
         import pynvml
@@ -125,16 +121,6 @@ def _parent_of(pid: int) -> int | None:
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
     except OSError:
         return None
-
-
-def _waited_s() -> float | None:
-    """Return for how long threads of this process were ready and did not run; None where the kernel does not tell."""
-    waits = []
-    for path in Path("/proc/self/task").glob("*/schedstat"):
-        # A thread may end meanwhile.
-        with contextlib.suppress(OSError):
-            waits.append(int(path.read_text().split()[1]))
-    return sum(waits) / 1e9 if waits else None
 
 
 def _drifted(samples_ms: Sequence[float]) -> str | None:

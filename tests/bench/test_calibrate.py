@@ -7,6 +7,7 @@ import errno
 import json
 import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -76,6 +77,19 @@ def test_the_copy_is_out_of_the_caches_reach_and_copies() -> None:
     target = copy(None)
     for part in (target[:10_000], target[-10_000:]):
         assert part.unique().numel() > 1000, "a copy of constant data may be compressed"
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_what_others_use_is_noise_of_a_cpu_alone(monkeypatch: pytest.MonkeyPatch, device: str) -> None:
+    """Where no thread waited, and the samples show nothing."""
+    monkeypatch.setattr(clock, "measure", lambda *_: [SimpleNamespace(noise=None, failure=None, columns=dict)])
+    monkeypatch.setattr(clock, "CudaClock", clock.CpuClock)
+    monkeypatch.setattr(calibrate, "_workloads", lambda *_: [(None, {})])
+    monkeypatch.setattr(calibrate, "roof_row", lambda *_, **columns: columns)
+    monkeypatch.setattr(cpu.Waiting, "busy", lambda _, *, alone: "others used 50% of the cores" if alone else None)
+    environment: Any = SimpleNamespace(device_kind=device, device_accelerator=None)
+    _, noises = calibrate.measure_roofs(environment, calibrate.FORMS[device, True], short=True)
+    assert noises == (["others used 50% of the cores"] if device == "cpu" else [])
 
 
 def test_without_a_gpu_a_sweep_measures_nothing() -> None:

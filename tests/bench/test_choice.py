@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import Phase, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from lrbench.analysis.accelerators.known import get_accelerator
@@ -19,6 +21,7 @@ from lrbench.kernels.baselines import get_operation
 from lrbench.kernels.baselines.published import MODELS, problem_sizes
 from lrbench.kernels.common.spec import width_of
 from lrbench.results.schema import Record
+from lrbench.tests.analysis.rows import row, write
 from lrbench.tests.command_line import Lrbench
 from lrbench.tests.results.test_store import RECORD
 
@@ -90,6 +93,52 @@ def test_the_same_problem_has_the_same_number(problem: OneProblem, gpu: str) -> 
         own = {**sizes, "chunk_size": best["chunk_size"]}
         assert candidate["flops"] == count(question.op, formulation="chunkwise", mode=problem.mode, **own).flops
     beside_others(question)
+
+
+# One question is a second of commands, so there are few, and others each time.
+@settings(max_examples=4, deadline=None, phases=(Phase.generate,), suppress_health_check=[*HealthCheck])
+@given(problem=problems(), gpu=st.sampled_from(("h200", "h100", "b200")))
+def test_commands_give_the_same_number(problem: OneProblem, gpu: str, lrbench: Lrbench) -> None:
+    """The JSON of best, predict, chunk-size and count, of a question as it is typed."""
+    flags = {"num_heads_qk": "qk-heads"}
+    typed = [(flags.get(name, name), value) for name, value in vars(problem).items() if value is not None]
+    words = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in typed)
+
+    def answer(command: str) -> Any:
+        code, out, err = lrbench(f"{command} {words} --format json")
+        assert code in (0, 2), err
+        return json.loads(out) if code == 0 else err
+
+    ranked, predicted = answer(f"best --gpu {gpu}"), answer(f"predict --gpu {gpu}")
+    if isinstance(ranked, str):
+        assert "nothing runs" in ranked and isinstance(predicted, str)
+        return
+    (best,) = (row for row in ranked if row["impl"] == predicted["impl"])
+    shared = [name for name in best if name in predicted and name != "chunk_size"]
+    assert {"op", "mode", "dtype", "accelerator", "batch", "seq_len", "basis", "time_ms", "low_ms", "high_ms"} <= {
+        *shared
+    }
+    assert {name: predicted[name] for name in shared} == {name: best[name] for name in shared}
+    counted = answer("count")
+    if not isinstance(counted, str):
+        sizes = [name for name in best if name in counted and name != "chunk_size"]
+        assert {"op", "mode", "dtype", "seq_len"} <= {*sizes}
+        assert {name: counted[name] for name in sizes} == {name: best[name] for name in sizes}
+    chunks = answer(f"chunk-size --gpu {gpu}")
+    if not isinstance(chunks, str) and chunks["impl"] == best["impl"]:
+        of = ("chunk_size", "basis", "time_ms", "low_ms", "high_ms", "does_not_fit")
+        assert {name: chunks["answer"][name] for name in of} == {name: best[name] for name in of}
+
+
+def test_what_a_busy_machine_measured_is_marked_in_the_ranking(tmp_path: Path, lrbench: Lrbench) -> None:
+    sizes: dict[str, Any] = {"seq_len": 8192, "batch": 8, "num_heads": 16, "head_dim_qk": 128, "head_dim_v": 256}
+    rows = [
+        row("mlstm_sig", impl, chunk_size=128, noise=noise, time_ms=time_ms, **sizes)
+        for impl, noise, time_ms in (("fused_chunk", "busy CPU: load 9", 2.0), ("xl_chunk", None, 3.0))
+    ]
+    _, out, _ = lrbench("best mlstm_sig --gpu h200 --seq-len 8k --results", write(rows, tmp_path / "rows.parquet"))
+    marked = {line.split()[0]: " (busy)" in line for line in out.splitlines() if line.startswith(("fused_", "xl_"))}
+    assert marked == {"fused_chunk": True, "xl_chunk": False}
 
 
 @pytest.mark.parametrize(

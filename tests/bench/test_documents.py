@@ -415,7 +415,7 @@ def test_answers_about_documents(tmp_path: Path, run: Run) -> None:
     assert found["64"]["measured_time_ms"] == 3.0
     assert found["64x1024"]["measured_time_ms"] is None
     one = run.json(f"{asked} --batch 1 --no-fit")
-    assert found["64"]["low_ms"] == pytest.approx(one["low_ms"], rel=1e-3)
+    assert found["64"]["predicted_low_ms"] == pytest.approx(one["predicted_low_ms"], rel=1e-3)
     sizes = "--seq-len 64k --num-heads 16 --head-dim 128 --documents 64"
     ranked = run.json(f"best simple_gla --gpu h200 {sizes} --results", path)
     assert [row["time_ms"] for row in ranked if row["impl"] == "whole_state"] == [3.0]

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from lrbench.analysis.accelerators import cpu
 from lrbench.bench import environment
 from lrbench.bench.drive import session
 from lrbench.bench.environment import DeviceState
@@ -30,8 +31,12 @@ BUSY = "busy CPU: waited 1.31 s per s for a core, load 3.1 on 2 cores"
 def machine(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """A machine of two cores whose counters are what a test says; a watch lasts ten seconds."""
     here = SimpleNamespace(waited_s=5.0, load=1.0, now_s=100.0, yardstick_ms=0.5)
-    monkeypatch.setattr(noise, "_waited_s", lambda: here.waited_s)
-    monkeypatch.setattr(noise, "time", SimpleNamespace(time=lambda: here.now_s))
+    clocks = SimpleNamespace(
+        **dict.fromkeys(("time", "perf_counter", "thread_time", "process_time"), lambda: here.now_s)
+    )
+    for module in (noise, cpu):
+        monkeypatch.setattr(module, "waited_s", lambda: here.waited_s)
+        monkeypatch.setattr(module, "time", clocks)
     monkeypatch.setattr(noise.Watch, "_compute_ms", lambda _: here.yardstick_ms)
     monkeypatch.setattr(os, "getloadavg", lambda: (here.load, 0.0, 0.0))
     monkeypatch.setattr(os, "cpu_count", lambda: 2)

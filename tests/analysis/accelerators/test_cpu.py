@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
+import subprocess
+import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -29,6 +34,8 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def test_what_was_measured_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("MAX_WAITING", "MAX_OTHERS"):
+        monkeypatch.setattr(cpu, name, 1e3)  # The tests themselves are the load.
     assert cpu.recall() is None
     measured = cpu.local_cpu()
     assert measured.matrix_flops["fp32"] > measured.matrix_flops["fp64"] > 1e8
@@ -94,6 +101,54 @@ def test_a_cache_that_cannot_be_written_is_no_error(tmp_path: Path, monkeypatch:
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "file" / "folder"))
     cpu.remember(ROOFS)
     assert cpu.local_cpu().matrix_flops["fp32"] > 1e8
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_what_was_measured_beside_other_load_is_used_and_not_remembered(
+    monkeypatch: pytest.MonkeyPatch, told: bool
+) -> None:
+    """A busy loop for each core; also where the kernel does not tell for how long threads waited."""
+    if not told:
+        monkeypatch.setattr(cpu, "waited_s", lambda: None)
+    loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(cpu.available_cores())]
+    try:
+        local = cpu.local_cpu()
+    finally:
+        for each in loops:
+            each.kill()
+            each.wait()
+    assert cpu.recall() is None
+    assert "busy CPU: waited" in local.source
+    cpu.local_cpu.cache_clear()
+    for name in ("MAX_WAITING", "MAX_OTHERS"):
+        monkeypatch.setattr(cpu, name, 1e3)
+    assert cpu.local_cpu().source == cpu.recall().source
+
+
+@pytest.mark.parametrize(
+    ("used_s", "said"), [(9.0, None), (15.0, "busy CPU: others used 50% of the cores"), (0.0, None)]
+)
+def test_what_others_use_without_being_waited_for_disturbs_a_calibration_alone(
+    monkeypatch: pytest.MonkeyPatch, used_s: float, said: str | None
+) -> None:
+    """Two cores for ten seconds, of one this process used half; the kernel may not tell what the cores did."""
+    now = dict.fromkeys(("perf_counter", "thread_time", "process_time", "used"), 0.0)
+    clocks = {name: functools.partial(now.get, name) for name in ("perf_counter", "thread_time", "process_time")}
+    monkeypatch.setattr(cpu, "time", SimpleNamespace(**clocks))
+    monkeypatch.setattr(cpu, "waited_s", lambda: 1.0)
+    monkeypatch.setattr(cpu, "_used_s", lambda: now["used"])
+    monkeypatch.setattr(cpu, "available_cores", lambda: 2)
+    waiting = cpu.Waiting()
+    now |= {"perf_counter": 10.0, "thread_time": 5.0, "process_time": 5.0, "used": used_s}
+    assert (waiting.busy(alone=True), waiting.busy(alone=False)) == (said, None)
+
+
+@pytest.mark.skipif(not Path("/proc/stat").exists(), reason="the system does not tell what its cores did")
+def test_what_the_cores_were_used_for_includes_this_process() -> None:
+    before, end = cpu._used_s(), time.process_time() + 0.3
+    while time.process_time() < end:
+        pass
+    assert cpu._used_s() - before > 0.2
 
 
 def test_where_the_cache_lies(monkeypatch: pytest.MonkeyPatch) -> None:

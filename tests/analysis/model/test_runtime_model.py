@@ -1,5 +1,7 @@
 """The runtime model against the paper's equations, and its limits."""
 
+import dataclasses
+
 import pytest
 
 from lrbench.analysis.accelerators.known import get_accelerator
@@ -65,6 +67,15 @@ def test_times_that_the_hardware_does_not_allow_are_suspect() -> None:
     least_ms = 1e3 * scan.compulsory_bytes / H200.bandwidth_bytes_s
     assert "compulsory" in suspect_reason(scan, H200, "bf16", 0.9 * least_ms)
     assert suspect_reason(scan, H200, "bf16", least_ms) is None
+
+
+def test_a_cpu_far_above_its_roof_says_that_the_roof_is_wrong() -> None:
+    result = count("mlstm_sig", seq_len=512, head_dim_qk=64, head_dim_v=64, chunk_size=64, dtype="fp32")
+    here = dataclasses.replace(H200, key="cpu", measured=None, matrix_flops={"fp32": 4e11})
+    at_roof_ms = 1e3 * result.tensor_flops / 4e11
+    assert suspect_reason(result, here, "fp32", at_roof_ms / 1.5) is None, "another library may be faster"
+    assert "25.0 times the roof of fp32" in suspect_reason(result, here, "fp32", at_roof_ms / 25)
+    assert suspect_reason(result, here, "bf16", at_roof_ms / 25) is None, "no roof is known"
 
 
 def test_problems_that_fit_the_cache_may_beat_the_memory() -> None:
