@@ -76,6 +76,15 @@ class Report:
         whole, *found = load_subjects(results, gpu)
         return cls(subject=whole, parts=tuple(cls(subject=each) for each in found))
 
+    def halves(self) -> tuple[Report, ...]:
+        """Return reports on the first half of the families and on the others."""
+        middle = len(self.parts) // 2
+        return (
+            tuple(Report(self.subject, some) for some in (self.parts[:middle], self.parts[middle:]))
+            if middle
+            else (self,)
+        )
+
     def has(self, column: str) -> bool:
         """Return whether a measured row has the column."""
         return bool(ok_rows(self.subject.rows)[column].notna().any())

@@ -28,8 +28,8 @@ ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOK = ROOT / "notebooks" / "report.ipynb"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 PACKAGES = ("jinja2", "mistune")
-DRAWING = "report.figures()"
-"""The cell that takes the longest."""
+CHUNKS, DRAWING = "report.optimal_chunks()", "report.figures()"
+"""The cells that take the longest."""
 
 TIMEOUT_S = 600
 NOWHERE = "127.0.0.1:1"
@@ -100,9 +100,12 @@ def build(report: Report, output: Path, tell: Callable[[str], None] = lambda _: 
     import mistune
 
     in_html, names = mistune.create_markdown(escape=False), {"report": report}
-    cells = cells_of(NOTEBOOK)
-    count, parts = sum(source.startswith("## ") for _, source in cells), [("", Html(""))]
-    for number, (kind, source) in enumerate(cells, start=1):
+    cells = list(enumerate(cells_of(NOTEBOOK), start=1))
+    count, parts = sum(source.startswith("## ") for _, (_, source) in cells), [("", Html(""))]
+    # These models of chunk lengths need nothing of the cells before; figures need what the opening finds.
+    begun = {n: [beside(functools.partial(run_cell, n, *each[1:], names))] for n, each in cells if each[1] == CHUNKS}
+    waiting: list[tuple[int, list[Callable[[], Html]]]] = []
+    for number, (kind, source) in cells:
         if source.startswith("## "):
             heading, _, source = source[3:].partition("\n")
             parts.append((heading, Html("")))
@@ -110,11 +113,15 @@ def build(report: Report, output: Path, tell: Callable[[str], None] = lambda _: 
         elif source == "report.opening()":
             tell("findings and first figure")
         if source == DRAWING:
-            drawn, wait = len(parts) - 1, beside(functools.partial(run_cell, number, source, names))
+            halves = ({"report": each} for each in report.halves())
+            begun[number] = [beside(functools.partial(run_cell, number, source, each)) for each in halves]
+        if number in begun:
+            waiting.append((len(parts) - 1, begun[number]))
         elif kind != "parameters":
             shown = run_cell(number, source, names) if kind == "code" else Html(str(in_html(source)))
             parts[-1] = parts[-1][0], join(parts[-1][1], shown)
-    parts[drawn] = parts[drawn][0], join(parts[drawn][1], wait())
+    for part, waits in waiting:
+        parts[part] = parts[part][0], join(parts[part][1], *(wait() for wait in waits))
     page = templates().get_template("template.html.j2").render(parts=parts)
     with replacing(output) as file:
         file.write(page.encode())
