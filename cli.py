@@ -236,7 +236,7 @@ def _format(*more: str) -> Any:
     def check(given: str) -> str:
         if given == "parquet":
             raise ValueError(
-                "format parquet is for files alone: type lrbench results --rows TERMS --output rows.parquet"
+                "format parquet is what --output's ending says: type lrbench results --rows TERMS --output rows.parquet"
             )
         one_of("format", given, known)
         return given

@@ -99,8 +99,8 @@ def in_lines(rows: pd.DataFrame, lines: Iterable[Line]) -> pd.Series:
 def beside_others(rows: pd.DataFrame, first: Line, x: str, over: str, column: str) -> str:
     """Return by which factor ours is faster, or needs less of :data:`NEEDS`, than the best of the others; "" if none.
 
-    The others are those that compute the same, else all. Points are left out that the best of them lacks, the one whose
-    median factor is least: beside slower peers alone ours would seem faster than it is.
+    The others are those that compute the same, else all. Points are left out that the best of them lacks: beside slower
+    peers alone ours would seem faster than it is.
 
     Args:
         rows: of the lines that are drawn.
@@ -119,7 +119,7 @@ def beside_others(rows: pd.DataFrame, first: Line, x: str, over: str, column: st
     others = others.assign(factor=others[column] / others["ours"]).dropna(subset="factor")
     if others.empty:
         return ""
-    best = others.groupby(["op", "impl"])["factor"].median().idxmin()
+    best = _best_of(others, at)
     least = others.groupby(at)["factor"].min()
     factors = least[least.index.isin(others[in_lines(others, [best])].set_index(at).index)]
     everywhere = f" at every {over}" if ours[x].nunique() > 1 and len(factors) == len(ours) else ""
@@ -135,6 +135,14 @@ def beside_others(rows: pd.DataFrame, first: Line, x: str, over: str, column: st
     if high < 1:
         return f"{name} takes {_span(1 / high, 1 / low)} times as long as {rival}{everywhere}"
     return f"{name} is {_span(low, high)} times as fast as {rival}{everywhere}"
+
+
+def _best_of(others: pd.DataFrame, at: list[str]) -> Line:
+    """Return the line that is fastest where another one has a point too, else the one whose median factor is least."""
+    table = others.pivot_table("factor", at, ["op", "impl"], aggfunc="min")
+    beside = {each: (table[each] / table.drop(columns=[each]).min(axis=1)).median() for each in table}
+    known = {each: slower for each, slower in beside.items() if slower == slower} or dict(table.median())
+    return min(known, key=lambda each: known[each])
 
 
 def _span(low: float, high: float) -> str:

@@ -115,5 +115,7 @@ def chunks_taken(op: str, impl: str, mode: str, dtype: str, sizes: Mapping[str, 
     reasons = {chunk: why_unsupported(op, impl, mode, dtype, {**sizes, "chunk_size": chunk}) for chunk in feasible}
     taken = tuple(chunk for chunk, reason in reasons.items() if reason is None)
     if feasible and not taken:
-        raise ValueError(f"{op} {impl} cannot run this: {reasons[feasible[-1]]}")
+        # That a chunk length is none of its own says less than what is wrong at one that is.
+        reason = next((each for each in reasons.values() if each and not each.startswith("chunk_size ")), None)
+        raise ValueError(f"{op} {impl} cannot run this: {reason or reasons[feasible[-1]]}")
     return taken

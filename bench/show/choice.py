@@ -252,7 +252,10 @@ def ranking_answer(rows: Sequence[Mapping[str, Any]]) -> str:
         how = measured_on(where, best["noisy"])
     else:
         how = f"({best['low_ms']:.4g} to {best['high_ms']:.4g}) predicted for {where}"
-    return f"use {best['impl']}{chunks}: {best['time_ms']:.4g} ms {how}"
+    unknown = [row for row in rows if row["same_math"] and row["basis"] == "bound" and row["low_ms"] < best["time_ms"]]
+    faster = ", ".join(f"{row['impl']} (at least {row['low_ms']:.4g} ms)" for row in unknown)
+    doubt = f"; perhaps faster, too few rows tell: {faster}" if unknown else ""
+    return f"use {best['impl']}{chunks}: {best['time_ms']:.4g} ms {how}{doubt}"
 
 
 def predicted(question: Question, impl: str, chunk_size: str | None) -> dict[str, Any]:

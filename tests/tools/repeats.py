@@ -87,7 +87,7 @@ def table(rows: Sequence[Row], thresholds: Thresholds) -> list[dict[str, Any]]:
                 median, largest = np.exp(np.quantile(logs, (0.5, 1)))
                 line |= {"median": float(median), "largest": float(largest), "beyond": beyond(of, column, thresholds)}
             if column == "host_ms" and where == ("all", "all"):
-                line[f"false alarms in a check of {CASES}"] = alarm_rate(logs, 1 + thresholds.defaults.host)
+                line[f"false alarms in a check of {CASES}"] = alarm_rate(logs, 1 + thresholds.defaults["host"])
             lines.append(line)
     return lines
 

@@ -11,7 +11,7 @@ from lrbench.analysis.check.regression import check
 from lrbench.results.select import grouped, load_rows
 from lrbench.results.store import HERE, committed_results
 from lrbench.tests.command_line import Lrbench
-from lrbench.tests.tools.repeats import COLUMNS, alarm_rate, beyond, log_ratios, repeats
+from lrbench.tests.tools.repeats import COLUMNS, alarm_rate, beyond, log_ratios, repeats, table
 
 from ..rows import THRESHOLDS, timed
 
@@ -21,7 +21,9 @@ MOST = 1e-3
 
 def test_each_two_runs_raise_no_alarm_by_what_the_others_tell() -> None:
     """The threshold stands whichever two runs are left out, and neither of these is a regression of the other."""
-    found = repeats(load_rows(committed_results()))
+    rows = load_rows(committed_results())
+    found = repeats(rows)
+    assert table(rows, THRESHOLDS)[0]["repeats"] == len(log_ratios(found, "host_ms"))
     pairs_of_runs = grouped(found, lambda pair: (pair[0]["run_id"], pair[1]["run_id"]))
     assert len(pairs_of_runs) >= 16 and len(found) >= 300
     for left_out, own in pairs_of_runs.items():
