@@ -107,8 +107,9 @@ def get_accelerator(name: str) -> Accelerator:
         return local_cpu()
     accelerator = ACCELERATORS.get(key) or user_accelerators().get(key)
     if accelerator is None:
-        error = unknown("accelerator", name, known_accelerators(), " (`lrbench gpus`)")
-        raise ValueError(f"{error}; a table in ~/.config/lrbench/accelerators.toml adds one: docs/accelerators.md")
+        error = str(unknown("accelerator", name, known_accelerators(), " (`lrbench gpus`)"))
+        end = "" if error.endswith("?") else "."
+        raise ValueError(f"{error}{end} A table in ~/.config/lrbench/accelerators.toml adds one: docs/accelerators.md")
     return accelerator
 
 

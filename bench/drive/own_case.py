@@ -276,6 +276,9 @@ def _ready(own: OwnFunction, mode: str, gradients: list[Tensor]) -> OwnFunction:
     def both(*arguments: Any, **keywords: Any) -> Any:
         result = own.function(*arguments, **keywords)
         outputs = [x for x in tensors(result) if x.requires_grad]
+        if not outputs:
+            reason = f"mode fwbw needs a result with a gradient, {own.target} returns none: type --mode fw"
+            raise CaseFailure("error", reason)
         gradients[:] = gradients or [output_gradient(x, x.dtype) for x in outputs]
         given = [x.to(out.dtype) for x, out in zip(gradients, outputs, strict=True)]
         return result, torch.autograd.grad(outputs, leaves, given, allow_unused=True)

@@ -67,6 +67,8 @@ class OwnFunction:
     def __call__(self) -> Any:
         try:
             return self.function(*self.arguments, **self.keywords)
+        except CaseFailure:
+            raise
         except (Exception, SystemExit) as error:
             from ..worker.worker import classify
 

@@ -312,7 +312,9 @@ def conclusion(outcome: Outcome) -> list[str]:
     lines = []
     if outcome.remaining:
         why = "interrupted: " if outcome.interrupted else ""
-        lines.append(f"{why}{outcome.remaining} cases are left; the same command with --resume runs them")
+        there = len(outcome.resumed) + len(outcome.records)
+        left = f"{there} cases have rows, {outcome.remaining} are left; the same command with --resume runs them"
+        lines.append(f"{why}{left}")
     rows = outcome.resumed + outcome.records
     if rows and not outcome.remaining and not _any_timed(outcome):
         ((status, reason), count) = Counter((row.status, row.reason) for row in rows).most_common(1)[0]

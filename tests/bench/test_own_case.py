@@ -221,6 +221,9 @@ def test_modules_compiled_functions_and_changed_arguments(tmp_path: Path) -> Non
     assert several.reason.startswith("output 2 has relative error")
     half = measure(lambda x: x.detach() * x, torch.ones(8), reference=lambda x: x * x, mode="fwbw", rounds=3)
     assert half.reason.startswith("gradient of input 1 has relative error 5.00e-01")
+    assert measure(lambda x: x > 0, torch.ones(8), mode="fwbw", rounds=3).reason.endswith(
+        "returns none: type --mode fw"
+    )
 
 
 def test_importing_the_package_imports_nothing_else() -> None:
