@@ -311,6 +311,8 @@ def test_best_marks_what_was_not_measured(run: Run) -> None:
     rows = run.json(narrow)
     assert {(row["num_heads"], row["head_dim_qk"]) for row in rows if row["same_math"]} == {(8, 64)}
     assert {row["channels"] for row in run.json("best rglru --embedding 2048") if row["same_math"]} == {2048}
+    unknown = run("best rglru --like recurrentgemma-9b --gpu h200").splitlines()[1]
+    assert "predicted for h200_sxm; perhaps faster, too few rows tell: fused (at least " in unknown
 
 
 def test_what_was_wrong_there_is_not_recommended(tmp_path: Path, run: Run) -> None:

@@ -248,14 +248,13 @@ def ranking_answer(rows: Sequence[Mapping[str, Any]]) -> str:
         return f"nothing to use on {where}: {least['impl']}, which needs least memory, {least['does_not_fit']}"
     if best["basis"] == "bound":
         return f"no rows to choose by: {best['impl']}{chunks} takes at least {best['low_ms']:.4g} ms on {where}"
+    chosen = f"use {best['impl']}{chunks}: {best['time_ms']:.4g} ms"
     if best["basis"] == "measured":
-        how = measured_on(where, best["noisy"])
-    else:
-        how = f"({best['low_ms']:.4g} to {best['high_ms']:.4g}) predicted for {where}"
+        return f"{chosen} {measured_on(where, best['noisy'])}"
     unknown = [row for row in rows if row["same_math"] and row["basis"] == "bound" and row["low_ms"] < best["time_ms"]]
     faster = ", ".join(f"{row['impl']} (at least {row['low_ms']:.4g} ms)" for row in unknown)
     doubt = f"; perhaps faster, too few rows tell: {faster}" if unknown else ""
-    return f"use {best['impl']}{chunks}: {best['time_ms']:.4g} ms {how}{doubt}"
+    return f"{chosen} ({best['low_ms']:.4g} to {best['high_ms']:.4g}) predicted for {where}{doubt}"
 
 
 def predicted(question: Question, impl: str, chunk_size: str | None) -> dict[str, Any]:
