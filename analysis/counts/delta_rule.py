@@ -75,7 +75,7 @@ def chunk_backward(problem: Problem) -> Tally:
     - state gradient: dS = exp(b_L) dS + (exp(b) Q)^T dO - (exp(b) K)^T (beta dr)
     - gate gradients: row sums of dr r, dA A, q dq and k dk; <S, dS>; a cumulative sum over the chunk
 
-    Recomputed and not counted: decays, both squares of scores, the inverse, new values and states.
+    Recomputed and not counted: decays, both squares of scores, new values and states; the inverse is kept.
     Bytes: of a walk back over the chunks, which loads q, k, dO and the gates and stores dS and dr, and of a kernel that
     loads q, k, v, u, dO, dr, the gates, S and dS and stores the gradients. Again: those of the forward pass's walk.
     """
@@ -104,7 +104,7 @@ def chunk_backward(problem: Problem) -> Tally:
         "parallel store": 2 * qk + new + token,
     }
     scores = Work(matrix=tile * d_qk, vector=weighing)
-    again = ("decays", "key scores", "inverse", "new values", "state")
+    again = ("decays", "key scores", "new values", "state")
     recomputed = {**{name: forward.work[name] for name in again}, "scores": scores}
     return Tally(work, traffic, recomputed, {name: forward.traffic[name] for name in list(forward.traffic)[:2]})
 

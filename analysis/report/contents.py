@@ -78,12 +78,10 @@ class Report:
 
     def halves(self) -> tuple[Report, ...]:
         """Return reports on the first half of the families and on the others."""
+        if len(self.parts) < 2:
+            return (self,)
         middle = len(self.parts) // 2
-        return (
-            tuple(Report(self.subject, some) for some in (self.parts[:middle], self.parts[middle:]))
-            if middle
-            else (self,)
-        )
+        return Report(self.subject, self.parts[:middle]), Report(self.subject, self.parts[middle:])
 
     def has(self, column: str) -> bool:
         """Return whether a measured row has the column."""

@@ -103,7 +103,7 @@ def build(report: Report, output: Path, tell: Callable[[str], None] = lambda _: 
     cells = list(enumerate(cells_of(NOTEBOOK), start=1))
     count, parts = sum(source.startswith("## ") for _, (_, source) in cells), [("", Html(""))]
     # These models of chunk lengths need nothing of the cells before; figures need what the opening finds.
-    begun = {n: [beside(functools.partial(run_cell, n, *each[1:], names))] for n, each in cells if each[1] == CHUNKS}
+    begun = {n: [beside(functools.partial(run_cell, n, CHUNKS, names))] for n, (_, each) in cells if each == CHUNKS}
     waiting: list[tuple[int, list[Callable[[], Html]]]] = []
     for number, (kind, source) in cells:
         if source.startswith("## "):

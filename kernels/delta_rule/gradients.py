@@ -113,7 +113,7 @@ class Shared(NamedTuple):
 
 
 class Places(NamedTuple):
-    """Shared of a chunk in shared memory, of 64 columns of V, and vectors."""
+    """A chunk's tiles in shared memory, of BV columns of V, and its vectors."""
 
     q: Any
     k: Any

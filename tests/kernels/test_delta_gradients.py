@@ -90,7 +90,7 @@ def test_gradients_are_autograds(
 
 @pytest.mark.gpu
 def test_gradients_are_the_same_each_time() -> None:
-    """Of enough chunks that one which overtakes its copies is found: a kernel before this one had such, in 1 of 20."""
+    """Of enough chunks to find programs that overtake their copies."""
     shape = (4, 4096, 16)
     q, k, v, do = (torch.randn(*shape, 128, device="cuda", dtype=torch.bfloat16) for _ in range(4))
     g, beta = -0.1 * torch.rand(*shape, device="cuda"), torch.rand(*shape, device="cuda")

@@ -97,20 +97,7 @@ def test_all_shows_every_line() -> None:
             ],
             "Runtime over sequence length",
         ),
-        # Where the best peer was not measured, ours is beside a slower one alone.
-        (
-            "runtime",
-            [
-                *(made.row("mlstm_sig", OURS, seq_len=t, time_ms=1.0) for t in (*LENGTHS, 16384)),
-                *(made.row("mlstm_sig", THEIRS, seq_len=t, time_ms=2.0) for t in LENGTHS),
-                *(
-                    made.row("mlstm_sig", "fla.slow", provider="fla", seq_len=t, time_ms=41.0)
-                    for t in (*LENGTHS, 16384)
-                ),
-            ],
-            "mLSTMsig: ours is 2 times as fast as the best of the others",
-        ),
-        # The best is the one that is faster where both were measured, not where the other one is alone.
+        # The best peer is the one that is faster where both were measured; elsewhere ours is beside a slower one.
         (
             "runtime",
             [
