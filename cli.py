@@ -168,7 +168,7 @@ def command(
                 if first and other and first != other:
                     raise ValueError(f"kernel must be named once, got {first} and --kernel {other}")
                 given["kernel"] = first or other
-            if panel == EXPLAIN and not given.get("run"):
+            if panel in (EXPLAIN, DRAW) and not given.get("run"):
                 # Starting numpy's threads takes a tenth of a second, and fits of a few constants do not use them.
                 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
             try:
@@ -1475,7 +1475,7 @@ def main() -> None:
     input and where something cannot be written, 130 on Ctrl-C.
     """
     # Commands make many objects and few cycles; collecting as often as by default takes a tenth of a second.
-    gc.set_threshold(100_000)
+    gc.set_threshold(1_000_000)
     if sys.stdout is None:
         # The caller closed it (>&-). print takes None for it, csv and others do not.
         sys.stdout = io.StringIO()

@@ -254,32 +254,43 @@ class Fit:
         """Where the expected time comes from: walks or formulation."""
         return "walks" if self.surface.walked else "formulation"
 
-    def interval_ms(self, case: Query) -> tuple[float, float, float]:
-        """Return the least, the likely and the greatest time of a case, by all rows but its own: 90 % of such cases lie
-        between the ends."""
+    def intervals_ms(self, cases: Sequence[Query]) -> list[tuple[float, float, float]]:
+        """Return the least, the likely and the greatest time of each case, by all rows but its own: 90 % of such cases
+        lie between the ends."""
         import numpy as np
 
-        asked, known = points([case], [f"{self.here.key} "], [0.0], self.here), self.surface.points
-        alike = covariance(asked, known, walked=self.surface.walked)[0]
-        own = known.names == asked.names
-        same = own & (known.doubts == 0) & (known.sizes == asked.sizes).all(axis=1)
-        itself = same & (known.sources == asked.sources)
-        # Both at once: mean and what the rows explain of the variance; without the case's own row, if there is one.
-        both = np.stack([self.surface.logs, alike])
-        seen = both @ self.precision
-        found = seen @ alike
-        if itself.any():
-            found -= seen[:, itself] @ np.linalg.solve(self.precision[np.ix_(itself, itself)], seen[1, itself])
-        prior = float(covariance(asked, asked, walked=self.surface.walked)[0, 0])
-        mean, variance = float(found[0]), max(prior - float(found[1]), 0.0)
-        if (stands_in := same & ~itself).any():
-            mean, variance = float(self.surface.logs[stands_in][0]), 0.0
+        names, known, walked = [f"{self.here.key} "] * len(cases), self.surface.points, self.surface.walked
+        asked = points(cases, names, [0.0] * len(cases), self.here)
+        alike, priors = covariance(asked, known, walked=walked), covariance(asked, asked, walked=walked).diagonal()
+        own = asked.names[:, None] == known.names
+        same = own & (known.doubts == 0) & (known.sizes == asked.sizes[:, None]).all(axis=2)
+        itself = same & (known.sources == asked.sources[:, None])
+        stands_in = same & ~itself
+        # What the rows say of the mean, and what they explain of the variance.
+        weighted, explained = self.surface.logs @ self.precision, alike @ self.precision
+        means, variances = alike @ weighted, priors - (explained * alike).sum(axis=1)
+        for n in itself.any(axis=1).nonzero()[0]:
+            # Without the case's own row.
+            at = itself[n]
+            solved = np.linalg.solve(self.precision[np.ix_(at, at)], explained[n, at])
+            means[n] -= weighted[at] @ solved
+            variances[n] += explained[n, at] @ solved
+        variances = np.maximum(variances, 0.0)
+        for n in stands_in.any(axis=1).nonzero()[0]:
+            means[n], variances[n] = self.surface.logs[stands_in[n]][0], 0.0
         other = accelerator_of(self.accelerator, self.roofs).capability != self.here.capability
-        variance += NOISE**2 + STANDS_IN**2 * (self.stands_in is not None) + OTHER_KERNELS**2 * other
-        likely = float(asked.expected_ms[0]) * math.exp(mean)
-        half = math.exp(self.trust * Z90 * math.sqrt(variance))
-        least = self.surface.least_ms(asked.sizes[0], own & ~itself)
-        return likely / half, max(likely, least), max(likely * half, least)
+        variances += NOISE**2 + STANDS_IN**2 * (self.stands_in is not None) + OTHER_KERNELS**2 * other
+        found = []
+        for n, (likely, half) in enumerate(
+            zip(asked.expected_ms * np.exp(means), np.exp(self.trust * Z90 * np.sqrt(variances)), strict=True)
+        ):
+            least = self.surface.least_ms(asked.sizes[n], own[n] & ~itself[n])
+            found.append((float(likely / half), max(float(likely), least), max(float(likely * half), least)))
+        return found
+
+    def interval_ms(self, case: Query) -> tuple[float, float, float]:
+        """Return :meth:`intervals_ms` of one case."""
+        return self.intervals_ms([case])[0]
 
     def time_ms(self, case: Query) -> float:
         """Return the likely time of a case."""

@@ -100,17 +100,29 @@ def stored_sizes(sizes: Mapping[str, int]) -> dict[str, int]:
     return {**sizes, "batch": 1, "seq_len": sizes["batch"] * sizes["seq_len"]} if "d_model" in sizes else {**sizes}
 
 
-def predict_case(case: Query, accelerator: Accelerator, fit: Fit | None) -> Prediction:
-    """Return the predicted time of a case by a fit for the accelerator, or the model's bounds.
+def predict_cases(cases: Sequence[Query], accelerator: Accelerator, fit: Fit | None) -> list[Prediction]:
+    """Return the predicted time of each case by a fit for the accelerator, or the model's bounds.
 
     These are also taken where the fit says too little: an interval beyond :data:`.fit.USELESS` times its low end.
     ValueError where the operation is not counted in that mode.
     """
-    count = count_case(*case)
-    if count is None:
-        raise ValueError(f"mode must be one that is counted for {case.op} {case.impl}, got {case.mode!r}")
-    model = runtime_model(count, accelerator, case.dtype)
-    low_ms, likely_ms, high_ms = fit.interval_ms(case) if fit else (0.0, 0.0, math.inf)
+    counts = [count_case(*case) for case in cases]
+    for case, count in zip(cases, counts, strict=True):
+        if count is None:
+            raise ValueError(f"mode must be one that is counted for {case.op} {case.impl}, got {case.mode!r}")
+    fitted = fit.intervals_ms(cases) if fit else [(0.0, 0.0, math.inf)] * len(cases)
+    return [_prediction(*each, accelerator, fit) for each in zip(cases, counts, fitted, strict=True)]
+
+
+def predict_case(case: Query, accelerator: Accelerator, fit: Fit | None) -> Prediction:
+    """Return :func:`predict_cases` of one case."""
+    return predict_cases([case], accelerator, fit)[0]
+
+
+def _prediction(
+    case: Query, count: Any, fitted: tuple[float, float, float], accelerator: Accelerator, fit: Fit | None
+) -> Prediction:
+    model, (low_ms, _, high_ms) = runtime_model(count, accelerator, case.dtype), fitted
     if fit is None or high_ms > USELESS * low_ms:
         launches = launches_ms(count, accelerator)
         return Prediction(
@@ -121,7 +133,7 @@ def predict_case(case: Query, accelerator: Accelerator, fit: Fit | None) -> Pred
             interval="full overlap to no overlap at full rate, which is what an ideal kernel takes",
         )
     least = floor_ms(count, accelerator, case.dtype)
-    low_ms, likely_ms, high_ms = (max(each, least) for each in (low_ms, likely_ms, high_ms))
+    low_ms, likely_ms, high_ms = (max(each, least) for each in fitted)
     return Prediction(low_ms=low_ms, high_ms=high_ms, time_ms=likely_ms, model=model, interval=fit.basis(case))
 
 

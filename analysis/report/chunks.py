@@ -13,8 +13,8 @@ from ..counts import count
 from ..counts.formulations import state_dtype_of
 from ..model.chunk_size import CHUNKWISE_OPERATIONS, check_chunkwise, chunks_taken, coefficients
 from ..model.fit import ROW_COLUMNS, Fits
-from ..model.prediction import predict_case
-from ..model.runtime_model import flop_rate, runtime_model
+from ..model.prediction import predict_cases
+from ..model.runtime_model import runtime_model
 from ..model.terms import Query
 from .markup import ABSENT, Cell, Html, numeric, size, table
 from .subject import Subject, name_cell, problem_in_words
@@ -110,17 +110,17 @@ def _model(subject: Subject, row: Any) -> Model:
     chunks = chunks_taken(op, impl, mode, dtype, sizes)
     state = row.state_dtype if isinstance(row.state_dtype, str) else "fp32"
     dtypes: dict[str, Any] = {"dtype": dtype, "state_dtype": state}
-    chunkwise = functools.cache(functools.partial(count, op, formulation="chunkwise", mode=mode, **dtypes, **sizes))
-    intensity = flop_rate(chunkwise(chunk_size=chunks[0]), accelerator, dtype) / accelerator.bandwidth_bytes_s
+    chunkwise = functools.partial(count, op, formulation="chunkwise", mode=mode, **dtypes, **sizes)
+    intensity = accelerator.matrix_rate(dtype) / accelerator.bandwidth_bytes_s
     closed = coefficients(op, mode=mode, causal_factor=0.5, **dtypes, **dims)
     said = functools.partial(
         Model, flop_optimal=closed.flop_optimal(), runtime_optimal=closed.runtime_optimal(intensity)
     )
     if impl == FUSED_CHUNK and (fit := _fits(subject, mode, dtype).of(op, impl)):
         case = Query(op, impl, mode, dtype, state_dtype_of(op, impl, state), sizes)
-        at = {chunk: case._replace(sizes={**sizes, "chunk_size": chunk}) for chunk in chunks}
-        predicted = {chunk: predict_case(each, accelerator, fit).time_ms for chunk, each in at.items()}
-        times = {chunk: time_ms for chunk, time_ms in predicted.items() if time_ms is not None}
+        at = [case._replace(sizes={**sizes, "chunk_size": chunk}) for chunk in chunks]
+        predicted = zip(chunks, predict_cases(at, accelerator, fit), strict=True)
+        times = {chunk: each.time_ms for chunk, each in predicted if each.time_ms is not None}
         if len(times) == len(chunks):
             return said(name=fit.model, time_ms=times)
     upper = {chunk: runtime_model(chunkwise(chunk_size=chunk), accelerator, dtype).upper_ms for chunk in chunks}

@@ -16,9 +16,9 @@ from ... import __version__
 from ...results.select import is_ok, ok_rows
 from ..derive import gradient_twice
 from ..figures.selection import MODE_TITLES
-from ..figures.style import operation_label
+from ..figures.style import new_figure, operation_label
 from . import chunks, figures, speedups, summary
-from .markup import ABSENT, Cell, Html, TableRow, join, number, numeric, paragraph, render, size, table
+from .markup import ABSENT, Cell, Html, TableRow, join, number, numeric, paragraph, picture, render, size, table
 from .subject import Subject, known, load_subjects, name_cell, other_subjects
 
 if TYPE_CHECKING:
@@ -76,13 +76,6 @@ class Report:
         whole, *found = load_subjects(results, gpu)
         return cls(subject=whole, parts=tuple(cls(subject=each) for each in found))
 
-    def halves(self) -> tuple[Report, ...]:
-        """Return reports on the first half of the families and on the others."""
-        if len(self.parts) < 2:
-            return (self,)
-        middle = len(self.parts) // 2
-        return Report(self.subject, self.parts[:middle]), Report(self.subject, self.parts[middle:])
-
     def has(self, column: str) -> bool:
         """Return whether a measured row has the column."""
         return bool(ok_rows(self.subject.rows)[column].notna().any())
@@ -99,6 +92,31 @@ class Report:
         """Reports on one family each: the parts, or this one."""
         return self.parts or (self,)
 
+    def begin(self, beside: Callable[[Callable[[], Any]], Callable[[], Any]]) -> Callable[[], None]:
+        """Begin half of what takes longest beside what this process does next, and return what makes the rest.
+
+        Args:
+            beside: begins to make something, and returns what waits for it.
+        """
+        # What both halves would do otherwise: matplotlib is imported.
+        picture(new_figure(1, 1))
+        here, there = self.families[::2], self.families[1::2]
+        wait = beside(lambda: (self.chunk_lengths, [each.drawn for each in there]))
+
+        def finish() -> None:
+            for each in here:
+                _ = each.drawn
+            vars(self)["chunk_lengths"], drawn = wait()
+            for each, made in zip(there, drawn, strict=True):
+                vars(each)["drawn"] = made
+
+        return finish
+
+    @functools.cached_property
+    def drawn(self) -> figures.Drawn:
+        """The figures of one family."""
+        return figures.drawn(self.subject, chunked=self.has("chunk_size"))
+
     def title(self) -> Html:
         """Return the heading: which families, on which device, what was run and from which results."""
         made = f"{datetime.now(timezone.utc):%Y-%m-%d %H:%M} UTC"
@@ -107,9 +125,9 @@ class Report:
 
     def opening(self) -> Html:
         """Return what the rows say in five sentences, and one figure."""
-        said = itertools.chain(*itertools.zip_longest(*(figures.findings(each.subject) for each in self.families)))
-        found = [*itertools.islice(filter(None, said), FINDINGS)]
-        return render("opening", found, figures.drawn(self.families[0].subject, "runtime", numbers=False))
+        drawn = [each.drawn for each in self.families]
+        said = itertools.chain(*itertools.zip_longest(*(each.findings for each in drawn)))
+        return render("opening", [*itertools.islice(filter(None, said), FINDINGS)], drawn[0].first)
 
     def peers(self) -> Html:
         """Return our kernels beside every peer, at one sequence length."""
@@ -143,12 +161,16 @@ class Report:
     @per_family()
     def figures(self) -> Html:
         """Return the figures, and the modelled time where the accelerator was not measured."""
-        kinds = [kind for kind in figures.KINDS if self.has("chunk_size") or kind not in ("chunk-size", "trade-off")]
-        return join(*(figures.drawn(self.subject, kind) for kind in kinds), self._modelled())
+        return join(self.drawn.every, self._modelled())
 
-    @per_family(needs="chunk_size")
     def optimal_chunks(self) -> Html:
         """Return the best chunk lengths, modelled and measured, and what the modelled ones cost."""
+        return self.chunk_lengths
+
+    @functools.cached_property
+    @per_family(needs="chunk_size")
+    def chunk_lengths(self) -> Html:
+        """The section of :meth:`optimal_chunks`."""
         subject, found = self.subject, chunks.choices(self.subject)
         if not found:
             return paragraph("No problem was timed at two chunk lengths, so there is no best one to tell.")

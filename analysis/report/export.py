@@ -1,12 +1,11 @@
 """From the notebook to one file: cells run, HTML without a link to anything, and a PDF of that.
 
-The cells run in this process, in order: they call one method a section and need no kernel of Jupyter's.
+The cells run in this process: they call one method a section and need no kernel of Jupyter's.
 """
 
 from __future__ import annotations
 
 import ast
-import functools
 import json
 import multiprocessing
 import os
@@ -16,7 +15,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ...results.store import replacing
 from .markup import Html, join, templates
@@ -24,12 +23,14 @@ from .markup import Html, join, templates
 if TYPE_CHECKING:
     from .contents import Report
 
+T = TypeVar("T")
+
 ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOK = ROOT / "notebooks" / "report.ipynb"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 PACKAGES = ("jinja2", "mistune")
-CHUNKS, DRAWING = "report.optimal_chunks()", "report.figures()"
-"""The cells that take the longest."""
+BESIDE = ("report.opening()", "report.figures()", "report.optimal_chunks()")
+"""The cells that need what :meth:`.Report.begin` begins: the last to run."""
 
 TIMEOUT_S = 600
 NOWHERE = "127.0.0.1:1"
@@ -68,8 +69,8 @@ def run_cell(number: int, source: str, names: dict[str, Any]) -> Any:
         raise RuntimeError(f"cell {number} of the notebook failed: {type(error).__name__}: {error}") from error
 
 
-def beside(make: Callable[[], Html]) -> Callable[[], Html]:
-    """Begin to make HTML in a copy of this process, and return what waits for it; outside Linux, what makes it."""
+def beside(make: Callable[[], T]) -> Callable[[], T]:
+    """Begin to make something in a copy of this process, and return what waits for it; outside Linux, what makes it."""
     if sys.platform != "linux":
         return make
     copies = multiprocessing.get_context("fork")
@@ -78,9 +79,9 @@ def beside(make: Callable[[], Html]) -> Callable[[], Html]:
     copy.start()
     there.close()
 
-    def wait() -> Html:
+    def wait() -> T:
         try:
-            made: Html = here.recv()
+            made: T = here.recv()
         except EOFError:
             # It failed: that is said where it fails again.
             made = make()
@@ -100,29 +101,30 @@ def build(report: Report, output: Path, tell: Callable[[str], None] = lambda _: 
     import mistune
 
     in_html, names = mistune.create_markdown(escape=False), {"report": report}
-    cells = list(enumerate(cells_of(NOTEBOOK), start=1))
-    count, parts = sum(source.startswith("## ") for _, (_, source) in cells), [("", Html(""))]
-    # These models of chunk lengths need nothing of the cells before; figures need what the opening finds.
-    begun = {n: [beside(functools.partial(run_cell, n, CHUNKS, names))] for n, (_, each) in cells if each == CHUNKS}
-    waiting: list[tuple[int, list[Callable[[], Html]]]] = []
-    for number, (kind, source) in cells:
+    parts: list[tuple[str, dict[int, Html]]] = [("", {})]
+    # Cells of section and number; what waits for figures and models of chunk lengths comes last.
+    first: list[tuple[int, int, str]] = []
+    last: list[tuple[int, int, str]] = []
+    for number, (kind, source) in enumerate(cells_of(NOTEBOOK), start=1):
         if source.startswith("## "):
             heading, _, source = source[3:].partition("\n")
-            parts.append((heading, Html("")))
-            tell(f"{len(parts) - 1} of {count}: {heading.lower()}")
-        elif source == "report.opening()":
-            tell("findings and first figure")
-        if source == DRAWING:
-            halves = ({"report": each} for each in report.halves())
-            begun[number] = [beside(functools.partial(run_cell, number, source, each)) for each in halves]
-        if number in begun:
-            waiting.append((len(parts) - 1, begun[number]))
-        elif kind != "parameters":
-            shown = run_cell(number, source, names) if kind == "code" else Html(str(in_html(source)))
-            parts[-1] = parts[-1][0], join(parts[-1][1], shown)
-    for part, waits in waiting:
-        parts[part] = parts[part][0], join(parts[part][1], *(wait() for wait in waits))
-    page = templates().get_template("template.html.j2").render(parts=parts)
+            parts.append((heading, {}))
+        if kind == "code":
+            (last if source in BESIDE else first).append((len(parts) - 1, number, source))
+        if kind != "parameters":
+            parts[-1][1][number] = Html("" if kind == "code" else str(in_html(source)))
+    finish = report.begin(beside)
+    sections = sorted({part for part, _, _ in first} - {0})
+    steps = {part: f"{n} of {len(sections) + 1}" for n, part in enumerate([*sections, len(parts)], start=1)}
+    for part, number, source in first:
+        if part:
+            tell(f"{steps[part]}: {parts[part][0].lower()}")
+        parts[part][1][number] = run_cell(number, source, names)
+    tell(f"{steps[len(parts)]}: findings, figures and best chunk lengths")
+    finish()
+    for part, number, source in last:
+        parts[part][1][number] = run_cell(number, source, names)
+    page = templates().get_template("template.html.j2").render(parts=[(at, join(*of.values())) for at, of in parts])
     with replacing(output) as file:
         file.write(page.encode())
     return output

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Iterator
+import itertools
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...results.select import MODE_NAMES, grouped, short_size
 from ..accelerators.known import get_accelerator, known_accelerators
@@ -25,12 +24,21 @@ KINDS = ("runtime", "memory", "chunk-size", "roofline", "head-dim", "trade-off")
 X_NAMES = {"head_dim_v": "value head dim", "embedding_dim": "channels", "chunk_size": "chunk size"}
 
 
-@functools.lru_cache(maxsize=64)
-def drawing_of(subject: Subject, kind: str) -> Drawing:
-    """Return what a figure shows, in the setting of the report: remembered, since findings and figures ask for it.
+class Drawn(NamedTuple):
+    """The figures of a family.
 
-    ValueError where there is nothing to show.
+    Attributes:
+        findings: what they say, a sentence each.
+        first: the figure of runtime; ``every``: all, with the numbers of their lines.
     """
+
+    findings: list[str]
+    first: Html
+    every: Html
+
+
+def drawing_of(subject: Subject, kind: str) -> Drawing:
+    """Return what a figure shows, in the setting of the report; ValueError where there is nothing to show."""
     selection = subject.selection
     if kind in ("chunk-size", "trade-off"):
         selection = subject.selection_over_chunks
@@ -47,14 +55,28 @@ def drawing_of(subject: Subject, kind: str) -> Drawing:
     return roofline(subject.rows, get_accelerator(subject.device), selection)
 
 
-def findings(subject: Subject) -> Iterator[str]:
-    """Yield what the figures of a family say, a sentence each; without a comparison of times, what ours takes."""
-    for kind in KINDS[:-1]:
+def drawn(subject: Subject, *, chunked: bool) -> Drawn:
+    """Return a family's figures and findings; without a comparison of times one says what ours takes.
+
+    Args:
+        chunked: whether there are figures over chunk lengths.
+    """
+    findings, pictures = [], []
+    for kind in KINDS:
+        said, tables = "", Html("")
+        if kind in ("chunk-size", "trade-off") and not chunked:
+            continue
         try:
-            said = drawing_of(subject, kind).finding
-        except ValueError:
-            said = ""
-        yield from [said] if said else _fastest(subject) if kind == KINDS[0] else []
+            shown = drawing_of(subject, kind)
+            said, picture = shown.finding if kind != KINDS[-1] else "", figure(shown)
+            if kind not in ("trade-off", "roofline"):
+                numbers = join(*(_numbers(subject, kind, mode, shown) for mode in subject.modes))
+                tables = render("details", "The numbers of every line", numbers)
+        except ValueError as error:
+            picture = paragraph(f"{kind}: not drawn, {error}.")
+        findings += [said] if said else _fastest(subject) if kind == KINDS[0] else []
+        pictures.append((picture, tables))
+    return Drawn(findings, pictures[0][0], join(*itertools.chain(*pictures)))
 
 
 def _fastest(subject: Subject) -> list[str]:
@@ -70,24 +92,6 @@ def _fastest(subject: Subject) -> list[str]:
             for row in at.itertuples()
         ]
     return said
-
-
-@functools.lru_cache(maxsize=64)
-def _picture(subject: Subject, kind: str) -> Html:
-    """Return a figure: remembered, since a report opens with one."""
-    return figure(drawing_of(subject, kind))
-
-
-def drawn(subject: Subject, kind: str, *, numbers: bool = True) -> Html:
-    """Return a figure and, of those over one size, the numbers of all lines in tables that open on demand."""
-    try:
-        picture = _picture(subject, kind)
-    except ValueError as error:
-        return paragraph(f"{kind}: not drawn, {error}.")
-    if not numbers or kind in ("trade-off", "roofline"):
-        return picture
-    tables = join(*(_numbers(subject, kind, mode, drawing_of(subject, kind)) for mode in subject.modes))
-    return join(picture, render("details", "The numbers of every line", tables))
 
 
 def _numbers(subject: Subject, kind: str, mode: str, shown: Drawing) -> Html:
