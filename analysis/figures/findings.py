@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from ...kernels import FAMILIES
-from ...results.select import ok_rows, short_size
+from ...results.select import best_rows, ok_rows, short_size
 from .style import OPERATION_LABELS, operation_label
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ def in_lines(rows: pd.DataFrame, lines: Iterable[Line]) -> pd.Series:
     return pd.Series(found, rows.index, dtype=bool)
 
 
-def beside_others(rows: pd.DataFrame, first: Line, x: str, over: str, column: str) -> str:
+def beside_others(rows: pd.DataFrame, first: Line, x: str, over: str, column: str, known: pd.DataFrame) -> str:
     """Return by which factor ours is faster, or needs less of :data:`NEEDS`, than the best of the others; "" if none.
 
     The others are those that compute the same, else all. Points are left out that the best of them lacks: beside slower
@@ -106,22 +106,31 @@ def beside_others(rows: pd.DataFrame, first: Line, x: str, over: str, column: st
         rows: of the lines that are drawn.
         first: the one of ours, see :func:`lines_in_order`.
         over: what ``x`` is called.
+        known: rows that tell which of the others is the best, of other modes and of lines that are not drawn too.
     """
-    rows = ok_rows(rows)
-    rows = rows[rows["suspect"].isna() & rows["noise"].isna() & rows[column].notna()]
+
     op, at = first[0], ["mode", x]
-    ours = rows[in_lines(rows, [first])]
-    others = rows[(rows["provider"] != OURS) & ~rows["op"].isin(PARTIAL)]
+
+    def usable(rows: pd.DataFrame) -> pd.DataFrame:
+        rows = ok_rows(rows)
+        return rows[rows["suspect"].isna() & rows["noise"].isna() & rows[column].notna()]
+
+    ours, known = usable(rows[in_lines(rows, [first])]), best_rows(usable(known), ("op", "impl", *at))
+    others = known[(known["provider"] != OURS) & ~known["op"].isin(PARTIAL)]
     others = others[others["op"] == op] if (others["op"] == op).any() else others
     if others.empty or set(ours["provider"]) != {OURS}:
         return ""
-    others = others.join(ours.set_index(at)[column].rename("ours"), on=at)
+    beside = known[in_lines(known, [first])].set_index(at)[column].rename("ours")
+    others = others.join(beside, on=at)
     others = others.assign(factor=others[column] / others["ours"]).dropna(subset="factor")
     if others.empty:
         return ""
     best = _best_of(others, at)
-    least = others.groupby(at)["factor"].min()
-    factors = least[least.index.isin(others[in_lines(others, [best])].set_index(at).index)]
+    compared = ours.set_index(at).index.intersection(others[in_lines(others, [best])].set_index(at).index)
+    others = others[others.set_index(at).index.isin(compared)]
+    if others.empty:
+        return ""
+    factors = others.groupby(at)["factor"].min()
     everywhere = f" at every {over}" if ours[x].nunique() > 1 and len(factors) == len(ours) else ""
     names = others["provider"].where(others["op"] == op, others["op"].map(operation_label)).unique()
     several = "the best of the others" if (others["op"] == op).all() else "the best of other mathematics"

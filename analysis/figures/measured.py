@@ -115,7 +115,13 @@ def _drawing(
     # Over the context only attention's cache grows, so a state is compared with attention alone.
     held = rows[in_lines(rows, [first]) | rows["op"].eq("attention")] if x == "context" else rows
     column = "time_ms" if x == "context" else needs or "time_ms"
-    finding = best_chunk(rows, first) if x == "chunk_size" else beside_others(held, first, x, over, column)
+    known = held
+    if x != "context":
+        # A line that only --all draws does not decide what ours is compared with.
+        undrawn = every[~every.index.isin(rows.index)]
+        known = chosen.known[~in_lines(chosen.known, zip(undrawn["op"], undrawn["impl"], strict=True))]
+        known = known[~gradient_twice(known)] if needs == "peak_memory_bytes" else known
+    finding = best_chunk(rows, first) if x == "chunk_size" else beside_others(held, first, x, over, column, known)
     modes, shown = modes_of(rows), quantities(rows)
     if row_per_mode or (len(modes) == 1 < len(shown)):
         grid = [[_panel(rows, m, x, q, f"{MODE_TITLES[m]}: {q.name}") for q in shown] for m in modes]

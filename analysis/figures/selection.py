@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import textwrap
@@ -82,10 +83,12 @@ class Chosen(Selection):
 
     Attributes:
         over: the column along the figure's axis.
+        known: the same rows and those of the calls' other modes.
     """
 
     rows: pd.DataFrame
     over: str
+    known: pd.DataFrame
 
     @property
     def without_order(self) -> bool:
@@ -164,7 +167,12 @@ def choose(
             break
     if several is not None and not most:
         raise Several(several.counts, found)
-    return dataclasses.replace(chosen, rows=derive_anew(frame.take(chosen.rows.index)))
+    rows = known = derive_anew(frame.take(chosen.rows.index))
+    if chosen.modes is not None:
+        asked = dataclasses.replace(asked, modes=None)
+        with contextlib.suppress(ValueError):
+            known = choose(frame, asked, over, batches=batches, devices=devices, most=True).rows
+    return dataclasses.replace(chosen, rows=rows, known=known)
 
 
 def _candidates(keys: pd.DataFrame, selection: Selection, over: str) -> pd.DataFrame:
@@ -235,7 +243,7 @@ def _narrow(rows: pd.DataFrame, selection: Selection, over: str, batches: bool, 
     elif selection.tokens is None:
         found["batch"] = _only(rows["batch"])
     found["every"] = selection.every or selection.impls is not None
-    return Chosen(rows=rows, over=over, **found)
+    return Chosen(rows=rows, known=rows, over=over, **found)
 
 
 def check_one(counts: Mapping[tuple[str, Any], int]) -> None:

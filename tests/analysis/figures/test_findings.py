@@ -110,6 +110,28 @@ def test_all_shows_every_line() -> None:
             ],
             "mLSTMsig: ours is 20 times as fast as the best of the others",
         ),
+        # The best peer, as other modes tell, has no backward call: the slow one that has is none to compare with.
+        (
+            "runtime",
+            [
+                *(
+                    made.row("mlstm_sig", OURS, mode=mode, seq_len=t, time_ms=1.0)
+                    for mode in ("fw", "fwbw", "bw")
+                    for t in LENGTHS
+                ),
+                *(
+                    made.row("mlstm_sig", THEIRS, mode=mode, seq_len=t, time_ms=3.0)
+                    for mode in ("fw", "fwbw")
+                    for t in LENGTHS
+                ),
+                *(
+                    made.row("mlstm_sig", "fla.slow", provider="fla", mode=mode, seq_len=t, time_ms=40.0)
+                    for mode in ("fw", "fwbw", "bw")
+                    for t in LENGTHS
+                ),
+            ],
+            "mLSTMsig: ours is 3 times as fast as the best of the others",
+        ),
         (
             "chunk-size",
             [made.row("mlstm_sig", OURS, chunk_size=L, time_ms=128 / L) for L in (64, 128)],
@@ -257,3 +279,13 @@ def test_sizes_are_told_apart() -> None:
     assert [*map(short_size, (100, 1000, 1024, 65536, 3 * 2**20, 1_234_567, 1_234_568))] == [
         "100", "1000", "1k", "64k", "3M", "1234567", "1234568",
     ]  # fmt: skip
+
+
+def test_a_mode_that_the_best_peer_lacks_has_no_comparison() -> None:
+    """fla is the fastest peer of Lightning forward and with both passes, and has no row of the backward call alone."""
+    for mode, said in (("bw", ""), ("fwbw", "Lightning: ours is")):
+        selection = Selection(ops=("lightning",), modes=(mode,))
+        shown = drawing("runtime", committed(), choose(committed(), selection, most=True))
+        assert shown.finding.startswith(said) and bool(shown.finding) == bool(said)
+    widths = drawing("head-dim", committed(), choose(committed(), Selection(ops=("lightning",)), "width", most=True))
+    assert "lightning_attn" not in widths.finding
