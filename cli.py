@@ -1358,7 +1358,7 @@ def _show_rows(terms: str, pool: Sequence[Path] | None, output: Path | None, out
     found = derived_rows(_selected(terms, pool))
     found.sort(key=lambda row: [(row[name] is not None, row[name]) for name in CASE_COLUMNS])
     if output is None:
-        display.show([display.brief_row(row) for row in found] if output_format == "table" else found, output_format)
+        display.show(display.brief_rows(found) if output_format == "table" else found, output_format)
         return
     if output.suffix == ".parquet":
         write_parquet(found, output)

@@ -192,7 +192,8 @@ def _near(key: str, wanted: str, rows: Sequence[Row]) -> str:
     names = list(dict.fromkeys(str(value)[:length] for value in known))
     listed = ", ".join(names[:12]) + (", ..." if len(names) > 12 else "")
     meant = nearest(wanted, names)
-    return f"{meant}{meant and ' '}{' or '.join(columns)} is one of {listed or 'none'} here"
+    elsewhere = "; runs of another folder are found with --results FOLDER" if key == "run" else ""
+    return f"{meant}{meant and ' '}{' or '.join(columns)} is one of {listed or 'none'} here{elsewhere}"
 
 
 def grouped(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:

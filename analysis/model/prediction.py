@@ -264,17 +264,18 @@ def _modelled_memory(case: Query) -> float:
     return last.compulsory_bytes + states
 
 
+def distance(row: Row, sizes: Mapping[str, Any]) -> float:
+    """Return how far a row's sizes are from others: the factors of e between them, added up."""
+    return sum(abs(math.log(row[name] / sizes[name])) for name in NUMERIC_SIZES if sizes.get(name) and row[name])
+
+
 def _memory_ratio(case: Query, rows: Sequence[Row]) -> float:
     """Return measured over modelled peak memory of the row of most similar sizes; 1 where no row has any."""
     there = [row for row in rows if row["peak_memory_bytes"]]
     if not there:
         return 1.0
     stored = stored_sizes(case.sizes)
-
-    def distance(row: Row) -> float:
-        return sum(abs(math.log(row[name] / stored[name])) for name in NUMERIC_SIZES if stored.get(name) and row[name])
-
-    nearest = min(there, key=distance)
+    nearest = min(there, key=lambda row: distance(row, stored))
     own = {name: nearest[name] for name in case.sizes if nearest[name]}
     return max(1.0, nearest["peak_memory_bytes"] / _modelled_memory(case._replace(sizes=own)))
 

@@ -105,6 +105,11 @@ def roofline_fraction(count: Count, accelerator: Accelerator, dtype: str, time_m
     return runtime_model(count, accelerator, dtype).lower_ms / time_ms
 
 
+def cached(roof_fraction: float | None) -> str:
+    """Return what to say of a share of the roof above 1: bytes came from a cache, the roof is that of the memory."""
+    return "(cache)" if roof_fraction is not None and roof_fraction > 1 else ""
+
+
 def _compulsory_ms(count: Count, accelerator: Accelerator) -> float:
     """Return the time of the compulsory bytes; 0 where they are no more than twice the last cache, which may have held
     them."""

@@ -27,6 +27,9 @@ from .runtime_model import LAUNCH_MS, flop_rate, launches_ms, launches_of, runti
 STEP_MS = 1e-4
 """Time of a step beside its work: the order of it."""
 
+STEP_BY_STEP = "naive"
+"""The implementation that walks a sequence token by token where others of the formulation scan it."""
+
 FLOPS_REACHED, BYTES_REACHED = 0.5, 0.8
 """Shares of the accelerator's rates that kernels reach, roughly."""
 
@@ -74,10 +77,12 @@ def walks(case: Query) -> bool:
 def sequential_steps(case: Query) -> float:
     """Return how many steps of a problem wait for one another: its chunks, or tokens where there is no chunk length.
 
-    Attention, an MLP and the quadratic form have one.
+    Attention, an MLP, the quadratic form and scans have one.
     """
     op, impl, mode, dtype, _, sizes = case
     formulation = formulation_of(op, impl, mode, dtype)
+    if "channels" in sizes and formulation == "fused" and impl != STEP_BY_STEP:
+        return 1
     if op in ("attention", "gated_mlp", "projections") or mode == "step" or formulation in ("parallel", "scan"):
         return 1
     return -(-sizes["seq_len"] // (chunk_of(op, impl, formulation, sizes.get("chunk_size")) or 1))

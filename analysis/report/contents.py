@@ -17,6 +17,7 @@ from ...results.select import is_ok, ok_rows
 from ..derive import gradient_twice
 from ..figures.selection import MODE_TITLES
 from ..figures.style import new_figure, operation_label
+from ..model.runtime_model import cached
 from . import chunks, figures, speedups, summary
 from .markup import ABSENT, Cell, Html, TableRow, join, number, numeric, paragraph, picture, render, size, table
 from .subject import Subject, known, load_subjects, name_cell, other_subjects
@@ -256,6 +257,7 @@ def _result(row: Any, twice: bool, mode: str) -> dict[str, str | Cell]:
         "other mathematics": not (row.same_math or row.same_math is None),
         "clocks lowered": isinstance(row.throttled, str),
         "busy machine": isinstance(row.noise, str),
+        "bytes from a cache": bool(cached(row.roofline_fraction)),
         "checked smaller": known(row.checked) not in (None, "same shape"),
     }
     return {

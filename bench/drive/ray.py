@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import socket
 import tempfile
@@ -155,7 +156,7 @@ class RayExecutor(contextlib.AbstractContextManager["RayExecutor"]):
                 note(f"starting a cluster here: the one at {address}, named in {last}, does not answer")
                 address = "local"
         options: dict[str, Any] = {"include_dashboard": False} if address == "local" else {}
-        self._ray.init(address=address, log_to_driver=False, **options)
+        self._ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **options)
         self._connected = True
 
 

@@ -322,7 +322,7 @@ def conclusion(outcome: Outcome) -> list[str]:
         lines.append(f"no case could be timed; the commonest reason ({count} of {len(rows)} cases): {why}")
     if noisy := [row.noise for row in marked(outcome.records) if row.noise]:
         lines.append(
-            f"warning: {len(noisy)} of {len(outcome.records)} cases were measured on a busy machine (~), mostly "
+            f"warning: {len(noisy)} of {len(outcome.records)} cases were measured on a busy machine, mostly "
             f"{commonest(noisy)}. A check calls them unclear; the same command with --resume measures them again"
         )
     if outcome.path or not outcome.resumed:

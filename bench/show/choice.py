@@ -11,8 +11,8 @@ from ... import kernels
 from ...analysis.accelerators.known import get_accelerator
 from ...analysis.counts import FORMULATIONS, count_case
 from ...analysis.model.answers import Question, ask, prediction
-from ...analysis.model.prediction import Answer, measured_on
-from ...analysis.model.runtime_model import roofline_fraction
+from ...analysis.model.prediction import Answer, distance, measured_on, stored_sizes
+from ...analysis.model.runtime_model import cached, roofline_fraction
 from ...kernels import baselines
 from ...kernels.baselines import get_implementation, get_operation
 from ...kernels.baselines.published import problem_sizes
@@ -20,7 +20,7 @@ from ...kernels.baselines.spec import Baseline
 from ...kernels.common.spec import Implementation, width_of
 from ...results.arguments import one_of
 from ...results.schema import Case, Record
-from ...results.select import grouped, short_size
+from ...results.select import describe_sizes, grouped, short_size
 
 Known = Implementation | Baseline
 
@@ -45,6 +45,14 @@ def _measured(question: Question) -> set[str]:
     """Return the implementations of which the accelerator has rows, at whatever size."""
     here = {"op": question.op, "device_accelerator": question.accelerator.key}
     return {row["impl"] for row in question.rows if here.items() <= row.items() and "stands_in" not in row}
+
+
+def _nearest(question: Question, impl: str) -> str:
+    """Return the sizes nearest to a problem at which an implementation was measured on its accelerator."""
+    here = {"op": question.op, "impl": impl, "device_accelerator": question.accelerator.key}
+    rows = (row for row in question.rows if here.items() <= row.items() and "stands_in" not in row)
+    nearest = min(rows, key=lambda row: distance(row, stored_sizes(question.sizes)))
+    return describe_sizes({**nearest, "dtype": "", "state_dtype": None, "chunk_size": None})
 
 
 def not_there(questions: Iterable[Question]) -> list[str]:
@@ -251,9 +259,13 @@ def ranking_answer(rows: Sequence[Mapping[str, Any]]) -> str:
     chosen = f"use {best['impl']}{chunks}: {best['time_ms']:.4g} ms"
     if best["basis"] == "measured":
         return f"{chosen} {measured_on(where, best['noisy'])}"
-    unknown = [row for row in rows if row["same_math"] and row["basis"] == "bound" and row["low_ms"] < best["time_ms"]]
-    faster = ", ".join(f"{row['impl']} (at least {row['low_ms']:.4g} ms)" for row in unknown)
-    doubt = f"; perhaps faster, too few rows tell: {faster}" if unknown else ""
+    faster = {
+        row["impl"]: f"at least {row['low_ms']:.4g} ms" if row["time_ms"] is None else f"~{row['time_ms']:.4g} ms"
+        for row in rows
+        if row["same_math"] and (row["time_ms"] or row["low_ms"]) < best["time_ms"]
+    }
+    said = ", ".join(f"{impl} ({time})" for impl, time in faster.items())
+    doubt = f"; perhaps faster, too few rows tell: {said}" if faster else ""
     return f"{chosen} ({best['low_ms']:.4g} to {best['high_ms']:.4g}) predicted for {where}{doubt}"
 
 
@@ -320,7 +332,7 @@ def ranking_columns(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
                 "ms": time + " (busy)" * row["noisy"],
                 "up to": None if measured or bound else _short(row["high_ms"]),
                 "GiB": f"{row['memory_bytes'] / 2**30:.3g}",
-                "roof": row["roof_fraction"] and f"{row['roof_fraction']:.0%}",
+                "roof": row["roof_fraction"] and f"{row['roof_fraction']:.0%} {cached(row['roof_fraction'])}".rstrip(),
             }
         )
     empty = [name for name in ("heads", "chunk") if all(each[name] is None for each in shown)]
@@ -372,7 +384,9 @@ def ranking_notes(question: Question, rows: Sequence[Mapping[str, Any]], elsewhe
     basis = {row["impl"]: row["basis"] for row in rows if row["same_math"]}
     able, measured = runnable(question), _measured(question)
     if others := [impl for impl in able if impl in measured and basis.get(impl) != "measured"]:
-        lines.append(f"measured on {where} at other sizes only: {', '.join(others)}")
+        nearest = grouped(others, lambda impl: _nearest(question, impl)).items()
+        said = "; ".join(f"{', '.join(names)} at {sizes}" for sizes, names in nearest)
+        lines.append(f"measured on {where} at other sizes only: {said}")
     if refused := [why for impl in able if impl not in basis and (why := _why_unanswered(question, impl))]:
         lines.append("left out: " + "; ".join(refused))
     reasons = {each.name: question.why_wrong(each.name) for each in _known(question)}

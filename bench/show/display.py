@@ -21,8 +21,18 @@ from rich.measure import measure_renderables
 from rich.table import Table
 from rich.text import Text
 
+from ...analysis.model.runtime_model import cached
 from ...results.schema import Record
-from ...results.select import MODE_NAMES, describe, describe_axes, describe_sizes, grouped, marked, short_size
+from ...results.select import (
+    MODE_NAMES,
+    describe,
+    describe_axes,
+    describe_sizes,
+    device_of,
+    grouped,
+    marked,
+    short_size,
+)
 from ..worker.noise import commonest
 from ..worker.sustained import NOT_SUSTAINED
 
@@ -59,15 +69,23 @@ def show(rows: Row | Sequence[Row], output_format: str, *, title: str | None = N
         _print_table(rows, title, fold)
 
 
-def brief_row(row: Row) -> dict[str, Any]:
-    """Return what people see of a stored row: its case, what was measured, and what speaks against it."""
+def brief_rows(rows: Sequence[Row]) -> list[Row]:
+    """Return what people see of stored rows: the case, on which device if there are several, what was measured, and
+    what speaks against it."""
     shown = ("status", "time_ms", "host_ms", "peak_memory_bytes", "tflops", "gbps", "roofline_fraction")
-    return {
-        **{name: row[name] for name in ("op", "impl", "mode")},
-        "case": describe_sizes(row),
-        **{name: row[name] for name in (*shown, "noise", "suspect")},
-        "run": row["run_id"][:8],
-    }
+    several = len(set(map(device_of, rows))) > 1
+    return [
+        {
+            **{name: row[name] for name in ("op", "impl", "mode")},
+            "case": describe_sizes(row),
+            "device": device_of(row) if several else None,
+            **{name: row[name] for name in shown},
+            "roof": cached(row["roofline_fraction"]) or None,
+            **{name: row[name] for name in ("noise", "suspect")},
+            "run": row["run_id"][:8],
+        }
+        for row in rows
+    ]
 
 
 @contextlib.contextmanager
@@ -169,7 +187,7 @@ def best_tables(records: Sequence[Record]) -> list[tuple[str, list[Row]]]:
 
     Columns are sequence lengths, of decoding steps contexts; rows name the batch where a column has several.
     A cell holds the median time in ms and the chunk length it was reached with, marked ``?`` where it is suspect and
-    ``~`` where the machine was busy. Where ``--gpu`` named another device than the measured one, an operation's last
+    ``(busy)`` where the machine was. Where ``--gpu`` named another device than the measured one, an operation's last
     row is what `lrbench predict` answers for it (:func:`.choice.expected`).
     """
     from .choice import expected
@@ -193,7 +211,7 @@ def best_tables(records: Sequence[Record]) -> list[tuple[str, list[Row]]]:
             named = {"operation": record.op, "implementation": record.impl + states}
             row = rows.setdefault(key[:-1], {**named, "size": _size(record, batch=several), **columns})
             chunk = f" @{record.chunk_size}" if record.chunk_size else ""
-            marks = " ?" * bool(record.suspect) + " ~" * bool(record.noise)
+            marks = " ?" * bool(record.suspect) + " (busy)" * bool(record.noise)
             row[_column_title(key[-1])] = f"{mark}{record.time_ms:.4g}{chunk}{marks}"
         tokens = {(r.batch or 1) * (r.seq_len or 1) for r, _ in best.values()}
         at = f" at {tokens.pop():,} tokens" if len(tokens) == 1 else ""
@@ -263,7 +281,7 @@ def print_summary(records: Sequence[Record]) -> None:
     if len(reasons) > MAX_REASONS:
         print(f"and {len(reasons) - MAX_REASONS} more reasons in the file")
     if noisy := [record.noise for record in records if record.noise]:
-        print(f"busy machine (~ above): {len(noisy)} of {len(records)} cases, mostly {commonest(noisy)}")
+        print(f"busy: {len(noisy)} of {len(records)} cases, whose machine was, mostly {commonest(noisy)}")
     for record in records:
         if record.suspect:
             print(f"suspect (? above): {record.op} {record.impl} {record.mode} T={record.seq_len}: {record.suspect}")

@@ -216,6 +216,6 @@ def test_resuming_measures_again_what_a_busy_machine_measured(
 def test_times_of_a_busy_machine_are_marked_where_they_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
     rows = [Record(**measured(seq_len=512 << n, noise=noise)) for n, noise in enumerate((None, BUSY))]
     ((_, table),) = display.best_tables(rows)
-    assert [table[0][column].endswith(" ~") for column in ("512", "1k")] == [False, True]
+    assert [table[0][column].endswith(" (busy)") for column in ("512", "1k")] == [False, True]
     display.print_summary(rows)
-    assert f"busy machine (~ above): 1 of 2 cases, mostly {BUSY}" in capsys.readouterr().out
+    assert f"busy: 1 of 2 cases, whose machine was, mostly {BUSY}" in capsys.readouterr().out

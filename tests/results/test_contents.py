@@ -88,6 +88,17 @@ def test_whole_rows_as_derived_today(tmp_path: Path, lrbench: Lrbench, run: Run,
     assert stored == pytest.approx({name: printed[name] for name in stored})
 
 
+def test_rows_say_which_device_where_there_are_several_and_what_a_cache_held(tmp_path: Path, run: Run) -> None:
+    rows = [
+        made.row("mlstm_sig", "fused_chunk", time_ms=ms, accelerator=key) for ms, key in ((1e-4, "h100"), (9.0, "h200"))
+    ]
+    made.write(rows, tmp_path / "a.parquet")
+    fast, slow = (line.split() for line in run("results", tmp_path, "--rows", "op:mlstm_sig").splitlines()[1:])
+    assert ("h100_sxm" in fast, "h200_sxm" in slow) == (True, True)
+    assert ("(cache)" in fast, "(cache)" in slow) == (True, False)
+    assert "h200_sxm" not in run("results", tmp_path, "--rows", "op:mlstm_sig,device:h200").splitlines()[1]
+
+
 def test_command(results: Path, run: Run) -> None:
     assert {row["impl"] for row in run.json("results", results)} > {"fused_chunk", "torch.sdpa_cudnn", "xl_chunk"}
     table = run("results", results)

@@ -208,6 +208,20 @@ def test_twice_the_heads_of_the_only_row_take_twice_as_long() -> None:
     assert fit.rows == 1 and fit.others > 3 and 1.6 < twice / own["time_ms"] < 2.4
 
 
+@pytest.mark.parametrize("mode", ["fw", "fwbw"])
+def test_a_scan_takes_as_much_longer_as_it_has_more_channels(mode: str) -> None:
+    """Its tokens do not wait for one another, so that its time is that of its bytes, not of steps."""
+    fit = Fits(stored_rows(committed_results("h200_sxm"), mode, "bf16"), mode, "bf16", H200).of("rglru", "fused")
+    cases = [
+        Query("rglru", "fused", mode, "bf16", "fp32", {"batch": 8, "seq_len": 8192, "channels": n})
+        for n in (1024, 4096)
+    ]
+    narrow, wide = fit.intervals_ms(cases)
+    assert 3 < wide[1] / narrow[1] < 6
+    # Of several cases each has the interval that it has alone.
+    assert np.allclose([narrow, wide], [fit.interval_ms(case) for case in cases], rtol=1e-9)
+
+
 def test_rows_stand_in_for_the_cases_that_have_none_of_their_own(tmp_path: Path) -> None:
     """One fp16 row does not keep bf16 rows of other problems from standing in for fp16."""
     cases = [("bf16", 1024), ("bf16", 8192), ("fp16", 1024)]
