@@ -19,10 +19,11 @@ from torch import Tensor
 from lrbench.bench.plan import PlannedCase
 from lrbench.bench.worker import correctness
 from lrbench.bench.worker.worker import prepare
-from lrbench.kernels import Implementation, Operation
+from lrbench.kernels import Implementation, Operation, get_operation
 from lrbench.kernels.common.device import memory_rate
 from lrbench.kernels.common.differentiable import on_device_of
 from lrbench.kernels.common.remember import RememberedKernel
+from lrbench.kernels.common.spec import resolve
 from lrbench.results.schema import Case
 from lrbench.tests.kernels import laws
 from lrbench.tests.kernels.compiling import IMPLEMENTATIONS, MODULES, pretend, record
@@ -209,3 +210,12 @@ def test_matches_reference_beside_the_current_device_on_gpu(
         check_against_reference(operation, implementation, case, "cuda:1")
         assert torch.cuda.current_device() == 0
     assert set(used) == {1}
+
+
+@pytest.mark.parametrize("op", ["mlstm_sig", "lightning", "rglru", "wkv4"])
+def test_a_transform_is_named_before_the_device(op: str) -> None:
+    """Its tensors would be refused on any device: to name the CPU would send its user to a GPU in vain."""
+    operation = get_operation(op)
+    inputs = operation.make_inputs({name: SIZES[name] for name in operation.sizes}, dtype=torch.float32)
+    with pytest.raises(RuntimeError, match="use a batch dimension instead of vmap"):
+        torch.vmap(resolve(operation.call))(*(x[None] for x in inputs.values()))
