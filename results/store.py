@@ -526,9 +526,9 @@ def read_file(path: Path, row: type = Record, *, columns: Sequence[str] | None =
     found = []
     for field in schema:
         if field.name not in present:
-            value = folders.get(field.name)
-            named = pa.nulls(len(table)) if value is None else pa.repeat(value, len(table))
-            found.append(named.cast(field.type))
+            value, size = folders.get(field.name), len(table)
+            # A cast imports pyarrow.compute.
+            found.append(pa.nulls(size, field.type) if value is None else pa.repeat(value, size).cast(field.type))
             continue
         column = table[field.name]
         try:

@@ -176,9 +176,11 @@ def where_time_went(outcome: Outcome, began: float, environment_s: float, device
 
 def planned_rows(requests: Sequence[Request], how: SweepOptions) -> list[Row]:
     """Return a row for each case that a sweep would run, and say how long it would take; see :func:`run_sweep`."""
-    _check_names(requests, how.gpu)
     # Rows are told apart by the number of threads, too.
-    environment = (None if how.resume else without_gpu()) or probe_environment()
+    environment = None if how.resume else without_gpu()
+    if environment is None:
+        _check_names(requests, how.gpu)
+        environment = probe_environment()
     _, planned, expected_s, _ = _begin(requests, environment, how)
     rows = []
     for item in planned:
