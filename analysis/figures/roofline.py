@@ -71,14 +71,16 @@ def roofline(
     colours = {op: CURVES[n % len(CURVES)] for n, part in enumerate(parts) for op in part[1]["op"] if several}
     unit, roof_axes = _roof_axes(accelerators, dtype, points["intensity"], points["tflops"])
     chunks = sorted(map(float, set(points["chunk_size"].dropna())))
-    beyond = 2 * max(chunks, default=8)
+    beyond, sizes = 2 * max(chunks, default=8), chunks
+    if points["chunk_size"].isna().any():
+        sizes = [*chunks, beyond]
     points = points.assign(
         reached=points["tflops"] * (1e12 / unit), place=points["chunk_size"].astype(float).fillna(beyond)
     )
     share_axes: dict[str, Any] = {
-        "x_label": LABELS["chunk_size"], "y_label": "% of the roof", "leaders": False, "sizes": [*chunks, beyond],
+        "x_label": LABELS["chunk_size"], "y_label": "% of the roof", "leaders": False, "sizes": sizes,
         "y_limits": (0, max(100.0, 1.05 * points["share"].max())), "y_log": False,
-        "decorate": lambda axes: _share_axis(axes, chunks, beyond),
+        "decorate": lambda axes: _share_axis(axes, sizes, beyond),
     }  # fmt: skip
     roofs, shares = [], []
     for mode in modes_of(points[points["device_accelerator"] == main.key]):
@@ -247,12 +249,13 @@ def _longest_trajectory(points: pd.DataFrame) -> object:
     return None if groups.empty else groups.index[-1]
 
 
-def _share_axis(axes: Axes, chunks: Sequence[float], beyond: float) -> None:
-    """Name the place of implementations without a chunk axis and draw the roof."""
-    ticks = [tick for tick in axes.get_xticks() if tick < beyond]
-    if len(ticks) > 1 and ticks[-1] * 4 > beyond and len(ticks) < len(chunks):
-        ticks = ticks[:-1]
-    axes.set_xticks([*ticks, beyond], [*map(short_size, ticks), "none"])
+def _share_axis(axes: Axes, sizes: Sequence[float], beyond: float) -> None:
+    """Name the place of implementations without a chunk axis, if there are any, and draw the roof."""
+    if beyond in sizes:
+        ticks = [tick for tick in axes.get_xticks() if tick < beyond]
+        if len(ticks) > 1 and ticks[-1] * 4 > beyond and len(ticks) < len(sizes) - 1:
+            ticks = ticks[:-1]
+        axes.set_xticks([*ticks, beyond], [*map(short_size, ticks), "none"])
     axes.axhline(100, color=INK, linewidth=1.0, zorder=2)
 
 
