@@ -99,35 +99,74 @@ def segment_length(heads: int, chunks: int, V: int, available: int) -> int:
     return cdiv(chunks, max(segments, 1))
 
 
-def _walk_segments(
-    walk: Callable[..., None], v: Tensor, K: int, N: int, initial: Tensor | None, want_last: bool, **outputs: Any
-) -> tuple[Tensor, Tensor | None]:
-    """Return o and the last state of N chunks a head, cut into segments; ``walk`` takes V, and what is read and written
-    by name; ``outputs`` is what it takes beside for the output."""
+class Segments(NamedTuple):
+    """How heads are cut.
+
+    Attributes:
+        per: chunks of a segment.
+        before: states before the n segments of each head [B * H, n, K, V], float32; of whole heads None if zero.
+        effect: what a segment does to a state [B * H, n, K, K]; None: heads are whole.
+    """
+
+    per: int
+    before: Tensor | None
+    effect: Tensor | None
+
+
+def _cut(walk: Callable[..., None], v: Tensor, K: int, N: int, initial: Tensor | None) -> Segments:
+    """Return how N chunks a head are cut; ``walk`` takes V, and what is read and written by name."""
     B, _, H, V = v.shape
     per = segment_length(B * H, N, V, multiprocessors(v.device))
-    segments = cdiv(N, per)
-    before = initial
-    if segments > 1:
-        added, effect, before = (v.new_empty(B * H, segments, K, n, dtype=torch.float32) for n in (V, K, V))
-        walk(V, v=v, last=added, per=per)
-        walk(K, last=effect, per=per)
-        before[:, 0] = 0 if initial is None else initial.flatten(0, 1)
-        for n in range(segments - 1):
-            torch.baddbmm(added[:, n], effect[:, n], before[:, n], out=before[:, n + 1])
-    o = contiguous_like(v)
-    last = v.new_empty(B * H, segments, K, V, dtype=torch.float32) if want_last else None
-    walk(V, v=v, out=o, initial=before, last=last, per=per, **outputs)
+    first = None if initial is None else initial.flatten(0, 1)[:, None]
+    if per >= N:
+        return Segments(per, first, None)
+    added, effect, before = (v.new_empty(B * H, cdiv(N, per), K, n, dtype=torch.float32) for n in (V, K, V))
+    walk(V, v=v, last=added, per=per)
+    walk(K, last=effect, per=per)
+    before[:, :1] = 0 if first is None else first
+    for n in range(1, before.shape[1]):
+        torch.baddbmm(added[:, n - 1], effect[:, n - 1], before[:, n - 1], out=before[:, n])
+    return Segments(per, before, effect)
+
+
+def _gradients_after(walk: Callable[..., None], cut: Segments, d_last: Tensor | None) -> Tensor | None:
+    """Return the gradients of the states after the segments, like those before; ``walk`` goes back in time."""
+    last = None if d_last is None else d_last.flatten(0, 1)[:, None]
+    if cut.before is None or cut.effect is None:
+        return last
+    added, after = torch.empty_like(cut.before), torch.empty_like(cut.before)
+    walk(last=added)
+    after[:, -1:] = 0 if last is None else last
+    for n in reversed(range(1, after.shape[1])):
+        torch.baddbmm(added[:, n], cut.effect[:, n].mT, after[:, n], out=after[:, n - 1])
+    return after
+
+
+def _walk_segments(
+    walk: Callable[..., None], v: Tensor, K: int, N: int, cut: Segments, want_last: bool, **outputs: Any
+) -> tuple[Tensor, Tensor | None]:
+    """Return o and the last state; ``outputs`` is what ``walk`` takes beside for the output."""
+    B, _, H, V = v.shape
+    o, last = contiguous_like(v), None
+    if want_last:
+        last = v.new_empty(B * H, cdiv(N, cut.per), K, V, dtype=torch.float32)
+    walk(V, v=v, out=o, initial=cut.before, last=last, per=cut.per, **outputs)
     return o, None if last is None else last[:, -1].reshape(B, H, K, V)
 
 
 def _forward(
     request: DeltaRequest, q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, beta: Tensor, initial: Tensor | None
 ) -> tuple[Tensors, Tensors]:
-    chunks = invert(k, g, beta, request.scale)
+    chunks, K = invert(k, g, beta, request.scale), k.shape[3]
     N = chunks.b.shape[1]
-    outputs = _walk_segments(partial(walk, chunks), v, k.shape[3], N, initial, request.want_last, q=q)
-    return outputs, (chunks.inverse, chunks.b)
+    cut = _cut(partial(walk, chunks), v, K, N, initial)
+    outputs = _walk_segments(partial(walk, chunks), v, K, N, cut, request.want_last, q=q)
+    return outputs, (chunks.inverse, chunks.b, *_kept(cut))
+
+
+def _kept(cut: Segments) -> tuple[Tensor | None, Tensor | None]:
+    """Return what of heads in several segments is kept for the backward pass."""
+    return (None, None) if cut.effect is None else (cut.before, cut.effect)
 
 
 def _outputs(request: DeltaRequest, q: Tensor, k: Tensor, v: Tensor, *others: Any) -> tuple[Tensors, Tensors]:
@@ -136,7 +175,11 @@ def _outputs(request: DeltaRequest, q: Tensor, k: Tensor, v: Tensor, *others: An
 
 
 def _shapes(request: DeltaRequest, q: Tensor, k: Tensor, v: Tensor, *others: Any) -> tuple[Tensors, Tensors]:
-    return _outputs(request, q, k, v, *others)[0], _new_chunks(k, others[1])
+    inverse, b = _new_chunks(k, others[1])
+    (heads, N, _), K, V = b.shape, k.shape[3], v.shape[3]
+    per = segment_length(heads, N, V, multiprocessors(v.device))
+    states = (b.new_empty(heads, cdiv(N, per), K, n) if per < N else None for n in (V, K))
+    return _outputs(request, q, k, v, *others)[0], (inverse, b, *states)
 
 
 def _new_chunks(k: Tensor, beta: Tensor) -> tuple[Tensor, Tensor]:
@@ -154,19 +197,24 @@ def _backward(
     (B, _, H, V), K = v.shape, k.shape[3]
     chunks = Chunks(k, beta, saved[0], saved[1], request.scale)
     rows = COLUMNS if V <= COLUMNS else 2 * COLUMNS * cdiv(V, 2 * COLUMNS)
-    states, d_states = (k.new_empty(B * H, chunks.b.shape[1], rows, K) for _ in range(2))
-    dy, d_initial = contiguous_like(v), beta.new_empty(B, H, K, V) if needs[5] else None
-    walk(chunks, V, v=v, states=states, initial=initial)
-    walk(chunks, V, q=q, v=do, out=dy, states=d_states, initial=d_last, last=d_initial, future=True)
+    N = chunks.b.shape[1]
+    per = segment_length(B * H, N, V, multiprocessors(v.device))
+    cut = Segments(per, initial if saved[2] is None else saved[2], saved[3])
+    states, d_states = (k.new_empty(B * H, N, rows, K) for _ in range(2))
+    dy, d_before = contiguous_like(v), beta.new_empty(B, H, cdiv(N, per), K, V) if needs[5] else None
+    walk(chunks, V, v=v, states=states, initial=cut.before, per=per)
+    back = partial(walk, chunks, V, q=q, v=do, per=per, future=True)
+    back(out=dy, states=d_states, initial=_gradients_after(back, cut, d_last), last=d_before)
     dq, dk, dv, dg, dbeta = gradients(
         q, k, v, g, beta, chunks.b, chunks.inverse, states, do, dy, d_states, request.scale
     )
-    return dq, dk, dv, dg, dbeta, d_initial
+    return dq, dk, dv, dg, dbeta, None if d_before is None else d_before[:, :, 0]
 
 
 WHOLE_STATE_PASSES = Differentiable(
     "delta_rule", request=DeltaRequest, tensors=("q", "k", "v", "g?", "beta", "initial_state?"),
-    outputs=("o", "state"), saved=("inverse", "b"), forward=_forward, backward=_backward, shapes=_shapes,
+    outputs=("o", "state"), saved=("inverse", "b", "before", "effect"),
+    forward=_forward, backward=_backward, shapes=_shapes,
 )  # fmt: skip
 """o and the last state, with gradients of all tensors; the backward pass makes the states anew."""
 
@@ -220,8 +268,8 @@ def _channel_forward(
     request: DeltaRequest, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, initial: Tensor | None
 ) -> tuple[Tensors, Tensors]:
     T, H, K = g.shape[1:]
-    walk = partial(walk_channels, prepare_channels(q, k, g, beta, request.scale), T, H, K)
-    return _walk_segments(walk, v, K, cdiv(T, CHUNK), initial, request.want_last), ()
+    walk, N = partial(walk_channels, prepare_channels(q, k, g, beta, request.scale), T, H, K), cdiv(T, CHUNK)
+    return _walk_segments(walk, v, K, N, _cut(walk, v, K, N, initial), request.want_last), ()
 
 
 CHANNEL_PASSES = Differentiable(
