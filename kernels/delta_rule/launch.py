@@ -4,7 +4,7 @@ A program walks over the whole head. Where that leaves multiprocessors without a
 one walk finds what each segment adds to the state, another what it does to one, a matrix [K, K]; products then give the
 states before the segments, with which a third walk makes the output.
 
-KDA's forward pass does the same with kernels of its own.
+KDA's passes do the same with kernels of their own.
 
 The backward pass keeps the states between chunks, and their gradients, in the inputs' dtype. dg is less exact for it
 than other gradients: it takes the sum of their products.
@@ -27,8 +27,9 @@ from ..common.sizes import cdiv, padded
 from ..common.versions import register_options
 from . import CHUNK
 from .channel_chunks import channel_chunks_kernel
+from .channel_gradients import channel_gradients_kernel, channel_news_kernel
 from .channel_walk import channel_walk_kernel
-from .gradients import gradients
+from .gradients import SEGMENT, gradients
 from .inverse import inverse_kernel
 from .whole_state import whole_state_kernel
 
@@ -176,10 +177,18 @@ def _outputs(request: DeltaRequest, q: Tensor, k: Tensor, v: Tensor, *others: An
 
 def _shapes(request: DeltaRequest, q: Tensor, k: Tensor, v: Tensor, *others: Any) -> tuple[Tensors, Tensors]:
     inverse, b = _new_chunks(k, others[1])
-    (heads, N, _), K, V = b.shape, k.shape[3], v.shape[3]
-    per = segment_length(heads, N, V, multiprocessors(v.device))
-    states = (b.new_empty(heads, cdiv(N, per), K, n) if per < N else None for n in (V, K))
-    return _outputs(request, q, k, v, *others)[0], (inverse, b, *states)
+    return _outputs(request, q, k, v, *others)[0], (inverse, b, *_new_states(k, v))
+
+
+def _new_states(k: Tensor, v: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    """Return what :func:`_kept` does, without its contents."""
+    (B, T, H, V), K = v.shape, k.shape[3]
+    N = cdiv(T, CHUNK)
+    per = segment_length(B * H, N, V, multiprocessors(v.device))
+    if per >= N:
+        return None, None
+    before, effect = (v.new_empty(B * H, cdiv(N, per), K, n, dtype=torch.float32) for n in (V, K))
+    return before, effect
 
 
 def _new_chunks(k: Tensor, beta: Tensor) -> tuple[Tensor, Tensor]:
@@ -188,27 +197,45 @@ def _new_chunks(k: Tensor, beta: Tensor) -> tuple[Tensor, Tensor]:
     return k.new_empty(*chunks, CHUNK, CHUNK), beta.new_empty(*chunks, CHUNK)
 
 
+def _walk_both_ways(
+    walk: Callable[..., None],
+    tensors: Tensors,
+    do: Tensor | None,
+    d_last: Tensor | None,
+    N: int,
+    kept: Tensors,
+    needs_initial: bool,
+    **queries: Any,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]:
+    """Return the states before the chunks, dO, dY, the gradients of the states after them, and of the initial one.
+
+    ``kept``: of :func:`_kept`; ``queries``: what ``walk`` takes beside backward in time.
+    """
+    _, k, v, *_, initial = tensors
+    (B, _, H, V), K = v.shape, k.shape[3]
+    per = segment_length(B * H, N, V, multiprocessors(v.device))
+    cut = Segments(per, initial if kept[0] is None else kept[0], kept[1])
+    rows = COLUMNS if V <= COLUMNS else 2 * COLUMNS * cdiv(V, 2 * COLUMNS)
+    states, d_states = (v.new_empty(B * H, N, rows, K) for _ in range(2))
+    dy = contiguous_like(v)
+    d_before = v.new_empty(B, H, cdiv(N, per), K, V, dtype=torch.float32) if needs_initial else None
+    do = v.new_zeros(v.shape) if do is None else do
+    walk(V, v=v, states=states, initial=cut.before, per=per)
+    back = partial(walk, V, v=do, per=per, future=True, **queries)
+    back(out=dy, states=d_states, initial=_gradients_after(back, cut, d_last), last=d_before)
+    return states, do, dy, d_states, None if d_before is None else d_before[:, :, 0]
+
+
 def _backward(
     request: DeltaRequest, needs: tuple[bool, ...], tensors: Tensors, saved: Tensors, of_outputs: Tensors
 ) -> Tensors:
-    q, k, v, g, beta, initial = tensors
-    do, d_last = of_outputs
-    do = v.new_zeros(v.shape) if do is None else do
-    (B, _, H, V), K = v.shape, k.shape[3]
+    q, k, v, g, beta, _ = tensors
     chunks = Chunks(k, beta, saved[0], saved[1], request.scale)
-    rows = COLUMNS if V <= COLUMNS else 2 * COLUMNS * cdiv(V, 2 * COLUMNS)
-    N = chunks.b.shape[1]
-    per = segment_length(B * H, N, V, multiprocessors(v.device))
-    cut = Segments(per, initial if saved[2] is None else saved[2], saved[3])
-    states, d_states = (k.new_empty(B * H, N, rows, K) for _ in range(2))
-    dy, d_before = contiguous_like(v), beta.new_empty(B, H, cdiv(N, per), K, V) if needs[5] else None
-    walk(chunks, V, v=v, states=states, initial=cut.before, per=per)
-    back = partial(walk, chunks, V, q=q, v=do, per=per, future=True)
-    back(out=dy, states=d_states, initial=_gradients_after(back, cut, d_last), last=d_before)
-    dq, dk, dv, dg, dbeta = gradients(
-        q, k, v, g, beta, chunks.b, chunks.inverse, states, do, dy, d_states, request.scale
+    states, do, dy, d_states, d_initial = _walk_both_ways(
+        partial(walk, chunks), tensors, *of_outputs, chunks.b.shape[1], saved[2:], needs[5], q=q
     )
-    return dq, dk, dv, dg, dbeta, None if d_before is None else d_before[:, :, 0]
+    of_tensors = gradients(q, k, v, g, beta, chunks.b, chunks.inverse, states, do, dy, d_states, request.scale)
+    return *of_tensors, d_initial
 
 
 WHOLE_STATE_PASSES = Differentiable(
@@ -224,20 +251,32 @@ class ChannelChunks(NamedTuple):
 
     decayed: Tensor
     squares: Tensor
-    decay: Tensor
+    vectors: Tensor
 
 
-def prepare_channels(q: Tensor, k: Tensor, g: Tensor, beta: Tensor, scale: float) -> ChannelChunks:
-    """Run channel_chunks_kernel."""
-    (B, T, HK, K), H = k.shape, beta.shape[2]
+def prepare_channels(
+    q: Tensor, k: Tensor, g: Tensor, beta: Tensor, scale: float, made: Tensors = (None, None)
+) -> ChannelChunks:
+    """Run channel_chunks_kernel; ``made``: the squares and the vectors, if these are there already."""
+    (_, T, HK, K), H = k.shape, beta.shape[2]
+    decayed, *others = _new_channels(k, beta)
+    is_made = made[0] is not None
+    channel_chunks_kernel[(decayed.shape[0],)](
+        q, k, g, beta, decayed, *((None, None) if is_made else others), scale, T, H=H, GROUP=H // HK, K=K,
+        BK=decayed.shape[3], L=CHUNK, num_warps=8, maxnreg=128,
+    )  # fmt: skip
+    return ChannelChunks(decayed, *(made if is_made else others))
+
+
+def _new_channels(k: Tensor, beta: Tensor) -> ChannelChunks:
+    """Return what channel_chunks_kernel writes, without its contents."""
+    (B, T, _, K), H = k.shape, beta.shape[2]
     chunks, width = B * H * cdiv(T, CHUNK), max(padded(K), 64)
-    made = ChannelChunks(
-        k.new_empty(chunks, 3, CHUNK, width), k.new_empty(chunks, 2, CHUNK, CHUNK), g.new_empty(chunks, width)
+    return ChannelChunks(
+        k.new_empty(chunks, 3, CHUNK, width),
+        k.new_empty(chunks, 2, CHUNK, CHUNK),
+        beta.new_empty(chunks, width + CHUNK),
     )
-    channel_chunks_kernel[(chunks,)](
-        q, k, g, beta, *made, scale, T, H=H, GROUP=H // HK, K=K, BK=width, L=CHUNK, num_warps=8, maxnreg=128
-    )
-    return made
 
 
 def walk_channels(
@@ -249,18 +288,20 @@ def walk_channels(
     *,
     v: Tensor | None = None,
     out: Tensor | None = None,
+    states: Tensor | None = None,
     initial: Tensor | None = None,
     last: Tensor | None = None,
     per: int,
+    future: bool = False,
 ) -> None:
     """Run channel_walk_kernel, whose docstring explains the arguments."""
-    rows, width = chunks.decay.shape
+    rows, width = chunks.vectors.shape[0], chunks.decayed.shape[3]
     N = cdiv(T, CHUNK)
     walkers = 1 if V <= COLUMNS else 2
     triton.set_allocator(scratch)
     channel_walk_kernel[(cdiv(V, COLUMNS * walkers) * cdiv(N, per) * (rows // N),)](
-        *chunks, v, out, initial, last, T, rows, per, H=H, K=K, V=V, BK=width, L=CHUNK, STAGES=2, WALKERS=walkers,
-        num_warps=4, **register_options(capability(chunks.decay.device)),
+        *chunks, v, out, states, initial, last, T, rows, per, H=H, K=K, V=V, BK=width, L=CHUNK, STAGES=2,
+        WALKERS=walkers, FUTURE=future, num_warps=4, **register_options(capability(chunks.vectors.device)),
     )  # fmt: skip
 
 
@@ -268,12 +309,70 @@ def _channel_forward(
     request: DeltaRequest, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, initial: Tensor | None
 ) -> tuple[Tensors, Tensors]:
     T, H, K = g.shape[1:]
-    walk, N = partial(walk_channels, prepare_channels(q, k, g, beta, request.scale), T, H, K), cdiv(T, CHUNK)
-    return _walk_segments(walk, v, K, N, _cut(walk, v, K, N, initial), request.want_last), ()
+    chunks, N = prepare_channels(q, k, g, beta, request.scale), cdiv(T, CHUNK)
+    walk = partial(walk_channels, chunks, T, H, K)
+    cut = _cut(walk, v, K, N, initial)
+    return _walk_segments(walk, v, K, N, cut, request.want_last), (chunks.squares, chunks.vectors, *_kept(cut))
+
+
+def _channel_shapes(request: DeltaRequest, q: Tensor, k: Tensor, v: Tensor, *others: Any) -> tuple[Tensors, Tensors]:
+    _, squares, vectors = _new_channels(k, others[1])
+    return _outputs(request, q, k, v, *others)[0], (squares, vectors, *_new_states(k, v))
+
+
+def channel_gradients(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    chunks: ChannelChunks,
+    states: Tensor,
+    do: Tensor,
+    dy: Tensor,
+    d_states: Tensor,
+    scale: float,
+) -> Tensors:
+    """Compute dq, dk, dv, dg and dbeta by the kernels of channel_gradients.py, see there; all are contiguous."""
+    (B, T, H, V), (HK, K) = v.shape, k.shape[2:]
+    dq, dk = (v.new_empty(B, T, H, K, dtype=v.dtype if HK == H else torch.float32) for _ in range(2))
+    new, dv, dg = torch.empty_like(v), torch.empty_like(v), torch.empty_like(g)
+    # The second kernel's programs have COLUMNS of K each.
+    shares = cdiv(K, COLUMNS)
+    dbeta = beta.new_empty(1 + shares, B, T, H)
+    numbers, rows, width = B * H * cdiv(T, CHUNK), states.shape[2], chunks.decayed.shape[3]
+    dsquares, vectors = torch.empty_like(chunks.squares), beta.new_empty(numbers, CHUNK + 2)
+    channel_news_kernel[(numbers,)](
+        v, beta, chunks.decayed, chunks.squares, states, do, dy, new, dv, dsquares, vectors, dbeta, T,
+        H=H, K=K, V=V, ROWS=rows, BK=width, L=CHUNK, num_warps=4,
+    )  # fmt: skip
+    N = states.shape[1]
+    per = min(SEGMENT, cdiv(B * H * N, 2 * multiprocessors(v.device)))
+    triton.set_allocator(scratch)
+    channel_gradients_kernel[(B * H * cdiv(N, per),)](
+        q, k, g, beta, states, do, dy, d_states, new, dsquares, vectors, dq, dk, dg, dbeta, scale, T, per,
+        H=H, GROUP=H // HK, K=K, V=V, ROWS=rows, L=CHUNK, num_warps=8, maxnreg=128,
+    )  # fmt: skip
+    if HK != H:
+        dq, dk = (x.unflatten(2, (HK, -1)).sum(3).to(v.dtype) for x in (dq, dk))
+    return dq, dk, dv, dg, dbeta.sum(0)
+
+
+def _channel_backward(
+    request: DeltaRequest, needs: tuple[bool, ...], tensors: Tensors, saved: Tensors, of_outputs: Tensors
+) -> Tensors:
+    q, k, v, g, beta, _ = tensors
+    T, H, K = g.shape[1:]
+    chunks = prepare_channels(q, k, g, beta, request.scale, saved[:2])
+    states, do, dy, d_states, d_initial = _walk_both_ways(
+        partial(walk_channels, chunks, T, H, K), tensors, *of_outputs, cdiv(T, CHUNK), saved[2:], needs[5]
+    )
+    return *channel_gradients(q, k, v, g, beta, chunks, states, do, dy, d_states, request.scale), d_initial
 
 
 CHANNEL_PASSES = Differentiable(
     "delta_rule_by_channel", request=DeltaRequest, tensors=WHOLE_STATE_PASSES.tensors,
-    outputs=("o", "state"), forward=_channel_forward, backward=None, shapes=_outputs,
+    outputs=("o", "state"), saved=("squares", "vectors", "before", "effect"),
+    forward=_channel_forward, backward=_channel_backward, shapes=_channel_shapes,
 )  # fmt: skip
-"""The same with a decay for each key channel, without gradients."""
+"""The same with a decay for each key channel."""
