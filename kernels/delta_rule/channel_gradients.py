@@ -199,28 +199,41 @@ def _add_block(memory, zero, block: gl.constexpr, BLOCKS: gl.constexpr, index, d
 
 
 @gluon.jit
-def _add_weighted(memory, weight_s, middle, number, level, far, beta, scale, of_dp, of_n, dq, r, c, dbeta):
-    """Add what dP and N make of keys and queries, if ``far`` where rows of the second half of a square of 2^(level + 1)
-    rows meet columns of the first."""
+def _first_level(last, middle, b, row, LIMIT: gl.constexpr):
+    """Return at which level the weights of a chunk begin: 5 if no half of it decays beyond the limit, 4 if no quarter
+    does, else 0."""
+    far = gl.max(gl.maximum(-middle, middle - last), 0) > LIMIT
+    first = gl.sum(gl.where(row == b.shape[0] // 4 - 1, b, 0.0), 0)
+    third = gl.sum(gl.where(row == b.shape[0] * 3 // 4 - 1, b, 0.0), 0)
+    early = gl.maximum(-first, first - middle)
+    farther = gl.max(gl.maximum(early, gl.maximum(middle - third, third - last)), 0) > LIMIT
+    return 5 - _any(far) - 4 * _any(farther)
+
+
+@gluon.jit
+def _add_weighted(memory, weight_s, middle, number, level, first, beta, scale, of_dp, of_n, dq, r, c, dbeta):
+    """Add what dP and N make of keys and queries, where rows of the second half of a square of 2^(level + 1) rows meet
+    columns of the first; at the ``first`` level, unless it is 0, all of the square."""
     L: gl.constexpr = dq.shape[0]
     DTYPE: gl.constexpr = memory.tiles.dtype
     mma: gl.constexpr = dq.type.layout
     rows = gl.arange(0, L, gl.SliceLayout(1, mma))[:, None] >> level
-    is_late = (far == 0) | (rows % 2 == 1)
-    is_early = (far == 0) | (rows % 2 == 0)
+    near = (first > 0) & (level == first)
+    is_late = near | (rows % 2 == 1)
+    is_early = near | (rows % 2 == 0)
     zero = _zero(number, level)
-    if far == 0:
+    if first == 5:
         weight = weight_s.index(zero).load(mma) - middle
         weight_s.index(zero + 1).store(weight)
     else:
-        layout: gl.constexpr = gl.BlockedLayout([1, 2], [8, 4], [1, BD // 8], [1, 0])
+        layout: gl.constexpr = gl.BlockedLayout([L // 8, 2], [8, 4], [1, BD // 8], [1, 0])
         edge = gl.arange(0, L, gl.SliceLayout(1, layout)) >> (level + 1) << (level + 1)
         edge = gl.zeros([L, BD], gl.int32, layout) + (edge + (1 << level) - 1)[:, None]
         b = weight_s.index(zero).load(layout)
         weight_s.index(zero + 1).store(b - gl.gather(b, edge, 0))
         barrier()
         columns = gl.arange(0, L, gl.SliceLayout(0, mma))[None, :] >> level
-        below = (rows >> 1 == columns >> 1) & (rows > columns)
+        below = (rows >> 1 == columns >> 1) & (near | (rows > columns))
         for square in gl.static_range(2):
             x = memory.tiles.index(zero + 2 + square).load(mma)
             memory.tiles.index(zero + 7 + square).store(gl.where(below, x, 0.0))
@@ -234,7 +247,7 @@ def _add_weighted(memory, weight_s, middle, number, level, far, beta, scale, of_
     fence_async_shared()
     barrier()
     zero = _zero(number, level + 1)
-    squares = zero + 2 + 5 * far
+    squares = zero + gl.where(first == 5, 2, 7)
     dp_s = memory.tiles.index(squares)
     n_s = memory.tiles.index(squares + 1)
     zeros = gl.zeros([L, BD], gl.float32, mma)
@@ -275,8 +288,9 @@ def channel_gradients_kernel(
     OF_QK: gl.constexpr = H // GROUP * K
     SIZE: gl.constexpr = dq_ptr.dtype.element_ty.primitive_bitwidth // 8
     mma: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 2], [16, BD // 2, 16])
-    # A warp has all rows of 8 columns: sums over rows need no shared memory.
-    layout: gl.constexpr = gl.BlockedLayout([1, 2], [8, 4], [1, BD // 8], [1, 0])
+    # A warp has all rows of 8 columns: sums over rows need no shared memory. flat: of tiles of 16 bits.
+    layout: gl.constexpr = gl.BlockedLayout([L // 8, 2], [8, 4], [1, BD // 8], [1, 0])
+    flat: gl.constexpr = gl.BlockedLayout([1, 2], [8, 4], [1, BD // 8], [1, 0])
     of_rows: gl.constexpr = gl.SliceLayout(1, mma)
     of_columns: gl.constexpr = gl.SliceLayout(0, mma)
 
@@ -289,7 +303,10 @@ def channel_gradients_kernel(
     token = pid_bh // H * T * H + pid_bh % H
     of_qk = pid_bh // H * T * OF_QK + pid_bh % H // GROUP * K
     shared: gl.constexpr = gl.NVMMASharedLayout(128, 16, rank=2)
-    wide: gl.constexpr = gl.NVMMASharedLayout(128, 32, rank=2)
+    # Rows n and 8 n begin in other banks: both layouts, and that of products, read and write 32 banks at a time.
+    wide: gl.constexpr = gl.SharedLinearLayout(
+        [[0, 1], [0, 2], [0, 4], [0, 8], [0, 16], [0, 32], [1, 8], [2, 16], [4, 32], [8, 8], [16, 16], [32, 32]]
+    )
     of_made: gl.constexpr = gl.NVMMASharedLayout(128, dq_ptr.dtype.element_ty.primitive_bitwidth, rank=2)
     tensors = Descriptors(
         q=tma.make_tensor_descriptor(q_ptr + of_qk, [T, K], [OF_QK, 1], [L, BD], shared),
@@ -339,22 +356,7 @@ def channel_gradients_kernel(
         b = gl.associative_scan(gl.maximum(g, MIN_LOG_DECAY), 0, _add)
         last = gl.sum(gl.where(row == L - 1, b, 0.0), 0)
         middle = gl.sum(gl.where(row == L // 2 - 1, b, 0.0), 0)
-        far = _any(gl.max(gl.maximum(-middle, middle - last), 0) > LIMIT)
-
-        dq = gl.zeros([L, BD], gl.float32, mma)
-        r = gl.zeros([L, BD], gl.float32, mma)
-        c = gl.zeros([L, BD], gl.float32, mma)
-        of_states = gl.zeros([BD, BD], gl.float32, layout)
-        for block in gl.static_range(BLOCKS):
-            dq, r, c, state, dstate = _add_block(memory, _zero(number, block), block, BLOCKS, index, dq, r, c)
-            of_states += state.load(layout).to(gl.float32) * dstate.load(layout).to(gl.float32)
-            dq, r, c = warpgroup_mma_wait(0, deps=[dq, r, c])
-            if block + 2 < BLOCKS:
-                barrier()
-                _load_block(tensors, memory, block + 2, number, start, column, ROWS)
-        barrier()
-        zero = _zero(number, BLOCKS)
-        weight_s.index(zero).store(b)
+        first_level = _first_level(last, middle, b, row, LIMIT)
         at = token + (start + offs_l).to(gl.int64) * H
         exists = offs_l < T - start
         beta = gl.load(beta_ptr + at, mask=exists, other=0.0)[:, None]
@@ -362,6 +364,21 @@ def channel_gradients_kernel(
         of_self = gl.load(vectors + offs_l)[:, None]
         of_dp = gl.load(vectors + L)
         of_n = gl.load(vectors + L + 1)
+
+        dq = gl.zeros([L, BD], gl.float32, mma)
+        r = gl.zeros([L, BD], gl.float32, mma)
+        c = gl.zeros([L, BD], gl.float32, mma)
+        of_states = gl.zeros([BD, BD], gl.float32, flat)
+        for block in gl.static_range(BLOCKS):
+            dq, r, c, state, dstate = _add_block(memory, _zero(number, block), block, BLOCKS, index, dq, r, c)
+            of_states += state.load(flat).to(gl.float32) * dstate.load(flat).to(gl.float32)
+            dq, r, c = warpgroup_mma_wait(0, deps=[dq, r, c])
+            if block + 2 < BLOCKS:
+                barrier()
+                _load_block(tensors, memory, block + 2, number, start, column, ROWS)
+        barrier()
+        zero = _zero(number, BLOCKS)
+        weight_s.index(zero).store(b)
         mbarrier.wait(loaded, index & 1)
         barrier()
         b_m = weight_s.index(zero).load(mma)
@@ -376,12 +393,12 @@ def channel_gradients_kernel(
         dbeta = gl.zeros([L], gl.float32, of_rows)
         middle = gl.convert_layout(middle, of_columns)[None, :]
         barrier()
-        of_last = gl.sum(of_states, 0) * gl.exp2(last)
+        of_last = gl.convert_layout(gl.sum(of_states, 0), gl.SliceLayout(0, layout)) * gl.exp2(last)
         of_last += gl.sum(weight_s.index(zero + 1).load(layout), 0)
         barrier()
-        for level in range(5 - 5 * far, 6):
+        for level in range(first_level, 6):
             dq, r, c, dbeta = _add_weighted(
-                memory, weight_s, middle, number, level, far, beta, scale, of_dp, of_n, dq, r, c, dbeta
+                memory, weight_s, middle, number, level, first_level, beta, scale, of_dp, of_n, dq, r, c, dbeta
             )
         gl.store(dbeta_ptr + (index % PARTS + 1) * (heads.to(gl.int64) * T) + at, dbeta, mask=exists)
         dq *= scale
@@ -398,12 +415,13 @@ def channel_gradients_kernel(
         barrier()
         store_async(tensors.dq, [start, column], dq_s)
         store_async(tensors.dk, [start, column], dk_s)
-        dg = gl.associative_scan(weight_s.index(zero).load(layout), 0, _add, reverse=True)
-        dg += of_last[None, :]
-        row_again = row + zero
-        g = _load_gates(g_ptr + of_gates, H * K, row_again, offs_k, T - start, K - column)
+        # Not a scan backward, for which all rows would be exchanged twice.
+        db = weight_s.index(zero).load(layout)
+        dg = db - gl.associative_scan(db, 0, _add) + (of_last + gl.sum(db, 0))[None, :]
+        rows = row + zero
+        g = _load_gates(g_ptr + of_gates, H * K, rows, offs_k, T - start, K - column)
         dg = gl.where(g >= MIN_LOG_DECAY, dg, 0.0)
-        mask = (row_again < T - start) & (offs_k < K - column)
-        gl.store(dg_ptr + of_gates + (row_again * (H * K) + offs_k), dg, mask=mask)
+        mask = (rows < T - start) & (offs_k < K - column)
+        gl.store(dg_ptr + of_gates + (rows * (H * K) + offs_k), dg, mask=mask)
         barrier()
     tma.store_wait(0)
