@@ -76,7 +76,7 @@ def _place(number, T, H: tl.constexpr, L: tl.constexpr):
 
 @remember_launches
 @triton.jit(do_not_specialize=["T"])
-def channel_news_kernel(
+def new_values_kernel(
     v_ptr, beta_ptr, decayed_ptr, squares_ptr, states_ptr, do_ptr, dy_ptr,
     new_ptr, dv_ptr, dsquares_ptr, vectors_ptr, dbeta_ptr, T,
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, ROWS: tl.constexpr, BK: tl.constexpr, L: tl.constexpr,
@@ -126,7 +126,7 @@ def channel_news_kernel(
     tl.store(dbeta_ptr + of_beta, dbeta, mask=exists)
 
 
-class Descriptors(NamedTuple):
+class ChannelDescriptors(NamedTuple):
     """Of the tensors whose tiles are copied; ``squares``: dP and N, one behind the other."""
 
     q: Any
@@ -141,7 +141,7 @@ class Descriptors(NamedTuple):
     dk: Any
 
 
-class Memory(NamedTuple):
+class ChannelMemory(NamedTuple):
     """What is in shared memory.
 
     Attributes:
@@ -277,7 +277,7 @@ def channel_gradients_kernel(
     """Compute dq, dk and dg of ``per`` chunks of a head, and of dbeta what needs A.
 
     Grid: (B * H * ceil(N / per),), N = ceil(T / L). Reads q, k [B, T, H / GROUP, K], do, dY [B, T, H, V], g
-    [B, T, H, K] and beta [B, T, H], S^T and dS^T [B * H, N, ROWS, K], and what channel_news_kernel wrote; writes dq, dk
+    [B, T, H, K] and beta [B, T, H], S^T and dS^T [B * H, N, ROWS, K], and what new_values_kernel wrote; writes dq, dk
     and dg [B, T, H, K], and shares of dbeta [1 + ceil(K / 64), B, T, H], from the second on.
     """
     DTYPE: gl.constexpr = k_ptr.dtype.element_ty
@@ -308,7 +308,7 @@ def channel_gradients_kernel(
         [[0, 1], [0, 2], [0, 4], [0, 8], [0, 16], [0, 32], [1, 8], [2, 16], [4, 32], [8, 8], [16, 16], [32, 32]]
     )
     of_made: gl.constexpr = gl.NVMMASharedLayout(128, dq_ptr.dtype.element_ty.primitive_bitwidth, rank=2)
-    tensors = Descriptors(
+    tensors = ChannelDescriptors(
         q=tma.make_tensor_descriptor(q_ptr + of_qk, [T, K], [OF_QK, 1], [L, BD], shared),
         k=tma.make_tensor_descriptor(k_ptr + of_qk, [T, K], [OF_QK, 1], [L, BD], shared),
         squares=tma.make_tensor_descriptor(dsquares_ptr, [chunks * 2 * L, L], [L, 1], [L, L], shared),
@@ -320,7 +320,7 @@ def channel_gradients_kernel(
         dq=tma.make_tensor_descriptor(dq_ptr + token * K, [T, K], [H * K, 1], [L, BD], of_made),
         dk=tma.make_tensor_descriptor(dk_ptr + token * K, [T, K], [H * K, 1], [L, BD], of_made),
     )
-    memory = Memory(
+    memory = ChannelMemory(
         tiles=gl.allocate_shared_memory(DTYPE, [10, L, BD], shared),
         states=gl.allocate_shared_memory(DTYPE, [4, BD, BD], shared),
         loaded=allocate_barriers(1),

@@ -27,7 +27,7 @@ from ..common.sizes import cdiv, padded
 from ..common.versions import register_options
 from . import CHUNK
 from .channel_chunks import channel_chunks_kernel
-from .channel_gradients import channel_gradients_kernel, channel_news_kernel
+from .channel_gradients import channel_gradients_kernel, new_values_kernel
 from .channel_walk import channel_walk_kernel
 from .gradients import SEGMENT, gradients
 from .inverse import inverse_kernel
@@ -342,7 +342,7 @@ def channel_gradients(
     dbeta = beta.new_empty(1 + shares, B, T, H)
     numbers, rows, width = B * H * cdiv(T, CHUNK), states.shape[2], chunks.decayed.shape[3]
     dsquares, vectors = torch.empty_like(chunks.squares), beta.new_empty(numbers, CHUNK + 2)
-    channel_news_kernel[(numbers,)](
+    new_values_kernel[(numbers,)](
         v, beta, chunks.decayed, chunks.squares, states, do, dy, new, dv, dsquares, vectors, dbeta, T,
         H=H, K=K, V=V, ROWS=rows, BK=width, L=CHUNK, num_warps=4,
     )  # fmt: skip
