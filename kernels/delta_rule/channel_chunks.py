@@ -16,6 +16,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, warpgroup_mma, warpgroup_mma_wait
 
 from ..common.remember import remember_launches
+from ..scalar_decay.whole_state_tiles import barrier
 from .inverse import LOG2E, MIN_LOG_DECAY
 
 
@@ -113,7 +114,7 @@ def _in_squares(
     g_s = gl.allocate_shared_memory(gl.float32, q_s.shape, gl.SwizzledSharedLayout(1, 1, 1, order=[1, 0]))
     _put(g_s, _load_gates(g_ptr, OF_G, mask))
     fence_async_shared()
-    gl.barrier()
+    barrier()
     scores = warpgroup_mma(q_s, early_s.permute((1, 0)), zeros, is_async=True, use_acc=False)
     scores = _within(warpgroup_mma_wait(0, deps=[scores]), 1)
     a = zeros
@@ -124,7 +125,7 @@ def _in_squares(
         _put(k_s, k * late)
         _put(early_s, k * early)
         fence_async_shared()
-        gl.barrier()
+        barrier()
         scores = warpgroup_mma(q_s, early_s.permute((1, 0)), _within(scores, 1 << level), is_async=True)
         a = warpgroup_mma(k_s, early_s.permute((1, 0)), _within(a, 1 << level), is_async=True)
         scores, a = warpgroup_mma_wait(0, deps=[scores, a])
@@ -166,12 +167,12 @@ def _invert(a, a_s, left_s, right_s, layout: gl.constexpr):
     for level in gl.static_range(1, 6):
         right_s.store(inverse.to(DTYPE))
         fence_async_shared()
-        gl.barrier()
+        barrier()
         product = warpgroup_mma(right_s, a_s, gl.zeros([L, L], gl.float32, layout), is_async=True, use_acc=False)
         product = warpgroup_mma_wait(0, deps=[product])
         left_s.store(_below(product, 1 << level).to(DTYPE))
         fence_async_shared()
-        gl.barrier()
+        barrier()
         product = warpgroup_mma(left_s, right_s, gl.zeros([L, L], gl.float32, layout), is_async=True, use_acc=False)
         inverse -= warpgroup_mma_wait(0, deps=[product])
     return inverse
@@ -260,7 +261,7 @@ def channel_chunks_kernel(
     if squares_ptr is not None:
         if _any(far) == 0:
             fence_async_shared()
-            gl.barrier()
+            barrier()
             scores = warpgroup_mma(q_s, early_s.permute((1, 0)), zeros, is_async=True, use_acc=False)
             a = warpgroup_mma(k_s, early_s.permute((1, 0)), zeros, is_async=True, use_acc=False)
             scores, a = warpgroup_mma_wait(0, deps=[scores, a])
