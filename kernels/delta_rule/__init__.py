@@ -9,7 +9,7 @@ Declarations, data only. Where to begin:
     chunkwise.py    plain torch, chunk by chunk, by the WY form of a product of such factors
     step.py         the decoding step in Triton
     launch.py       whole_state, for Hopper: inverse.py, whole_state.py and gradients.py in order; of KDA
-                    channel_chunks.py and channel_walk.py
+                    channel_chunks.py, channel_walk.py and channel_gradients.py
 
 The operations differ in g alone: 0, a scalar a head (Gated DeltaNet), or a vector a head (Kimi Delta Attention).
 """
@@ -17,7 +17,6 @@ The operations differ in g alone: 0, a scalar a head (Gated DeltaNet), or a vect
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from ..common.sizes import bad_head_dim
@@ -73,7 +72,6 @@ WHOLE_STATE_FORM = triton_form(
     fallback="torch",
     summary="chunks in order for Hopper: a program holds the whole state of a head, in Gluon",
 )
-"""Of KDA the forward pass alone."""
 
 
 def _operation(name: str, gates: tuple[str, ...], **declared: Any) -> Operation:
@@ -93,7 +91,7 @@ def _operation(name: str, gates: tuple[str, ...], **declared: Any) -> Operation:
         # Qwen3-Next's and Kimi Linear's.
         head_dim=128,
         implementations=(
-            replace(WHOLE_STATE_FORM, modes=("fw",)) if name == "kda" else WHOLE_STATE_FORM,
+            WHOLE_STATE_FORM,
             portable_form(
                 name="torch",
                 modes=("fw", "fwbw", "bw", "step"),

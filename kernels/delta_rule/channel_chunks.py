@@ -16,6 +16,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, warpgroup_mma, warpgroup_mma_wait
 
 from ..common.remember import remember_launches
+from ..scalar_decay.whole_state_tiles import barrier
 from .inverse import LOG2E, MIN_LOG_DECAY
 
 
@@ -23,6 +24,24 @@ from .inverse import LOG2E, MIN_LOG_DECAY
 def _add(x, y):
     """Combine a scan's sums."""
     return x + y
+
+
+@gluon.jit
+def _sums(x):
+    """Return the sums of groups of rows [R, S, BK] until each row, and those of all rows and of the first half [BK]."""
+    layout: gl.constexpr = x.type.layout
+    R: gl.constexpr = x.shape[0]
+    # The groups' sums, those of all groups in each thread.
+    groups: gl.constexpr = gl.BlockedLayout([1, R, 2], [1, 1, 32], [R, 1, x.shape[2] // 64], [2, 1, 0])
+    total = gl.convert_layout(gl.sum(x, 1), gl.SliceLayout(0, groups))
+    other = gl.arange(0, R, gl.SliceLayout(0, gl.SliceLayout(2, groups)))[None, :, None]
+    this = gl.arange(0, R, gl.SliceLayout(1, gl.SliceLayout(2, groups)))[:, None, None]
+    before = gl.sum(gl.where(other < this, total[None, :, :], 0.0), 1)
+    first_half = gl.arange(0, R, gl.SliceLayout(1, gl.SliceLayout(0, groups)))[:, None] < R // 2
+    middle = gl.sum(gl.where(first_half, total, 0.0), 0)
+    until = gl.associative_scan(x, 1, _add) + gl.convert_layout(before, gl.SliceLayout(1, layout)).expand_dims(1)
+    of_columns: gl.constexpr = gl.SliceLayout(0, gl.SliceLayout(1, layout))
+    return until, gl.convert_layout(gl.sum(total, 0), of_columns), gl.convert_layout(middle, of_columns)
 
 
 @gluon.jit
@@ -95,7 +114,7 @@ def _in_squares(
     g_s = gl.allocate_shared_memory(gl.float32, q_s.shape, gl.SwizzledSharedLayout(1, 1, 1, order=[1, 0]))
     _put(g_s, _load_gates(g_ptr, OF_G, mask))
     fence_async_shared()
-    gl.barrier()
+    barrier()
     scores = warpgroup_mma(q_s, early_s.permute((1, 0)), zeros, is_async=True, use_acc=False)
     scores = _within(warpgroup_mma_wait(0, deps=[scores]), 1)
     a = zeros
@@ -106,7 +125,7 @@ def _in_squares(
         _put(k_s, k * late)
         _put(early_s, k * early)
         fence_async_shared()
-        gl.barrier()
+        barrier()
         scores = warpgroup_mma(q_s, early_s.permute((1, 0)), _within(scores, 1 << level), is_async=True)
         a = warpgroup_mma(k_s, early_s.permute((1, 0)), _within(a, 1 << level), is_async=True)
         scores, a = warpgroup_mma_wait(0, deps=[scores, a])
@@ -148,12 +167,12 @@ def _invert(a, a_s, left_s, right_s, layout: gl.constexpr):
     for level in gl.static_range(1, 6):
         right_s.store(inverse.to(DTYPE))
         fence_async_shared()
-        gl.barrier()
+        barrier()
         product = warpgroup_mma(right_s, a_s, gl.zeros([L, L], gl.float32, layout), is_async=True, use_acc=False)
         product = warpgroup_mma_wait(0, deps=[product])
         left_s.store(_below(product, 1 << level).to(DTYPE))
         fence_async_shared()
-        gl.barrier()
+        barrier()
         product = warpgroup_mma(left_s, right_s, gl.zeros([L, L], gl.float32, layout), is_async=True, use_acc=False)
         inverse -= warpgroup_mma_wait(0, deps=[product])
     return inverse
@@ -168,7 +187,7 @@ def channel_chunks_kernel(
     beta_ptr,
     decayed_ptr,
     squares_ptr,
-    decay_ptr,
+    vectors_ptr,
     scale,
     T,
     H: gl.constexpr,
@@ -180,9 +199,9 @@ def channel_chunks_kernel(
     """Compute what the walk over a chunk of a head reads.
 
     Grid: (B * H * N,), N = ceil(T / L). Reads q, k [B, T, H / GROUP, K], g [B, T, H, K] and beta [B, T, H]; writes
-    exp(b_L - b) * k, exp(b) * k and exp(b) * scale q [B * H, N, 3, L, BK] and T Diag(beta) and scale P
-    [B * H, N, 2, L, L] in k's dtype, and exp(b_L) [B * H, N, BK]. Columns beyond K, and positions beyond T,
-    are 0 in the first.
+    exp(b_L - b) * k, exp(b) * k and exp(b) * scale q [B * H, N, 3, L, BK] and T and scale P [B * H, N, 2, L, L] in k's
+    dtype, and exp(b_L) and beta, one behind the other, [B * H, N, BK + L]; without squares_ptr the first alone. Columns
+    beyond K, and positions beyond T, are 0 in the first and in beta.
     """
     DTYPE: gl.constexpr = k_ptr.dtype.element_ty
     # Log decay, in base 2, of half a chunk. The rest of the dtype's range is for the numbers that factors multiply.
@@ -220,50 +239,40 @@ def channel_chunks_kernel(
     zeros = gl.zeros([L, L], gl.float32, square)
     offs_r = gl.arange(0, L, gl.SliceLayout(1, square))
     offs_c = gl.arange(0, L, gl.SliceLayout(0, square))
-    of_beta = beta_ptr + first * H + head
-    rate = gl.load(of_beta + offs_r * H, mask=offs_r < end, other=0.0)[:, None]
+    rate = gl.load(beta_ptr + first * H + head + offs_r * H, mask=offs_r < end, other=0.0)
 
-    # The groups' sums, those of all groups in each thread.
-    groups: gl.constexpr = gl.BlockedLayout([1, R, 2], [1, 1, 32], [R, 1, BK // 64], [2, 1, 0])
-    total = gl.convert_layout(gl.sum(g, 1), gl.SliceLayout(0, groups))
-    other = gl.arange(0, R, gl.SliceLayout(0, gl.SliceLayout(2, groups)))[None, :, None]
-    this = gl.arange(0, R, gl.SliceLayout(1, gl.SliceLayout(2, groups)))[:, None, None]
-    before = gl.sum(gl.where(other < this, total[None, :, :], 0.0), 1)
-    last = gl.sum(total, 0)
-    first_half = gl.arange(0, R, gl.SliceLayout(1, gl.SliceLayout(0, groups)))[:, None] < R // 2
-    middle = gl.sum(gl.where(first_half, total, 0.0), 0)
-    b = gl.associative_scan(g, 1, _add) + gl.convert_layout(before, gl.SliceLayout(1, layout)).expand_dims(1)
-    of_columns: gl.constexpr = gl.SliceLayout(0, gl.SliceLayout(1, layout))
-    last = gl.convert_layout(last, of_columns)
-    middle = gl.convert_layout(middle, of_columns)
+    b, last, middle = _sums(g)
+    of_columns: gl.constexpr = last.type.layout
     decayed = decayed_ptr + number * (3 * L * BK) + group * (S * BK) + column
-    gl.store(decay_ptr + number * BK + gl.arange(0, BK, of_columns), gl.exp2(last))
-    far = gl.max(gl.maximum(-middle, middle - last), 0) > LIMIT
-    weights = b - middle[None, None, :]
-    # Where they lie beyond the limit, _in_squares overwrites these, which may be infinite or NaN.
-    _put(q_s, q * (gl.exp2(weights) * scale))
-    _put(k_s, k * gl.exp2(weights))
-    _put(early_s, k * gl.exp2(-weights))
+    if squares_ptr is not None:
+        vectors = vectors_ptr + number * (BK + L)
+        gl.store(vectors + gl.arange(0, BK, of_columns), gl.exp2(last))
+        gl.store(vectors + BK + offs_r, rate)
+        far = gl.max(gl.maximum(-middle, middle - last), 0) > LIMIT
+        weights = b - middle[None, None, :]
+        # Where they lie beyond the limit, _in_squares overwrites these, which may be infinite or NaN.
+        _put(q_s, q * (gl.exp2(weights) * scale))
+        _put(k_s, k * gl.exp2(weights))
+        _put(early_s, k * gl.exp2(-weights))
     _store(decayed, k * gl.exp2(gl.minimum(last[None, None, :] - b, 0.0)))
     entering = gl.exp2(b)
     _store(decayed + L * BK, k * entering)
     _store(decayed + 2 * L * BK, q * (entering * scale))
-    if _any(far) == 0:
-        fence_async_shared()
-        gl.barrier()
-        scores = warpgroup_mma(q_s, early_s.permute((1, 0)), zeros, is_async=True, use_acc=False)
-        a = warpgroup_mma(k_s, early_s.permute((1, 0)), zeros, is_async=True, use_acc=False)
-        scores, a = warpgroup_mma_wait(0, deps=[scores, a])
-        scores = gl.where(offs_r[:, None] >= offs_c[None, :], scores, 0.0)
-        a = gl.where(offs_r[:, None] > offs_c[None, :], a, 0.0)
-    else:
-        scores, a = _in_squares(
-            q_ptr + of_qk, k_ptr + of_qk, g_ptr + of_g, scale, OF_QK, H * K, mask, q_s, k_s, early_s, square
-        )
-    squares = squares_ptr + number * (2 * L * L)
-    _store_square(squares + L * L, scores, L)
-    left_s = gl.allocate_shared_memory(DTYPE, [L, L], shared)
-    right_s = gl.allocate_shared_memory(DTYPE, [L, L], shared)
-    inverse = _invert(a * rate, a_s, left_s, right_s, square)
-    rate = gl.load(of_beta + offs_c * H, mask=offs_c < end, other=0.0)[None, :]
-    _store_square(squares, inverse * rate, L)
+    if squares_ptr is not None:
+        if _any(far) == 0:
+            fence_async_shared()
+            barrier()
+            scores = warpgroup_mma(q_s, early_s.permute((1, 0)), zeros, is_async=True, use_acc=False)
+            a = warpgroup_mma(k_s, early_s.permute((1, 0)), zeros, is_async=True, use_acc=False)
+            scores, a = warpgroup_mma_wait(0, deps=[scores, a])
+            scores = gl.where(offs_r[:, None] >= offs_c[None, :], scores, 0.0)
+            a = gl.where(offs_r[:, None] > offs_c[None, :], a, 0.0)
+        else:
+            scores, a = _in_squares(
+                q_ptr + of_qk, k_ptr + of_qk, g_ptr + of_g, scale, OF_QK, H * K, mask, q_s, k_s, early_s, square
+            )
+        squares = squares_ptr + number * (2 * L * L)
+        _store_square(squares + L * L, scores, L)
+        left_s = gl.allocate_shared_memory(DTYPE, [L, L], shared)
+        right_s = gl.allocate_shared_memory(DTYPE, [L, L], shared)
+        _store_square(squares, _invert(a * rate[:, None], a_s, left_s, right_s, square), L)

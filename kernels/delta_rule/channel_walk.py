@@ -1,10 +1,15 @@
 """KDA for Hopper: whole_state.py's walk where each key channel has a decay of its own.
 
 With S^T [V, K] in registers and what channel_chunks.py makes of a chunk, k^ = exp(b_L - b) * k, k~ = exp(b) * k,
-q~ = scale exp(b) * q, T Diag(beta) and scale P,
+q~ = scale exp(b) * q, T and scale P,
 
-    U^T = (V^T - S^T k~^T) (T Diag(beta))^T        O^T = S^T q~^T + U^T (scale P)^T
+    U^T = ((V^T - S^T k~^T) * beta) T^T            O^T = S^T q~^T + U^T (scale P)^T
     S^T <- S^T * exp(b_L) + U^T k^
+
+and of the gradients, backward in time, with dS^T that of the state after the chunk,
+
+    dU^T = dO^T (scale P) + dS^T k^^T              dY^T = dU^T T
+    dS^T <- dS^T * exp(b_L) + dO^T q~ - (dY^T * beta) k~
 
 Nothing is left to prepare, so the group beside the walkers has one warp, which starts copies (TMA).
 """
@@ -23,7 +28,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from ..common.remember import remember_launches
 from ..scalar_decay.whole_state_tiles import BZ, WARPS, allocate_barriers, barrier, elements, load_async
-from .whole_state import Walk, _store_tile
+from .whole_state import Walk, _chunk_of, _store_tile
 
 
 class ChannelTiles(NamedTuple):
@@ -31,9 +36,10 @@ class ChannelTiles(NamedTuple):
 
     Attributes:
         keys: k^ and k~, one behind the other.
-        queries, scores, out: None if no output is wanted.
-        v: None if states start from the identity.
-        inverse: T Diag(beta).
+        queries, scores: None if not needed.
+        v: backward in time dO; None if states start from the identity.
+        out: O or dY; None: not wanted.
+        states: S^T before the chunk or dS^T after it; None: not wanted.
     """
 
     keys: Any
@@ -42,28 +48,29 @@ class ChannelTiles(NamedTuple):
     scores: Any
     v: Any
     out: Any
+    states: Any
 
 
 @gluon.jit
-def _load(tensors, tiles, loaded, freed, walk, L: gl.constexpr):
+def _load(tensors, tiles, loaded, freed, walk, L: gl.constexpr, FUTURE: gl.constexpr):
     """Start the copies of a segment's chunks, each as soon as the walkers have freed its stage."""
     STAGES: gl.constexpr = tiles.inverse.shape[0]
     # Elements are of 16 bits.
     of_keys: gl.constexpr = 2 * tensors.keys.block_shape[1]
     of_v: gl.constexpr = 0 if tensors.v is None else tensors.v.block_shape[1]
-    of_out: gl.constexpr = 0 if tensors.out is None else tensors.queries.block_shape[1] + L
+    of_q: gl.constexpr = 0 if tensors.queries is None else tensors.queries.block_shape[1] + L
     for index in range(walk.count):
         stage = index % STAGES
-        chunk = walk.first + index
+        chunk = _chunk_of(walk, index, FUTURE)
         row = walk.row + chunk
         bar = loaded.index(stage)
         mbarrier.wait(freed.index(stage), (index // STAGES + 1) & 1)
-        mbarrier.expect(bar, 2 * L * (of_keys + of_v + of_out + L))
+        mbarrier.expect(bar, 2 * L * (of_keys + of_v + of_q + L))
         load_async(tensors.keys, [row * (3 * L), 0], bar, tiles.keys.index(stage))
         load_async(tensors.inverse, [row * (2 * L), 0], bar, tiles.inverse.index(stage))
         if tensors.v is not None:
             load_async(tensors.v, [chunk * L, walk.column], bar, tiles.v.index(stage))
-        if tensors.out is not None:
+        if tensors.queries is not None:
             load_async(tensors.queries, [row * (3 * L) + 2 * L, 0], bar, tiles.queries.index(stage))
             load_async(tensors.scores, [row * (2 * L) + L, 0], bar, tiles.scores.index(stage))
 
@@ -74,12 +81,14 @@ def _walk(
     tiles,
     loaded,
     freed,
-    decay_ptr,
+    vectors_ptr,
     walk,
     walker: gl.constexpr,
     K: gl.constexpr,
     V: gl.constexpr,
+    ROWS: gl.constexpr,
     L: gl.constexpr,
+    FUTURE: gl.constexpr,
 ):
     """Walk over a segment with the state of 64 columns of V; without V, of the identity."""
     STAGES: gl.constexpr = tiles.inverse.shape[0]
@@ -102,33 +111,54 @@ def _walk(
         state += gl.load(ptrs, mask=mask, other=0.0)
     for index in range(walk.count):
         stage = index % STAGES
-        chunk = walk.first + index
-        keys = tiles.keys.index(stage)
-        decay = gl.load(decay_ptr + (walk.row + chunk) * BK + offs_k)
+        chunk = _chunk_of(walk, index, FUTURE)
+        after = tiles.keys.index(stage).slice(0, L)
+        before = tiles.keys.index(stage).slice(L, L)
+        vectors = vectors_ptr + (walk.row + chunk) * (BK + L)
+        decay = gl.load(vectors + offs_k)[None, :]
+        rate = gl.load(vectors + BK + gl.arange(0, L, gl.SliceLayout(0, layout)))[None, :]
         rounded = gl.convert_layout(state.to(DTYPE), of_layout)
         mbarrier.wait(loaded.index(stage), (index // STAGES) & 1)
-        held = gl.zeros([BZ, L], gl.float32, layout)
-        held = warpgroup_mma(rounded, keys.slice(L, L).permute((1, 0)), held, is_async=True, use_acc=False)
-        if tensors.out is not None:
-            out = gl.zeros([BZ, L], gl.float32, layout)
-            queries = tiles.queries.index(stage).permute((1, 0))
-            out = warpgroup_mma(rounded, queries, out, is_async=True, use_acc=False)
         if tensors.v is not None:
-            new = tiles.v.index(stage).slice(walker * BZ, BZ, dim=1).permute((1, 0)).load(layout).to(gl.float32)
-        else:
-            new = gl.zeros([BZ, L], gl.float32, layout)
-        held = warpgroup_mma_wait(0 if tensors.out is None else 1, deps=[held])
-        new = gl.convert_layout((new - held).to(DTYPE), of_layout)
-        new = warpgroup_mma(new, tiles.inverse.index(stage).permute((1, 0)), held, is_async=True, use_acc=False)
-        new = warpgroup_mma_wait(0, deps=[new])
-        rounded = gl.convert_layout(new.to(DTYPE), of_layout)
-        if tensors.out is not None:
+            v_t = tiles.v.index(stage).slice(walker * BZ, BZ, dim=1).permute((1, 0))
+        new = gl.zeros([BZ, L], gl.float32, layout)
+        new = warpgroup_mma(rounded, (after if FUTURE else before).permute((1, 0)), new, is_async=True, use_acc=False)
+        if tensors.states is not None:
+            place = tiles.states.index(walker)
+            tma.store_wait(0)
+            barrier()
+            start = (walk.row + chunk) * ROWS + column
+            _store_tile(tensors.states, place, start, 0, state.to(DTYPE), False)
+        if FUTURE:
+            new = warpgroup_mma(v_t, tiles.scores.index(stage), new, is_async=True)
+            state = warpgroup_mma(v_t, tiles.queries.index(stage), state * decay, is_async=True)
+            new = warpgroup_mma_wait(1, deps=[new])
+            new = gl.convert_layout(new.to(DTYPE), of_layout)
+            out = gl.zeros([BZ, L], gl.float32, layout)
+            out = warpgroup_mma(new, tiles.inverse.index(stage), out, is_async=True, use_acc=False)
             out = warpgroup_mma_wait(0, deps=[out])
-            out = warpgroup_mma(rounded, tiles.scores.index(stage).permute((1, 0)), out, is_async=True)
-        new = gl.convert_layout(new.to(DTYPE), of_state)
-        state = warpgroup_mma(new, keys.slice(0, L), state * decay[None, :], is_async=True)
+            new = gl.convert_layout((out * -rate).to(DTYPE), of_state)
+            state = warpgroup_mma(new, before, state, is_async=True)
+        else:
+            if tensors.out is not None:
+                out = gl.zeros([BZ, L], gl.float32, layout)
+                queries = tiles.queries.index(stage).permute((1, 0))
+                out = warpgroup_mma(rounded, queries, out, is_async=True, use_acc=False)
+            new = warpgroup_mma_wait(0 if tensors.out is None else 1, deps=[new])
+            new = -new if tensors.v is None else v_t.load(layout).to(gl.float32) - new
+            new = gl.convert_layout((new * rate).to(DTYPE), of_layout)
+            zeros = gl.zeros([BZ, L], gl.float32, layout)
+            new = warpgroup_mma(new, tiles.inverse.index(stage).permute((1, 0)), zeros, is_async=True, use_acc=False)
+            new = warpgroup_mma_wait(0, deps=[new])
+            rounded = gl.convert_layout(new.to(DTYPE), of_layout)
+            if tensors.out is not None:
+                out = warpgroup_mma_wait(0, deps=[out])
+                out = warpgroup_mma(rounded, tiles.scores.index(stage).permute((1, 0)), out, is_async=True)
+            new = gl.convert_layout(new.to(DTYPE), of_state)
+            state = warpgroup_mma(new, after, state * decay, is_async=True)
+            if tensors.out is not None:
+                out = warpgroup_mma_wait(1, deps=[out])
         if tensors.out is not None:
-            out = warpgroup_mma_wait(1, deps=[out])
             place = tiles.out.index(walker)
             tma.store_wait(0)
             barrier()
@@ -146,9 +176,10 @@ def _walk(
 def channel_walk_kernel(
     decayed_ptr,
     squares_ptr,
-    decay_ptr,
+    vectors_ptr,
     v_ptr,
     out_ptr,
+    states_ptr,
     initial_ptr,
     last_ptr,
     T,
@@ -161,15 +192,15 @@ def channel_walk_kernel(
     L: gl.constexpr,
     STAGES: gl.constexpr,
     WALKERS: gl.constexpr,
+    FUTURE: gl.constexpr,
 ):
     """Walk over ``per`` chunks of a head for 64 ``WALKERS`` columns of V.
 
     Grid: (ceil(V / (64 WALKERS)) * ceil(N / per) * B * H,), N = ceil(T / L). Reads what channel_chunks_kernel wrote
-    (``rows``: B * H * N), v [B, T, H, V] and the states before the segments [B * H, ceil(N / per), K, V] in float32
-    (None: zero). What is asked for is written: o like v, and the states after the segments. Without v states start from
-    the identity [K, K], and V is K: what a segment does to a state.
+    (``rows``: B * H * N), and reads and writes v, out, states, initial and last as whole_state_kernel does.
     """
     COLUMNS: gl.constexpr = (V + BZ * WALKERS - 1) // (BZ * WALKERS)
+    ROWS: gl.constexpr = COLUMNS * BZ * WALKERS
     DTYPE: gl.constexpr = decayed_ptr.dtype.element_ty
     pid = gl.program_id(0)
     N = gl.cdiv(T, L)
@@ -187,19 +218,23 @@ def channel_walk_kernel(
     layout: gl.constexpr = gl.NVMMASharedLayout(128, 16, rank=2)
     keys_desc = tma.make_tensor_descriptor(decayed_ptr, [rows * (3 * L), BK], [BK, 1], [2 * L, BK], layout)
     inverse_desc = tma.make_tensor_descriptor(squares_ptr, [rows * (2 * L), L], [L, 1], [L, L], layout)
-    queries_desc, scores_desc, v_desc, out_desc = None, None, None, None
-    queries_s, scores_s, v_s, out_s = None, None, None, None
+    queries_desc, scores_desc, v_desc, out_desc, states_desc = None, None, None, None, None
+    queries_s, scores_s, v_s, out_s, states_s = None, None, None, None, None
     if v_ptr is not None:
         v_desc = tma.make_tensor_descriptor(v_ptr + v_start, [T, V], [H * V, 1], [L, BZ * WALKERS], layout)
         v_s = gl.allocate_shared_memory(DTYPE, [STAGES, L, BZ * WALKERS], layout)
-    if out_ptr is not None:
+    if FUTURE or out_ptr is not None:
         queries_desc = tma.make_tensor_descriptor(decayed_ptr, [rows * (3 * L), BK], [BK, 1], [L, BK], layout)
         queries_s = gl.allocate_shared_memory(DTYPE, [STAGES, L, BK], layout)
         scores_desc = inverse_desc
         scores_s = gl.allocate_shared_memory(DTYPE, [STAGES, L, L], layout)
+    if out_ptr is not None:
         out_desc = tma.make_tensor_descriptor(out_ptr + v_start, [T, V], [H * V, 1], [L, BZ], layout)
         out_s = gl.allocate_shared_memory(DTYPE, [WALKERS, L, BZ], layout)
-    tensors = ChannelTiles(keys_desc, queries_desc, inverse_desc, scores_desc, v_desc, out_desc)
+    if states_ptr is not None:
+        states_desc = tma.make_tensor_descriptor(states_ptr, [rows * ROWS, K], [K, 1], [BZ, BK], layout)
+        states_s = gl.allocate_shared_memory(DTYPE, [WALKERS, BZ, BK], layout)
+    tensors = ChannelTiles(keys_desc, queries_desc, inverse_desc, scores_desc, v_desc, out_desc, states_desc)
     tiles = ChannelTiles(
         gl.allocate_shared_memory(DTYPE, [STAGES, 2 * L, BK], layout),
         queries_s,
@@ -207,6 +242,7 @@ def channel_walk_kernel(
         scores_s,
         v_s,
         out_s,
+        states_s,
     )
     loaded = allocate_barriers(STAGES)
     freed = allocate_barriers(STAGES)
@@ -218,8 +254,8 @@ def channel_walk_kernel(
     if WALKERS == 1:
         gl.warp_specialize(
             [
-                (_walk, (tensors, tiles, loaded, freed, decay_ptr, walk, 0, K, V, L)),
-                (_load, (tensors, tiles, loaded, freed, walk, L)),
+                (_walk, (tensors, tiles, loaded, freed, vectors_ptr, walk, 0, K, V, ROWS, L, FUTURE)),
+                (_load, (tensors, tiles, loaded, freed, walk, L, FUTURE)),
             ],
             [1],
             [40],
@@ -227,9 +263,9 @@ def channel_walk_kernel(
     else:
         gl.warp_specialize(
             [
-                (_walk, (tensors, tiles, loaded, freed, decay_ptr, walk, 0, K, V, L)),
-                (_walk, (tensors, tiles, loaded, freed, decay_ptr, walk, 1, K, V, L)),
-                (_load, (tensors, tiles, loaded, freed, walk, L)),
+                (_walk, (tensors, tiles, loaded, freed, vectors_ptr, walk, 0, K, V, ROWS, L, FUTURE)),
+                (_walk, (tensors, tiles, loaded, freed, vectors_ptr, walk, 1, K, V, ROWS, L, FUTURE)),
+                (_load, (tensors, tiles, loaded, freed, walk, L, FUTURE)),
             ],
             [WARPS, 1],
             [232, 40],

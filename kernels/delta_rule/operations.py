@@ -5,7 +5,7 @@
 They take ``impl``, which is one of
 
     whole_state  for Hopper, in float16 and bfloat16, K up to 128 and V up to 256 (launch.py); None chooses it where it
-                 runs, and torch elsewhere. KDA's is not differentiable: for its gradients None chooses torch
+                 runs, and torch elsewhere
     torch        portable chunkwise form, any device and chunk length (chunkwise.py)
     parallel     the same with the whole sequence as one chunk; operands of products in the inputs' dtype and sums of
                  decays in float32, as kernels have them
@@ -32,7 +32,7 @@ and these arguments:
                        so before they call; with longer keys the recurrence may grow without bound.
 
 They return o [B, T, H, V], contiguous and in v's dtype, or (o, S); differentiable in all tensors, once by
-whole_state, and not by KDA's.
+whole_state.
 They raise ValueError on an argument that does not fit, which names it, what was expected and what came.
 """
 
@@ -182,11 +182,8 @@ def _delta_rule(
         one_of("impl", impl, (WHOLE_STATE, *PACKED, "step"))
     _check_tensors(q, k, v, beta)
     scale = resolve_scale(scale, q.shape[3])
-    trained = torch.is_grad_enabled() and any(
-        x is not None and x.requires_grad for x in (q, k, v, g, beta, initial_state)
-    )
     if impl is None:
-        is_torch = (by_channel and trained) or chunk_size not in (None, CHUNK) or cu_seqlens is not None
+        is_torch = chunk_size not in (None, CHUNK) or cu_seqlens is not None
         impl = "torch" if is_torch or _why_not_whole_state(q, v, scale, chosen=False) else WHOLE_STATE
     if g is not None:
         check_tensor("g", g, (*v.shape[:3], *q.shape[3 : 3 + by_channel]), beta.dtype, v.device)
@@ -221,8 +218,6 @@ def _delta_rule(
     if impl == WHOLE_STATE:
         from .launch import CHANNEL_PASSES, WHOLE_STATE_PASSES, DeltaRequest
 
-        if by_channel and trained:
-            raise ValueError(f"impl must be torch for gradients of kda, got {impl}, which has none")
         passes = CHANNEL_PASSES if by_channel else WHOLE_STATE_PASSES
         o, last = passes(DeltaRequest(scale, return_last_state), q, k, v, g, beta, first)
         return (o, last) if return_last_state else o

@@ -17,8 +17,8 @@ import triton
 import triton.language as tl
 
 from ..common.remember import remember_launches
-from .gates import NEG, document_of, gates_of_document, start_of
-from .roles import Anchors
+from .gates import NEG, document_of, start_of, stretch_of_document
+from .roles import Anchors, GateVectors
 
 
 @triton.jit
@@ -99,7 +99,15 @@ def fused_chunk_kernel(
         count = BH // H
         number = batch
         batch, end = document_of(starts.documents, number, T)
-        gates = gates_of_document(gates, head, batch, number, count, T, BLOCK_T)
+        # Gate vectors as those of a sequence that begins with the document. Triton 3.6 returns no None of a function.
+        stretch = stretch_of_document(head, batch, number, count, T, BLOCK_T)
+        gates = GateVectors(
+            u=None if gates.u is None else gates.u + batch,
+            edge=None if gates.edge is None else gates.edge + (stretch + head * (count - 1) + number),
+            m=gates.m if gates.edge is None else gates.m + batch,
+            log_denom=None if gates.log_denom is None else gates.log_denom + batch,
+            b=gates.b + batch, w=gates.w + batch, g=gates.g + stretch,
+        )  # fmt: skip
         row = head
         length = tl.maximum(end, 1)
         period = 1

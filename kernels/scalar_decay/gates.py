@@ -23,7 +23,6 @@ import triton.language as tl
 
 from ..common.marks import document_at
 from ..common.remember import remember_launches
-from .roles import GateVectors
 
 LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
@@ -66,23 +65,14 @@ def document_of(cu_seqlens, number, T):
 
 
 @triton.jit
-def gates_of_document(gates, head, first, number, count, T, L):
-    """Return gate vectors as those of a sequence of T positions that begins with a document.
+def stretch_of_document(head, first, number, count, T, L):
+    """Return the number of the first stretch of document number ``number`` of ``count`` in gate vectors.
 
-    The document is number ``number`` of ``count``, and ``first`` is its first position. Stretches of L positions start
-    anew in each document. Its first one is number first // L + number of a head's T // L + count, as many as the
-    documents can have. Edges are one more for each document.
+    Stretches of L positions start anew in each document, whose first position is ``first``. Its first one is number
+    first // L + number of a head's T // L + count, as many as the documents can have. Edges are one more for each
+    document.
     """
-    stretch = head * (T // L + count - (T + L - 1) // L) + first // L + number
-    u, edge, m, log_denom = gates.u, gates.edge, gates.m, gates.log_denom
-    if u is not None:
-        u += first
-    if edge is not None:
-        edge += stretch + head * (count - 1) + number
-        m += first
-    if log_denom is not None:
-        log_denom += first
-    return GateVectors(gates.b + first, u, gates.w + first, gates.g + stretch, edge, m, log_denom)
+    return head * (T // L + count - (T + L - 1) // L) + first // L + number
 
 
 @triton.jit

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ..common.remember import remember_launches
-from .gates import NEG, document_of, gates_of_document, start_of
+from .gates import NEG, document_of, start_of, stretch_of_document
 from .roles import GateVectors
 
 
@@ -91,7 +91,15 @@ def normaliser_kernel(
         count = BH // H
         number = batch
         batch, end = document_of(starts.documents, number, T)
-        gates = gates_of_document(gates, head, batch, number, count, T, BLOCK_T)
+        # Gate vectors as those of a sequence that begins with the document. Triton 3.6 returns no None of a function.
+        stretch = stretch_of_document(head, batch, number, count, T, BLOCK_T)
+        gates = GateVectors(
+            u=None if gates.u is None else gates.u + batch,
+            edge=None if gates.edge is None else gates.edge + (stretch + head * (count - 1) + number),
+            m=gates.m if gates.edge is None else gates.m + batch,
+            log_denom=None if gates.log_denom is None else gates.log_denom + batch,
+            b=gates.b + batch, w=gates.w + batch, g=gates.g + stretch,
+        )  # fmt: skip
         row = head
         length = tl.maximum(end, 1)
         period = 1
@@ -168,7 +176,7 @@ def add_normaliser_gradients(
         after = (gates.g.flip(-1).cumsum(-1).flip(-1) - gates.g)[:, :, tiles]
         m_first, m_last = edge[:, :, 0], edge[:, :, -1]
     else:
-        # Each document's first position, first stretch and first edge, as gates_of_document has them.
+        # Each document's first position, first stretch and first edge, as stretch_of_document has them.
         start = cu_seqlens[:-1].long().clamp(0, seq_len)
         length = torch.maximum(cu_seqlens[1:].long().clamp(max=seq_len), start) - start
         start, numbers = start.clamp(max=seq_len - 1), torch.arange(len(start), device=k.device)

@@ -160,7 +160,7 @@ class GateVectors(NamedTuple):
 
 
 class PackedDocument(NamedTuple):
-    """Of a document, what kernels need beside pointers to its vectors (:func:`.gates.gates_of_document`).
+    """Of a document, what kernels need beside pointers to its vectors (:func:`.gates.stretch_of_document`).
 
     Attributes:
         length: its positions, at least 1.

@@ -38,7 +38,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from ..common.remember import remember_launches
 from ..common.versions import NEW_ASSEMBLER
-from .roles import Denominators, PackedDocument
+from .roles import Denominators, GateVectors, PackedDocument
 from .whole_state_tiles import (
     BZ,
     DECAY,
@@ -58,13 +58,13 @@ from .whole_state_tiles import (
     barrier,
     document_of,
     elements,
-    gates_of_document,
     load_async,
     load_first_tiles,
     load_gates,
     load_tiles,
     start_of,
     store_async,
+    stretch_of_document,
 )
 
 
@@ -627,7 +627,15 @@ def whole_state_kernel(
         document = PackedDocument(length, count, batch // every + at)
         # From here on all is that of head number ``head`` in tensors that begin with the document.
         pid_bh = head
-        gates = gates_of_document(gates, head, batch, at, count, T, BT)
+        # Gate vectors as those of a sequence that begins with the document. Triton 3.6 returns no None of a function.
+        stretch = stretch_of_document(head, batch, at, count, T, BT)
+        gates = GateVectors(
+            u=None if gates.u is None else gates.u + batch,
+            edge=None if gates.edge is None else gates.edge + (stretch + head * (count - 1) + at),
+            m=gates.m if gates.edge is None else gates.m + batch,
+            log_denom=None if gates.log_denom is None else gates.log_denom + batch,
+            b=gates.b + batch, w=gates.w + batch, g=gates.g + stretch,
+        )  # fmt: skip
         if initial_ptr is not None:
             initial_ptr += of_states * (DX * DZ)
         if last_ptr is not None:

@@ -10,9 +10,9 @@ from ..common.versions import gluon_names
 from . import gates
 
 barrier, load_async, store_async, reinterpret = gluon_names()
-start_of, document_of, gates_of_document, document_at = (
+start_of, document_of, stretch_of_document, document_at = (
     gluon.jit(function.fn)
-    for function in (gates.start_of, gates.document_of, gates.gates_of_document, gates.document_at)
+    for function in (gates.start_of, gates.document_of, gates.stretch_of_document, gates.document_at)
 )
 
 WARPS = gl.constexpr(4)

@@ -227,8 +227,8 @@ DELTAS = [
             (delta("gated_delta_net", (128, 128), seq_len=4096, num_heads=1), {"older": True}),
             (delta("delta_net", (96, 64)), {"carry": False}),
             (delta("gated_delta_net", (64, 192)), {"ci": False}),
-            (delta("kda", (128, 128), seq_len=4096, num_heads=1), {"older": True, "training": False}),
-            (delta("kda", (96, 64)), {"ci": False, "training": False}),
+            (delta("kda", (128, 128), seq_len=4096, num_heads=1), {"older": True}),
+            (delta("kda", (96, 64)), {"ci": False}),
         )
     ),
 ]

@@ -4,16 +4,18 @@ gradients, which equal those that autograd finds of the chunkwise form."""
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lrbench.kernels.delta_rule.chunkwise import chunkwise
+from lrbench.kernels import get_operation, resolve
+from lrbench.kernels.delta_rule.chunkwise import _of_columns, _of_heads, chunkwise
 from lrbench.kernels.delta_rule.gradients import gradients
-from lrbench.kernels.delta_rule.launch import invert
-from lrbench.kernels.delta_rule.operations import gated_delta_net
+from lrbench.kernels.delta_rule.launch import ChannelChunks, channel_gradients, invert
+from lrbench.tests.kernels.cases import heads
 
 L = 64
 
@@ -26,16 +28,22 @@ def _chunks(x: Tensor) -> Tensor:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(
-    ("dtype", "heads_qk", "decay", "head_dim_v", "bound"),
+    ("op", "dtype", "heads_qk", "decay", "head_dim_v", "bound"),
     [
-        (torch.float16, 2, 0.1, 32, 1e-3),
-        (torch.float16, 1, 20.0, 24, 1e-3),
-        (torch.float16, 2, None, 200, 1e-3),
-        (torch.bfloat16, 1, 0.1, 136, 8e-3),
+        ("gated_delta_net", torch.float16, 2, 0.1, 32, 1e-3),
+        ("gated_delta_net", torch.float16, 1, 20.0, 24, 1e-3),
+        ("delta_net", torch.float16, 2, None, 200, 1e-3),
+        ("gated_delta_net", torch.bfloat16, 1, 0.1, 136, 8e-3),
+        # Weights of the whole chunk, of its halves, and of ever smaller squares.
+        ("kda", torch.float16, 2, 0.05, 200, 1e-3),
+        ("kda", torch.float16, 1, 0.2, 136, 1e-3),
+        ("kda", torch.float16, 2, 20.0, 64, 1e-3),
+        ("kda", torch.bfloat16, 1, 0.1, 136, 8e-3),
+        ("kda", torch.bfloat16, 2, 3.0, 32, 8e-3),
     ],
 )
 def test_gradients_are_autograds(
-    dtype: torch.dtype, heads_qk: int, decay: float | None, head_dim_v: int, bound: float
+    op: str, dtype: torch.dtype, heads_qk: int, decay: float | None, head_dim_v: int, bound: float
 ) -> None:
     """Of grouped heads, chunks of which the last is short, decays that forget all, and beta = 0 and 1."""
     draw = torch.Generator().manual_seed(0)
@@ -50,14 +58,13 @@ def test_gradients_are_autograds(
     beta = noise(B, T, H).sigmoid().float().double()
     beta[:, 3:6], beta[:, 90:95] = 0, 1
     # In base 2 a multiple of 2^-10: sums of them have no rounding errors in float32.
-    b = -((decay or 0) * noise(B, T, H).exp() * 1024).round() / 1024
-    b[:, 70] *= 1e5
-    g = b * math.log(2)
+    g = -((decay or 0) * noise(B, T, H, K if op == "kda" else 1).exp() * 1024).round() / 1024 * math.log(2)
+    g[:, 70] *= 1e5
     scale = 0.3
     leaves = [x.requires_grad_() for x in (q, k, v, g, beta)]
     state, states, outputs = noise(B, H, K, V).requires_grad_(), [], []
     wide = [x.repeat_interleave(H // heads_qk, 2) for x in (q, k)]
-    for q_n, k_n, v_n, g_n, beta_n in zip(*(x.split(L, 1) for x in (*wide, v, g[..., None], beta)), strict=True):
+    for q_n, k_n, v_n, g_n, beta_n in zip(*(x.split(L, 1) for x in (*wide, v, g, beta)), strict=True):
         states.append(state)
         o, state = chunkwise(q_n, k_n, v_n, g_n, beta_n, state, chunk_size=L, scale=scale)
         outputs.append(o)
@@ -67,37 +74,47 @@ def test_gradients_are_autograds(
 
     with torch.no_grad():
         S, dS = (torch.stack(x, 2).flatten(0, 1) for x in (states, (dstate_1, dstate_2, dlast)))
-        query, key, do_n, b, rate = (_chunks(x) for x in (*wide, do, b[..., None], beta[..., None]))
-        b = b.clamp(min=-150).cumsum(2)
-        decays = (b - b.mT).tril().exp2().tril()
-        T_n = torch.linalg.inv(torch.eye(L) + rate * (decays * (key @ key.mT)).tril(-1))
-        du = scale * (decays * (query @ key.mT)).mT @ do_n + (b[:, :, -1:] - b).exp2() * key @ dS
+        query, key, do_n, b, rate = (_chunks(x) for x in (*wide, do, g, beta[..., None]))
+        b = b.clamp(min=-150 * math.log(2)).cumsum(2)
+        decayed = partial(_of_columns if op == "kda" else _of_heads, b=b, product=torch.matmul)
+        T_n = torch.linalg.inv(torch.eye(L) + rate * decayed(key, key).tril(-1))
+        du = scale * decayed(query, key).mT @ do_n + ((b[:, :, -1:] - b).exp() * key) @ dS
         dy = (T_n.mT @ du).unflatten(0, (B, H)).permute(0, 2, 3, 1, 4).flatten(1, 2)[:, :T]
         S, dS = (F.pad(x.mT, (0, 0, 0, -V % 64)) for x in (S, dS))
         q_, k_, v_, inverse, S, do, dy, dS = (x.to(dtype).contiguous().cuda() for x in (q, k, v, T_n, S, do, dy, dS))
-        g_, beta_, b_ = (x.float().contiguous().cuda() for x in (g, beta, b[..., 0]))
-        got = gradients(q_, k_, v_, None if decay is None else g_, beta_, b_, inverse, S, do, dy, dS, scale)
-        got = [None if x is None else x.cpu() for x in got]
+        g_, beta_, b_ = (x.float().contiguous().cuda() for x in (g, beta, b[..., 0] / math.log(2)))
+        if op == "kda":
+            # Of what the kernels read; the rest is NaN.
+            decayed, squares = (inverse.new_full((B * H * 3, n, L, 64), torch.nan) for n in (3, 2))
+            decayed[:, 1] = F.pad(b.exp() * key, (0, 64 - K)).flatten(0, 1)
+            squares[:, 0] = inverse.flatten(0, 1)
+            chunks = ChannelChunks(decayed, squares, beta_)
+            got = channel_gradients(q_, k_, v_, g_, beta_, chunks, S, do, dy, dS, scale)
+        else:
+            g_ = None if decay is None else g_[..., 0]
+            got = gradients(q_, k_, v_, g_, beta_, b_, inverse, S, do, dy, dS, scale)
     for name, x, y in zip(("q", "k", "v", "g", "beta"), got, expected, strict=True):
         if x is not None:
             # dg is what is left of q.dq - k.dk, so its error is a share of them.
             size = max(y.norm(), (k * expected[1]).sum(-1).norm()) if name == "g" else y.norm()
-            error = (x - y).norm() / size
+            error = (x.cpu().reshape(y.shape) - y).norm() / size
             assert error <= bound, (name, error)
     if decay is not None:
         assert not got[3][:, 70].any()
 
 
 @pytest.mark.gpu
-def test_gradients_are_the_same_each_time() -> None:
+@pytest.mark.parametrize("op", ["gated_delta_net", "kda"])
+def test_gradients_are_the_same_each_time(op: str) -> None:
     """Of enough chunks to find programs that overtake their copies."""
-    shape = (4, 4096, 16)
-    q, k, v, do = (torch.randn(*shape, 128, device="cuda", dtype=torch.bfloat16) for _ in range(4))
-    g, beta = -0.1 * torch.rand(*shape, device="cuda"), torch.rand(*shape, device="cuda")
-    leaves = [x.requires_grad_() for x in (F.normalize(q, dim=-1), F.normalize(k, dim=-1), v, g, beta)]
-    first, *others = (torch.autograd.grad(gated_delta_net(*leaves, impl="whole_state"), leaves, do) for _ in range(3))
+    sizes = heads(4, 4096, 16, 128, 128)
+    inputs = get_operation(op).make_inputs(sizes, dtype=torch.bfloat16)
+    leaves = [x.cuda().requires_grad_() for x in inputs.values()]
+    do = torch.randn_like(leaves[2])
+    call = resolve(get_operation(op).call)
+    first, *others = (torch.autograd.grad(call(*leaves, impl="whole_state"), leaves, do) for _ in range(3))
     for other in others:
-        for name, x, y in zip(("q", "k", "v", "g", "beta"), first, other, strict=True):
+        for name, x, y in zip(inputs, first, other, strict=True):
             assert torch.equal(x, y), name
 
 
