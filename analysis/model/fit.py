@@ -265,36 +265,28 @@ class Fit:
         own = asked.names[:, None] == known.names
         same = own & (known.doubts == 0) & (known.sizes == asked.sizes[:, None]).all(axis=2)
         itself = same & (known.sources == asked.sources[:, None])
-        stands_in = same & ~itself
         # What the rows say of the mean, and what they explain of the variance.
         weighted, explained = self.surface.logs @ self.precision, alike @ self.precision
-        means, variances = alike @ weighted, priors - (explained * alike).sum(axis=1)
-        for n in itself.any(axis=1).nonzero()[0]:
-            # Without the case's own row.
-            at = itself[n]
-            solved = np.linalg.solve(self.precision[np.ix_(at, at)], explained[n, at])
-            means[n] -= weighted[at] @ solved
-            variances[n] += explained[n, at] @ solved
-        variances = np.maximum(variances, 0.0)
-        for n in stands_in.any(axis=1).nonzero()[0]:
-            means[n], variances[n] = self.surface.logs[stands_in[n]][0], 0.0
         other = accelerator_of(self.accelerator, self.roofs).capability != self.here.capability
-        variances += NOISE**2 + STANDS_IN**2 * (self.stands_in is not None) + OTHER_KERNELS**2 * other
+        doubt = NOISE**2 + STANDS_IN**2 * (self.stands_in is not None) + OTHER_KERNELS**2 * other
         found = []
-        for n, (likely, half) in enumerate(
-            zip(asked.expected_ms * np.exp(means), np.exp(self.trust * Z90 * np.sqrt(variances)), strict=True)
-        ):
-            least = self.surface.least_ms(asked.sizes[n], own[n] & ~itself[n])
-            found.append((float(likely / half), max(float(likely), least), max(float(likely * half), least)))
+        for n, at in enumerate(itself):
+            mean, variance = alike[n] @ weighted, priors[n] - explained[n] @ alike[n]
+            if at.any():
+                # Without the case's own row.
+                solved = np.linalg.solve(self.precision[np.ix_(at, at)], explained[n, at])
+                mean, variance = mean - weighted[at] @ solved, variance + explained[n, at] @ solved
+            if (stands_in := same[n] & ~at).any():
+                mean, variance = self.surface.logs[stands_in][0], 0.0
+            likely = float(asked.expected_ms[n]) * math.exp(mean)
+            half = math.exp(self.trust * Z90 * math.sqrt(max(variance, 0.0) + doubt))
+            least = self.surface.least_ms(asked.sizes[n], own[n] & ~at)
+            found.append((likely / half, max(likely, least), max(likely * half, least)))
         return found
-
-    def interval_ms(self, case: Query) -> tuple[float, float, float]:
-        """Return :meth:`intervals_ms` of one case."""
-        return self.intervals_ms([case])[0]
 
     def time_ms(self, case: Query) -> float:
         """Return the likely time of a case."""
-        return self.interval_ms(case)[1]
+        return self.intervals_ms([case])[0][1]
 
     def basis(self, case: Query) -> str:
         """Return what the interval of a prediction rests on, in words."""

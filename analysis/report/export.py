@@ -114,13 +114,11 @@ def build(report: Report, output: Path, tell: Callable[[str], None] = lambda _: 
         if kind != "parameters":
             parts[-1][1][number] = Html("" if kind == "code" else str(in_html(source)))
     finish = report.begin(beside)
-    sections = sorted({part for part, _, _ in first} - {0})
-    steps = {part: f"{n} of {len(sections) + 1}" for n, part in enumerate([*sections, len(parts)], start=1)}
     for part, number, source in first:
         if part:
-            tell(f"{steps[part]}: {parts[part][0].lower()}")
+            tell(parts[part][0].lower())
         parts[part][1][number] = run_cell(number, source, names)
-    tell(f"{steps[len(parts)]}: findings, figures and best chunk lengths")
+    tell("findings, figures and best chunk lengths")
     finish()
     for part, number, source in last:
         parts[part][1][number] = run_cell(number, source, names)
