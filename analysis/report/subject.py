@@ -107,8 +107,11 @@ class Subject:
         """The selection of all other figures: of lengths in every mode :data:`SEQ_LEN`, else the longest."""
         if self.chosen is None:
             return Selection(device=self.device)
-        of_modes = [set(lengths) for _, lengths in ok_rows(self.chosen.rows).groupby("mode")["seq_len"]]
-        common = set.intersection(*of_modes)
+        rows = ok_rows(self.chosen.rows)
+        # The backward call alone is measured at few problems: it does not decide at which others are shown.
+        several = rows[rows["mode"] != "bw"]
+        rows = rows if several.empty else several
+        common = set.intersection(*(set(lengths) for _, lengths in rows.groupby("mode")["seq_len"]))
         usual = SEQ_LEN if SEQ_LEN in common else max(map(int, common), default=None)
         return choose(self.rows, dataclasses.replace(self.chosen, seq_len=usual), "", most=True)
 

@@ -302,6 +302,12 @@ def test_numbers_have_the_digits_asked_for() -> None:
     assert {value: markup.number(value) for value in shown} == shown
 
 
+def test_every_family_is_shown_at_the_length_of_the_readme() -> None:
+    """Lightning's backward calls alone were measured at another one."""
+    lengths = {each.subject.family: each.subject.seq_len for each in Report.load([COMMITTED], "h200").families}
+    assert set(lengths.values()) == {8192} and "lightning" in lengths
+
+
 def test_a_cell_that_fails_is_named() -> None:
     with pytest.raises(RuntimeError, match="cell 2 of the notebook failed: KeyError: 'gone'"):
         export.run_cell(2, "raise KeyError('gone')", {})
