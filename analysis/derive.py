@@ -29,8 +29,8 @@ DERIVED_COLUMNS = (
     "model_time_ms",
 )  # fmt: skip
 
-DERIVED = "derived today"
-"""Attribute of frames whose columns are."""
+DERIVED = "derived"
+"""Column of frames whose columns are derived today: pandas would copy an attribute whenever it takes rows."""
 
 ONCE_SINCE = "2026-11-21T15:00"
 """Since then rows count the output's gradient once in the memory of a forward and backward call; older ones, twice."""
@@ -89,7 +89,7 @@ def derive_anew(frame: pd.DataFrame) -> pd.DataFrame:
 
     Only the machine that measured a CPU knows its roof, so what depends on that roof stays as stored.
     """
-    if frame.attrs.get(DERIVED):
+    if DERIVED in frame.columns:
         return frame
     named = {*frame["accelerator"].dropna(), *frame["device_accelerator"].dropna()} & {*known_accelerators()} - {"cpu"}
     known = {key: get_accelerator(key) for key in named}
@@ -100,9 +100,7 @@ def derive_anew(frame: pd.DataFrame) -> pd.DataFrame:
         columns = derive(target, device, count, row["dtype"], row["time_ms"])
         for name in derived.keys() & columns.keys():
             derived[name][n] = columns[name]
-    today = frame.assign(**derived)
-    today.attrs[DERIVED] = True
-    return today
+    return frame.assign(**derived, **{DERIVED: True})
 
 
 def derived_rows(rows: Sequence[Row]) -> list[dict[str, Any]]:

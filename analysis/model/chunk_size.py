@@ -14,6 +14,7 @@ This is the optimum of the formulation. fused_chunk and whole_state have others,
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -48,6 +49,7 @@ class Coefficients:
         return math.sqrt((self.c + intensity * self.q) / self.a)
 
 
+@functools.cache
 def coefficients(
     op: str,
     *,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ... import __version__
 from ...results.select import is_ok, ok_rows
-from ..derive import gradient_twice
+from ..derive import DERIVED, gradient_twice
 from ..figures.selection import MODE_TITLES
 from ..figures.style import new_figure, operation_label
 from ..model.runtime_model import cached
@@ -222,7 +222,7 @@ class Report:
 
     def data(self) -> Html:
         """Return a link that holds the rows as CSV."""
-        rows = self.subject.everything.drop(columns="time_samples_ms")
+        rows = self.subject.everything.drop(columns=["time_samples_ms", DERIVED])
         # The time of packing would make equal pages differ.
         packed = gzip.compress(rows.to_csv(index=False, float_format="%.9g").encode(), mtime=0)
         uri = f"data:application/gzip;base64,{base64.b64encode(packed).decode()}"
