@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from lrbench.analysis.derive import DERIVED_COLUMNS, derive_anew, derive_file
+from lrbench.analysis.derive import DERIVED, DERIVED_COLUMNS, derive_anew, derive_file
 from lrbench.results.select import latest_rows, load_results
 from lrbench.results.store import COMPLETE, arrow_schema, committed_results, result_files
 
@@ -57,7 +57,7 @@ def test_what_is_not_known_here_stays_as_stored(changed: dict, kept: tuple[str, 
 
 def test_columns_that_are_not_loaded_are_not_added() -> None:
     frame = made.frame([made.row_of(CASE)]).drop(columns=["flops", "suspect"])
-    assert list(derive_anew(frame).columns) == list(frame.columns)
+    assert list(derive_anew(frame).columns) == [*frame.columns, DERIVED]
 
 
 def test_committed_rows_store_what_is_counted_today(tmp_path: Path) -> None:
