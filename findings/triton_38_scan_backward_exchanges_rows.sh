@@ -10,8 +10,8 @@
 #     3.8.0 forward 8, backward 168, by the total 14
 #     3.9.0 forward 8, backward 40, by the total 14
 #
-# 3.8.0 turns the tile over, for which all rows go to other threads, scans it forward, and turns it over again. 3.9.0 turns
-# over the threads alone, with each element still an exchange of its own.
+# The tile is turned over, scanned forward, and turned over again: 160 exchanges in 3.8.0, in 3.9.0 two for each of a
+# thread's 16 elements.
 #
 # Exits with 0 while this is so, and with another status once it has changed. Run with Python 3.11 on x86-64 Linux.
 set -euo pipefail
