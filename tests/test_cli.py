@@ -451,6 +451,7 @@ def test_version_module_and_completion() -> None:
         ("best rglru --gpu h200", "best --kernel rglru --gpu h200_sxm"),
         ("count gated-mlp --d-model 4k --batch 1k", "count gated-mlp --d-model 4096 --batch 1024"),
         ("count rglru --channels 2k", "count rglru --embedding 2048"),
+        ("count attention --non-causal", "count attention --causal-factor 1"),
         ("best --gpu cpu", "best --gpu cpu --dtype fp32"),
         ("predict --gpu v100", "predict --gpu v100 --dtype fp16"),
         ("chunk-size --gpu v100", "chunk-size --gpu v100 --dtype fp16"),

@@ -47,26 +47,6 @@ def test_count_prints_every_part_of_the_papers_table(counting: str, run: Run) ->
         assert heavier["flops"] > printed["flops"]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "operation", "part"),
-    [
-        ("rglru --formulation unfused --counting published --channels 1024", "rglru", "gate GEMMs"),
-        ("wkv4 --mode step", "wkv4", "state"),
-        ("gated-mlp --formulation cublas_activation --mode bw", "gated_mlp", "weight gradients"),
-        ("lightning --formulation lightning2 --mode fwbw --dtype fp32", "lightning", "backward: score gradient"),
-        ("rglru --op linear_scan --formulation chunked --mode bw", "linear_scan", "decay gradient"),
-        ("attention --non-causal", "attention", "softmax"),
-        ("retention", "retention", "state"),
-        ("selective_scan --channels 1024", "selective_scan", "recurrence"),
-    ],
-)
-def test_every_family_is_counted(arguments: str, operation: str, part: str, run: Run) -> None:
-    printed = run.json(f"count {arguments} --seq-len 1k")
-    assert printed["op"] == operation
-    assert part in printed["parts"]
-    assert printed["executed_tensor_flops"] is None
-
-
 def test_count_says_what_the_kernels_run(run: Run) -> None:
     walk = "count tfla --formulation walk --chunk-size 1024"
     printed = run.json(walk)

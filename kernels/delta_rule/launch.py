@@ -200,8 +200,7 @@ def _new_chunks(k: Tensor, beta: Tensor) -> tuple[Tensor, Tensor]:
 def _walk_both_ways(
     walk: Callable[..., None],
     tensors: Tensors,
-    do: Tensor | None,
-    d_last: Tensor | None,
+    of_outputs: Tensors,
     N: int,
     kept: Tensors,
     needs_initial: bool,
@@ -211,7 +210,7 @@ def _walk_both_ways(
 
     ``kept``: of :func:`_kept`; ``queries``: what ``walk`` takes beside backward in time.
     """
-    _, k, v, *_, initial = tensors
+    (_, k, v, *_, initial), (do, d_last) = tensors, of_outputs
     (B, _, H, V), K = v.shape, k.shape[3]
     per = segment_length(B * H, N, V, multiprocessors(v.device))
     cut = Segments(per, initial if kept[0] is None else kept[0], kept[1])
@@ -232,7 +231,7 @@ def _backward(
     q, k, v, g, beta, _ = tensors
     chunks = Chunks(k, beta, saved[0], saved[1], request.scale)
     states, do, dy, d_states, d_initial = _walk_both_ways(
-        partial(walk, chunks), tensors, *of_outputs, chunks.b.shape[1], saved[2:], needs[5], q=q
+        partial(walk, chunks), tensors, of_outputs, chunks.b.shape[1], saved[2:], needs[5], q=q
     )
     of_tensors = gradients(q, k, v, g, beta, chunks.b, chunks.inverse, states, do, dy, d_states, request.scale)
     return *of_tensors, d_initial
@@ -365,7 +364,7 @@ def _channel_backward(
     T, H, K = g.shape[1:]
     chunks = prepare_channels(q, k, g, beta, request.scale, saved[:2])
     states, do, dy, d_states, d_initial = _walk_both_ways(
-        partial(walk_channels, chunks, T, H, K), tensors, *of_outputs, cdiv(T, CHUNK), saved[2:], needs[5]
+        partial(walk_channels, chunks, T, H, K), tensors, of_outputs, cdiv(T, CHUNK), saved[2:], needs[5]
     )
     return *channel_gradients(q, k, v, g, beta, chunks, states, do, dy, d_states, request.scale), d_initial
 

@@ -48,22 +48,6 @@ def planned(device_kind: str = "cuda", **axes: object) -> list[PlannedCase]:
     return plan.plan(Request(**axes), device_kind=device_kind)
 
 
-def test_documents_are_an_axis() -> None:
-    asked = {"ops": ("simple_gla",), "documents": ("2k", "64x1024"), "head_dims": (128,)}
-    cases = [item.case for item in planned(**asked)]
-    assert {(case.batch, case.seq_len) for case in cases} == {(1, 65536)}
-    found = {(case.op, case.impl) for case in cases}
-    assert {
-        ("simple_gla", "whole_state"),
-        ("simple_gla", "fla.chunk_simple_gla"),
-        ("attention", "flash_attn.v3"),
-    } < found
-    assert {case.documents for case in cases} == {"2048", "64x1024"}
-    lengths = {item.case.seq_len for item in planned(**asked | {"documents": ("64",)}, seq_lens=(1024, 8192))}
-    assert lengths == {1024, 8192}
-    assert {item.case.seq_len for item in planned(**asked | {"documents": ("64",)}, tokens=4096)} == {4096}
-
-
 @pytest.mark.parametrize(
     ("axes", "message"),
     [

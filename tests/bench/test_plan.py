@@ -7,14 +7,13 @@ import itertools
 
 import pytest
 
-from lrbench import kernels
 from lrbench.bench import plan
 from lrbench.bench.drive.session import cases_to_verify
 from lrbench.bench.plan import Request, in_run_order
 from lrbench.bench.presets import get_preset, presets_for
 from lrbench.bench.worker import correctness
 from lrbench.kernels import FAMILIES
-from lrbench.kernels.common.spec import MODES, Implementation, Operation
+from lrbench.kernels.common.spec import MODES
 
 from ..command_line import full_speed_seconds
 
@@ -131,60 +130,22 @@ def test_sizes(device_kind: str, axes: dict[str, object], impl: str, size: str, 
     assert {getattr(case, size) for case in planned} == expected
 
 
-CHANNELS = Operation(
-    name="mix", kernel="mixers", summary="", arguments=(), differentiable=(), inputs="", recurrent="",
-    sizes=("batch", "seq_len", "channels"),
-    implementations=(Implementation(name="torch", call="", devices=("cpu", "cuda")),),
-)  # fmt: skip
-MLP = dataclasses.replace(
-    CHANNELS,
-    name="mlp",
-    sizes=("batch", "seq_len", "d_model", "d_ff"),
-    implementations=(dataclasses.replace(CHANNELS.implementations[0], chunked=False, state_dtypes=()),),
-)
-
-
-@pytest.fixture
-def mixers(monkeypatch: pytest.MonkeyPatch) -> None:
-    operations = {"mix": CHANNELS, "mlp": MLP}
-    monkeypatch.setitem(FAMILIES, "mixers", tuple(operations))
-    known = kernels.get_operation
-    monkeypatch.setattr(kernels, "get_operation", lambda name: operations[name] if name in operations else known(name))
-
-
 def sizes_of(**axes: object) -> set[tuple[int | None, ...]]:
-    found = [item.case for item in cases(kernel="mixers", impls=("torch",), modes=("fw",), seq_lens=(512,), **axes)]
+    found = [item.case for item in cases(impls=("torch",), modes=("fw",), seq_lens=(512,), **axes)]
     return {(c.batch, c.num_heads, c.channels, c.d_model, c.d_ff) for c in found}
 
 
-@pytest.mark.usefixtures("mixers")
 def test_operations_are_planned_over_the_sizes_they_have() -> None:
-    assert sizes_of(ops=("mix",)) == {(2, None, 64, None, None), (2, None, 256, None, None)}
-    assert sizes_of(ops=("mix",), channels=(24,), batches=(3,)) == {(3, None, 24, None, None)}
-    assert sizes_of(ops=("mlp",)) == {(1, None, None, 128, 448), (1, None, None, 256, 896)}
-    assert sizes_of(ops=("mlp",), d_models=(256, 64)) == {(1, None, None, 256, 896), (1, None, None, 64, 224)}
-    assert sizes_of(ops=("mlp",), d_models=(64,), d_ffs=(8, 16)) == {(1, None, None, 64, 8), (1, None, None, 64, 16)}
-    assert sizes_of(ops=("mlp",), d_ffs=(8,)) == {(1, None, None, 128, 8), (1, None, None, 256, 8)}
+    channels, mlp = {"kernel": "rglru", "ops": ("rglru",)}, {"kernel": "gated-mlp"}
+    assert sizes_of(**channels) == {(2, None, 64, None, None), (2, None, 256, None, None)}
+    assert sizes_of(**channels, channels=(24,), batches=(3,)) == {(3, None, 24, None, None)}
+    assert sizes_of(**mlp) == {(1, None, None, 128, 448), (1, None, None, 256, 896)}
+    assert sizes_of(**mlp, d_models=(256, 64)) == {(1, None, None, 256, 896), (1, None, None, 64, 224)}
+    assert sizes_of(**mlp, d_models=(64,), d_ffs=(8, 16)) == {(1, None, None, 64, 8), (1, None, None, 64, 16)}
+    assert sizes_of(**mlp, d_ffs=(8,)) == {(1, None, None, 128, 8), (1, None, None, 256, 8)}
     # What has no state has no dtype of states.
-    assert {item.case.state_dtype for item in cases(kernel="mixers", ops=("mlp",))} == {None}
-    assert {item.case.state_dtype for item in cases(kernel="mixers", ops=("mix",))} == {"fp32"}
-
-
-@pytest.mark.usefixtures("mixers")
-@pytest.mark.parametrize(
-    ("axes", "message"),
-    [
-        ({"head_dims": (64,)}, "--head-dim is no size of mix, mlp, which has batch, seq_len, channels, d_model, d_ff"),
-        ({"ops": ("mix",), "d_ffs": (64,)}, "--d-ff is no size of mix, which has batch, seq_len, channels"),
-        ({"ops": ("mlp",), "num_heads": 2}, "--num-heads is no size of mlp, which has batch, seq_len, d_model, d_ff"),
-        ({"ops": ("mlp",), "batches": (3,)}, "--batch is no axis of mlp: its tokens are its --seq-len"),
-        ({"ops": ("mlp",), "tokens": 512}, "--tokens is no axis of mlp: its tokens are its --seq-len"),
-        ({"ops": ("mlp",), "chunk_sizes": (64,)}, "--chunk-size is no axis of mlp: nothing that computes it has"),
-    ],
-)
-def test_a_size_that_no_operation_has_is_refused(axes: dict[str, object], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        cases(kernel="mixers", **axes)
+    assert {item.case.state_dtype for item in cases(**mlp)} == {None}
+    assert {item.case.state_dtype for item in cases(**channels, impls=("torch",))} == {"fp32"}
 
 
 def test_shards_are_all_cases_each_once() -> None:
@@ -286,6 +247,15 @@ def test_a_cache_has_a_context_and_a_state_none() -> None:
 @pytest.mark.parametrize(
     ("axes", "message"),
     [
+        (
+            {"kernel": "rglru", "head_dims": (64,)},
+            "--head-dim is no size of rglru, linear_scan, which has batch, seq_len",
+        ),
+        ({"kernel": "rglru", "ops": ("rglru",), "d_ffs": (64,)}, "--d-ff is no size of rglru, which has batch"),
+        ({"kernel": "gated-mlp", "num_heads": 2}, "--num-heads is no size of gated_mlp, projections, which has batch"),
+        ({"kernel": "gated-mlp", "batches": (3,)}, "--batch is no axis of gated_mlp, projections: its tokens are its"),
+        ({"kernel": "gated-mlp", "tokens": 512}, "--tokens is no axis of gated_mlp, projections: its tokens are its"),
+        ({"kernel": "gated-mlp", "chunk_sizes": (64,)}, "--chunk-size is no axis of gated_mlp, projections: nothing"),
         ({"contexts": (64,)}, "--context is no axis of mode fw, fwbw: a decoding step of attention"),
         ({"kernel": "wkv", "modes": ("step",), "contexts": (64,)}, "--context is no axis of kernel wkv"),
         ({"modes": ("step",), "seq_lens": (64,)}, "--seq-len is no axis of mode step: its call is of one token"),

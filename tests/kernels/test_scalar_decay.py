@@ -9,12 +9,24 @@ import pytest
 import torch
 from torch.autograd.gradcheck import GradcheckError
 
+from lrbench.bench.worker.memory import measure_memory
 from lrbench.kernels import get_operation, resolve
 from lrbench.kernels.mlstm_exp import mlstm_exp
 from lrbench.kernels.scalar_decay import chunkwise
 from lrbench.kernels.scalar_decay.engine import why_not_whole_state
 from lrbench.tests.kernels import laws
-from lrbench.tests.kernels.cases import BF16, F32, F64, HEADS, SIZES, float32_products, heads, on_each, portable
+from lrbench.tests.kernels.cases import (
+    BF16,
+    F32,
+    F64,
+    HEADS,
+    SCALAR_DECAY,
+    SIZES,
+    float32_products,
+    heads,
+    on_each,
+    portable,
+)
 from lrbench.tests.kernels.compiling import record
 from lrbench.tests.kernels.laws import Case
 
@@ -39,6 +51,26 @@ def test_long_sequence_over_many_blocks(case: Case, monkeypatch: pytest.MonkeyPa
     """Blocks of three chunks of all heads; mLSTMexp also with gradients through its denominators."""
     monkeypatch.setitem(chunkwise.ROWS_PER_BLOCK, "cpu", 2 * 48 * case.sizes["batch"])
     laws.check_matches_reference(case)
+
+
+@pytest.mark.parametrize(("gradients", "most"), [(False, 3), (True, 9)])
+@pytest.mark.parametrize("op", SCALAR_DECAY)
+def test_blocks_bound_the_memory_of_a_pass(
+    op: str, gradients: bool, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Twice the length takes as much more as a few outputs, for what is there of all blocks, and no more scores."""
+    monkeypatch.setitem(chunkwise.ROWS_PER_BLOCK, "cpu", 128)
+    operation, used = get_operation(op), []
+    for seq_len in (512, 1024):
+        inputs = operation.make_inputs(heads(1, seq_len, 2, 16, 24), dtype=torch.float32)
+        leaves = [*operation.leaves(inputs, gradients=gradients).values()]
+
+        def call(_: Any, given: Any = inputs, wanted: Any = leaves) -> Any:
+            h = operation.function("torch")(*given.values(), chunk_size=16)
+            return (h, *(torch.autograd.grad(h.sum(), wanted) if gradients else ()))
+
+        used.append(measure_memory(call, inputs=[*inputs.values()]).workspace_bytes)
+    assert used[1] - used[0] <= most * 512 * 2 * 24 * 4
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)

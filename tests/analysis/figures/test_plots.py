@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import re
 from pathlib import Path
-from typing import Any
 from xml.etree import ElementTree
 
 import pandas as pd
@@ -291,19 +290,6 @@ def test_points_of_a_busy_machine_are_hollow() -> None:
     assert "at every sequence length" in text(plot("runtime", made.frame(rows)))
     assert "at every sequence length" not in text(figures["runtime"])
     assert "Hollow" not in text(plot("runtime", made.frame(rows)))
-
-
-@pytest.mark.parametrize(
-    ("selection", "message"),
-    [
-        ({"batch": 7}, "batch must be one of 1, 2, 4, 8, 16, 32, 64 in these results, got 7"),
-        ({"impls": ("fused",)}, "impl must be one of .*, got 'fused'; did you mean fused_chunk"),
-        ({"modes": ("step",)}, "mode must be one of fw, fwbw in these results, got 'step'"),
-    ],
-)
-def test_what_was_not_measured_is_refused_with_what_was(selection: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        drawing("runtime", sweep(), Selection(**selection))
 
 
 def test_one_family_is_drawn_unless_operations_are_named(run: Run, lrbench: Lrbench, tmp_path: Path) -> None:
