@@ -984,7 +984,7 @@ def report(
         raise ValueError(f"pdf needs one of {', '.join(export.BROWSERS)}: install one, or leave --pdf out")
     gpu = gpu or (_measured_on(results) if results else None) or key_here() or USUAL
     paths = results or _reported(gpu)
-    print(page := export.build(Report.load(paths, gpu), output, lambda at: note(f"report: {at}")))
+    print(page := export.build(Report.load(paths, gpu), output))
     if browser is not None:
         print(export.to_pdf(page, page.with_suffix(".pdf"), browser))
 

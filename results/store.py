@@ -527,7 +527,6 @@ def read_file(path: Path, row: type = Record, *, columns: Sequence[str] | None =
     for field in schema:
         if field.name not in present:
             value, size = folders.get(field.name), len(table)
-            # A cast imports pyarrow.compute.
             found.append(pa.nulls(size, field.type) if value is None else pa.repeat(value, size).cast(field.type))
             continue
         column = table[field.name]

@@ -106,35 +106,31 @@ def predict_cases(cases: Sequence[Query], accelerator: Accelerator, fit: Fit | N
     These are also taken where the fit says too little: an interval beyond :data:`.fit.USELESS` times its low end.
     ValueError where the operation is not counted in that mode.
     """
-    counts = [count_case(*case) for case in cases]
-    for case, count in zip(cases, counts, strict=True):
-        if count is None:
+    counts = []
+    for case in cases:
+        if (count := count_case(*case)) is None:
             raise ValueError(f"mode must be one that is counted for {case.op} {case.impl}, got {case.mode!r}")
+        counts.append(count)
     fitted = fit.intervals_ms(cases) if fit else [(0.0, 0.0, math.inf)] * len(cases)
-    return [_prediction(*each, accelerator, fit) for each in zip(cases, counts, fitted, strict=True)]
+    found = []
+    for case, count, ends in zip(cases, counts, fitted, strict=True):
+        model, (low_ms, _, high_ms) = runtime_model(count, accelerator, case.dtype), ends
+        if fit is None or high_ms > USELESS * low_ms:
+            launches = launches_ms(count, accelerator)
+            low_ms, high_ms = max(model.lower_ms, launches), max(model.upper_ms, launches)
+            interval = "full overlap to no overlap at full rate, which is what an ideal kernel takes"
+            found.append(Prediction(low_ms=low_ms, high_ms=high_ms, time_ms=None, model=model, interval=interval))
+            continue
+        least = floor_ms(count, accelerator, case.dtype)
+        low_ms, time_ms, high_ms = (max(each, least) for each in ends)
+        interval = fit.basis(case)
+        found.append(Prediction(low_ms=low_ms, high_ms=high_ms, time_ms=time_ms, model=model, interval=interval))
+    return found
 
 
 def predict_case(case: Query, accelerator: Accelerator, fit: Fit | None) -> Prediction:
     """Return :func:`predict_cases` of one case."""
     return predict_cases([case], accelerator, fit)[0]
-
-
-def _prediction(
-    case: Query, count: Any, fitted: tuple[float, float, float], accelerator: Accelerator, fit: Fit | None
-) -> Prediction:
-    model, (low_ms, _, high_ms) = runtime_model(count, accelerator, case.dtype), fitted
-    if fit is None or high_ms > USELESS * low_ms:
-        launches = launches_ms(count, accelerator)
-        return Prediction(
-            low_ms=max(model.lower_ms, launches),
-            high_ms=max(model.upper_ms, launches),
-            time_ms=None,
-            model=model,
-            interval="full overlap to no overlap at full rate, which is what an ideal kernel takes",
-        )
-    least = floor_ms(count, accelerator, case.dtype)
-    low_ms, likely_ms, high_ms = (max(each, least) for each in fitted)
-    return Prediction(low_ms=low_ms, high_ms=high_ms, time_ms=likely_ms, model=model, interval=fit.basis(case))
 
 
 def measured_on(where: str, noisy: bool) -> str:

@@ -91,38 +91,29 @@ def beside(make: Callable[[], T]) -> Callable[[], T]:
     return wait
 
 
-def build(report: Report, output: Path, tell: Callable[[str], None] = lambda _: None) -> Path:
+def build(report: Report, output: Path) -> Path:
     """Run the report's notebook and write the page; the file appears when it is whole.
 
     Args:
         report: what the cells show, in place of the notebook's parameters.
-        tell: called with a line about each section that begins.
     """
     import mistune
 
     in_html, names = mistune.create_markdown(escape=False), {"report": report}
-    parts: list[tuple[str, dict[int, Html]]] = [("", {})]
-    # Cells of section and number; what waits for figures and models of chunk lengths comes last.
-    first: list[tuple[int, int, str]] = []
-    last: list[tuple[int, int, str]] = []
-    for number, (kind, source) in enumerate(cells_of(NOTEBOOK), start=1):
+    cells, parts = list(enumerate(cells_of(NOTEBOOK), start=1)), [("", Html(""))]
+    finish = report.begin(beside)
+    early = [(n, source) for n, (kind, source) in cells if kind == "code" and source not in BESIDE]
+    shown = {n: run_cell(n, source, names) for n, source in early}
+    finish()
+    for n, (kind, source) in cells:
         if source.startswith("## "):
             heading, _, source = source[3:].partition("\n")
-            parts.append((heading, {}))
-        if kind == "code":
-            (last if source in BESIDE else first).append((len(parts) - 1, number, source))
+            parts.append((heading, Html("")))
         if kind != "parameters":
-            parts[-1][1][number] = Html("" if kind == "code" else str(in_html(source)))
-    finish = report.begin(beside)
-    for part, number, source in first:
-        if part:
-            tell(parts[part][0].lower())
-        parts[part][1][number] = run_cell(number, source, names)
-    tell("findings, figures and best chunk lengths")
-    finish()
-    for part, number, source in last:
-        parts[part][1][number] = run_cell(number, source, names)
-    page = templates().get_template("template.html.j2").render(parts=[(at, join(*of.values())) for at, of in parts])
+            if n not in shown:
+                shown[n] = run_cell(n, source, names) if kind == "code" else Html(str(in_html(source)))
+            parts[-1] = parts[-1][0], join(parts[-1][1], shown[n])
+    page = templates().get_template("template.html.j2").render(parts=parts)
     with replacing(output) as file:
         file.write(page.encode())
     return output

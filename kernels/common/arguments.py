@@ -133,13 +133,12 @@ def check_on_gpu(name: str, x: Tensor) -> None:
     """Raise unless kernels can run on ``x``'s dtype and device, and no transform of torch.func is active."""
     refuse_transforms(name)
     check_dtype(name, x, TRITON_DTYPES)
-    if x.is_meta:
-        raise ValueError(f'{name} must hold values, got a tensor on meta: impl="torch" returns shapes without them')
     if is_interpreted() and CASE_DTYPES[x.dtype] not in INTERPRETED_DTYPES:
         expected = " or ".join(dtype_name(t) for t, short in CASE_DTYPES.items() if short in INTERPRETED_DTYPES)
         raise ValueError(f"{name} must be {expected} under TRITON_INTERPRET=1, got {dtype_name(x.dtype)}")
     if x.device.type not in (("cpu", "cuda") if is_interpreted() else ("cuda",)):
-        raise ValueError(f'{name} must be on a GPU, got a tensor on {x.device}: impl="torch" takes any device')
+        needed = "hold values" if x.is_meta else "be on a GPU"
+        raise ValueError(f'{name} must {needed}, got a tensor on {x.device}: impl="torch" takes any device')
 
 
 def refuse_transforms(name: str) -> None:

@@ -720,7 +720,7 @@ def test_no_tokens(case: Case) -> None:
     *(make(op, impl, F16) for make in (interpreted, on_gpu) for op, impl in (*INTERPRETED, ("projections", "gemms")))
 )
 def test_tensors_without_values_are_refused(case: Case) -> None:
-    with pytest.raises(ValueError, match=r'\w must hold values, got a tensor on meta: impl="torch" returns'):
+    with pytest.raises(ValueError, match=r'\w must hold values, got a tensor on meta: impl="torch" takes'):
         case.function(*(x.to("meta") for x in case.draw().inputs.values()))
 
 
