@@ -110,28 +110,6 @@ def test_all_shows_every_line() -> None:
             ],
             "mLSTMsig: ours is 20 times as fast as the best of the others",
         ),
-        # The best peer, as other modes tell, has no backward call: the slow one that has is none to compare with.
-        (
-            "runtime",
-            [
-                *(
-                    made.row("mlstm_sig", OURS, mode=mode, seq_len=t, time_ms=1.0)
-                    for mode in ("fw", "fwbw", "bw")
-                    for t in LENGTHS
-                ),
-                *(
-                    made.row("mlstm_sig", THEIRS, mode=mode, seq_len=t, time_ms=3.0)
-                    for mode in ("fw", "fwbw")
-                    for t in LENGTHS
-                ),
-                *(
-                    made.row("mlstm_sig", "fla.slow", provider="fla", mode=mode, seq_len=t, time_ms=40.0)
-                    for mode in ("fw", "fwbw", "bw")
-                    for t in LENGTHS
-                ),
-            ],
-            "mLSTMsig: ours is 3 times as fast as the best of the others",
-        ),
         (
             "chunk-size",
             [made.row("mlstm_sig", OURS, chunk_size=L, time_ms=128 / L) for L in (64, 128)],
