@@ -350,11 +350,13 @@ def load_results(paths: str | Path | Iterable[str | Path], *, samples: bool = Fa
         (num_heads x head_dim_v, or channels).
 
     Raises:
-        ValueError: as :func:`.store.read_results`.
+        ValueError: as :func:`.store.read_results`; or all rows are left out.
     """
     columns = [name for name in RECORD_COLUMNS if samples or name != "time_samples_ms"]
     frame = read_results(paths, columns).to_pandas(split_blocks=True, self_destruct=True)
     shown = frame["kernel"].ne(OWN) & frame["documents"].isna()
+    if len(frame) and not (own or shown.any()):
+        raise ValueError("results must hold rows of operations here, got functions of yours or packed documents alone")
     return with_totals(frame if own or shown.all() else frame[shown].copy())
 
 
