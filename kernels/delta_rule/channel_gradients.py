@@ -81,7 +81,7 @@ def new_values_kernel(
     new_ptr, dv_ptr, dsquares_ptr, vectors_ptr, dbeta_ptr, T,
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, ROWS: tl.constexpr, BK: tl.constexpr, L: tl.constexpr,
 ):  # fmt: skip
-    """Compute u, dv, dP and N of a chunk of a head, and of dbeta what does not need A.
+    """Compute u, dv, dP and N of a chunk of a head, and rows(dY * X) of dbeta.
 
     Grid: (B * H * N,), N = ceil(T / L). Reads v, do, dY [B, T, H, V], beta [B, T, H], what channel_chunks_kernel wrote,
     and S^T [B * H, N, ROWS, K]; writes u and dv like v, dP and N below the diagonal [B * H, N, 2, L, L], divided
@@ -274,7 +274,7 @@ def channel_gradients_kernel(
     dq_ptr, dk_ptr, dg_ptr, dbeta_ptr, scale, T, per,
     H: gl.constexpr, GROUP: gl.constexpr, K: gl.constexpr, V: gl.constexpr, ROWS: gl.constexpr, L: gl.constexpr,
 ):  # fmt: skip
-    """Compute dq, dk and dg of ``per`` chunks of a head, and of dbeta what needs A.
+    """Compute dq, dk and dg of ``per`` chunks of a head, and the rest of dbeta.
 
     Grid: (B * H * ceil(N / per),), N = ceil(T / L). Reads q, k [B, T, H / GROUP, K], do, dY [B, T, H, V], g
     [B, T, H, K] and beta [B, T, H], S^T and dS^T [B * H, N, ROWS, K], and what new_values_kernel wrote; writes dq, dk
@@ -303,7 +303,8 @@ def channel_gradients_kernel(
     token = pid_bh // H * T * H + pid_bh % H
     of_qk = pid_bh // H * T * OF_QK + pid_bh % H // GROUP * K
     shared: gl.constexpr = gl.NVMMASharedLayout(128, 16, rank=2)
-    # Rows n and 8 n begin in other banks: both layouts, and that of products, read and write 32 banks at a time.
+    # Eight rows in a row begin in different banks, and so do eight rows that are eight apart: the accesses of every
+    # layout here take all banks.
     wide: gl.constexpr = gl.SharedLinearLayout(
         [[0, 1], [0, 2], [0, 4], [0, 8], [0, 16], [0, 32], [1, 8], [2, 16], [4, 32], [8, 8], [16, 16], [32, 32]]
     )
@@ -415,7 +416,7 @@ def channel_gradients_kernel(
         barrier()
         store_async(tensors.dq, [start, column], dq_s)
         store_async(tensors.dk, [start, column], dk_s)
-        # Not a scan backward, for which all rows would be exchanged twice.
+        # A scan backward would exchange all rows twice.
         db = weight_s.index(zero).load(layout)
         dg = db - gl.associative_scan(db, 0, _add) + (of_last + gl.sum(db, 0))[None, :]
         rows = row + zero
