@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ...kernels import FAMILIES
 from ...results.select import best_rows, ok_rows, short_size
@@ -125,8 +125,13 @@ def beside_others(rows: pd.DataFrame, first: Line, x: str, over: str, column: st
     others = others.assign(factor=others[column] / others["ours"]).dropna(subset="factor")
     if others.empty:
         return ""
-    best = _best_of(others, at)
-    compared = ours.set_index(at).index.intersection(others[in_lines(others, [best])].set_index(at).index)
+    # What was measured at few points decides at those alone, and what runs forward alone not where there are gradients.
+    regular = others[3 * others.groupby(["op", "impl"])[x].transform("nunique") >= ours[x].nunique()]
+    differentiated = regular["mode"].isin(("fwbw", "bw"))
+    compared = [
+        point for each in (regular[differentiated], regular[~differentiated]) for point in _where_best(each, at)
+    ]
+    compared = ours.set_index(at).index.intersection(compared)
     others = others[others.set_index(at).index.isin(compared)]
     if others.empty:
         return ""
@@ -146,12 +151,15 @@ def beside_others(rows: pd.DataFrame, first: Line, x: str, over: str, column: st
     return f"{name} is {_span(low, high)} times as fast as {rival}{everywhere}"
 
 
-def _best_of(others: pd.DataFrame, at: list[str]) -> Line:
-    """Return the line that is fastest where another one has a point too, else the one whose median factor is least."""
+def _where_best(others: pd.DataFrame, at: list[str]) -> list[tuple[Any, ...]]:
+    """Return the points that the best line has: the one that is fastest where another one has a point too, else the one
+    whose median factor is least."""
+    if others.empty:
+        return []
     table = others.pivot_table("factor", at, ["op", "impl"], aggfunc="min")
     beside = {each: (table[each] / table.drop(columns=[each]).min(axis=1)).median() for each in table}
     known = {each: slower for each, slower in beside.items() if slower == slower} or dict(table.median())
-    return min(known, key=lambda each: known[each])
+    return table.index[table[min(known, key=lambda each: known[each])].notna()].tolist()
 
 
 def _span(low: float, high: float) -> str:

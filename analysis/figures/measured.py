@@ -117,8 +117,8 @@ def _drawing(
     column = "time_ms" if x == "context" else needs or "time_ms"
     known = held
     if x != "context":
-        # A line that only --all draws does not decide what ours is compared with.
-        undrawn = every[~every.index.isin(rows.index)]
+        # Of the same operation, a line that only --all draws may be the best.
+        undrawn = every[~every.index.isin(rows.index) & (every["op"] != first[0])]
         known = chosen.known[~in_lines(chosen.known, zip(undrawn["op"], undrawn["impl"], strict=True))]
         known = known[~gradient_twice(known)] if needs == "peak_memory_bytes" else known
     finding = best_chunk(rows, first) if x == "chunk_size" else beside_others(held, first, x, over, column, known)

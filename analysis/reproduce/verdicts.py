@@ -185,10 +185,14 @@ class Store:
         return [row for row in ok[:3] if row["time_ms"] <= 1.1 * ok[0]["time_ms"]]
 
     def together(self, sides: Sequence[Terms]) -> list[Row] | None:
-        """Return the rows that sides select, each side's fastest, of the newest that were timed in turn, or None."""
+        """Return the rows that sides select, each side's fastest, of the newest that were timed in turn, or None.
+
+        Each is of a case that may be the fastest of all that the side selects, not just of those in turn.
+        """
+        cases = [{row["case_id"] for row in self.candidates(terms)} for terms in sides]
         for rows in self.pairs:
             found = [_fastest(rows, terms) for terms in sides]
-            if not any(isinstance(row, str) for row in found):
+            if all(not isinstance(row, str) and row["case_id"] in may for row, may in zip(found, cases, strict=True)):
                 return found  # type: ignore[return-value]
         return None
 

@@ -110,6 +110,24 @@ def test_all_shows_every_line() -> None:
             ],
             "mLSTMsig: ours is 20 times as fast as the best of the others",
         ),
+        # One that runs forward alone does not decide where there are gradients.
+        (
+            "runtime",
+            [
+                *(
+                    made.row("mlstm_sig", OURS, mode=m, seq_len=t, time_ms=40.0)
+                    for m in ("fw", "fwbw")
+                    for t in LENGTHS
+                ),
+                *(made.row("mlstm_sig", THEIRS, mode="fw", seq_len=t, time_ms=80.0) for t in LENGTHS),
+                *(
+                    made.row("mlstm_sig", "fla.other", provider="fla", mode=m, seq_len=t, time_ms=ms)
+                    for m, ms in (("fw", 160.0), ("fwbw", 20.0))
+                    for t in LENGTHS
+                ),
+            ],
+            "mLSTMsig: ours is 0.5 to 2 times as fast as the best of the others at every sequence length",
+        ),
         (
             "chunk-size",
             [made.row("mlstm_sig", OURS, chunk_size=L, time_ms=128 / L) for L in (64, 128)],
@@ -265,5 +283,10 @@ def test_a_mode_that_the_best_peer_lacks_has_no_comparison() -> None:
         selection = Selection(ops=("lightning",), modes=(mode,))
         shown = drawing("runtime", committed(), choose(committed(), selection, most=True))
         assert shown.finding.startswith(said) and bool(shown.finding) == bool(said)
+    # Its best peer is drawn with --all alone.
+    layer = drawing(
+        "runtime", committed(), choose(committed(), Selection(ops=("rglru_layer",)), batches=(8,), most=True)
+    )
+    assert "RG-LRU layer: ours is 3." in layer.finding
     widths = drawing("head-dim", committed(), choose(committed(), Selection(ops=("lightning",)), "width", most=True))
     assert "lightning_attn" not in widths.finding

@@ -157,6 +157,25 @@ def test_a_ratio_s_sides_must_have_been_timed_together(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
+def test_a_side_is_its_fastest_case_not_the_fastest_in_turn(tmp_path: Path) -> None:
+    """A newer pair of a slower implementation does not stand for the side, nor does it alone."""
+    impl, (asked,) = (
+        "mlstm_kernels.xl_chunk_siging",
+        claims(tmp_path, f"{RATIO}at_least = 1\nover = {{ seq_len = [8192] }}"),
+    )
+    late = {"measured_at": "2026-02-01T00:00:00+00:00"}
+    fast, slow = (row("mlstm_sig", each, time_ms=ms) for each, ms in (("fused_chunk", 1.0), ("xl_chunk", 4.0)))
+    theirs = row("mlstm_sig", impl, state_dtype=None, time_ms=2.0)
+    newer = [*in_turn("run-1", [{**slow, **late}, {**theirs, **late}])]
+    for parts, verdict, ours in (
+        ([*in_turn("run-0", [fast, theirs]), *newer], "holds", 2.0),
+        ([fast, *newer], "not measured", None),
+    ):
+        found = verdicts.evaluate(asked, verdicts.Store([write(parts, tmp_path / f"{verdict}.parquet")], "h200_sxm"))
+        assert found.verdict == verdict
+        assert [line.ours for line in found.lines] == [ours]
+
+
 def test_a_number_is_not_rounded_onto_a_bound_that_it_misses() -> None:
     claim = entries.Claim(text="a claim", ratio=("a", "b"), at_least=(1.2, 3.0))
     shown = {1.1981: "1.198", 1.2: "1.2", 1.2345: "1.23", 2.9999: "2.9999"}
