@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Triton 3.6.0, 3.7.1 and 3.9.0, compiled for Hopper without a GPU: a kernel makes a tuple with None in it and hands it to
-# a function, in all of them. In 3.6.0 a function that returns such a tuple is an error of the compiler.
+# Triton 3.6.0, 3.7.1 and 3.9.0, compiled for Hopper without a GPU: in all of them a kernel makes a tuple with None in it
+# and hands it to a function. With 3.6.0 a function that returns such a tuple does not compile.
 #
 # Guessed first: what a function takes it may return.
 #
@@ -10,8 +10,7 @@
 #     3.7.1 takes: compiled; returns: compiled
 #     3.9.0 takes: compiled; returns: compiled
 #
-# It turns constants of a result into tensors, and None is one of them. It makes no difference whether it is Triton or
-# Gluon, a tuple or a NamedTuple.
+# It turns constants of a result into tensors, and None is one of them.
 #
 # Exits with 0 while this is so, and with another status once it has changed. Run with Python 3.11 on x86-64 Linux.
 set -euo pipefail

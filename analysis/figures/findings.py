@@ -128,9 +128,7 @@ def beside_others(rows: pd.DataFrame, first: Line, x: str, over: str, column: st
     # What was measured at few points decides at those alone, and what runs forward alone not where there are gradients.
     regular = others[3 * others.groupby(["op", "impl"])[x].transform("nunique") >= ours[x].nunique()]
     differentiated = regular["mode"].isin(("fwbw", "bw"))
-    compared = [
-        point for each in (regular[differentiated], regular[~differentiated]) for point in _where_best(each, at)
-    ]
+    compared = [*_where_best(regular[differentiated], at), *_where_best(regular[~differentiated], at)]
     compared = ours.set_index(at).index.intersection(compared)
     others = others[others.set_index(at).index.isin(compared)]
     if others.empty:
@@ -158,8 +156,8 @@ def _where_best(others: pd.DataFrame, at: list[str]) -> list[tuple[Any, ...]]:
         return []
     table = others.pivot_table("factor", at, ["op", "impl"], aggfunc="min")
     beside = {each: (table[each] / table.drop(columns=[each]).min(axis=1)).median() for each in table}
-    known = {each: slower for each, slower in beside.items() if slower == slower} or dict(table.median())
-    return table.index[table[min(known, key=lambda each: known[each])].notna()].tolist()
+    slower = {each: factor for each, factor in beside.items() if factor == factor} or dict(table.median())
+    return table.index[table[min(slower, key=lambda each: slower[each])].notna()].tolist()
 
 
 def _span(low: float, high: float) -> str:

@@ -281,7 +281,7 @@ def print_summary(records: Sequence[Record]) -> None:
     if len(reasons) > MAX_REASONS:
         print(f"and {len(reasons) - MAX_REASONS} more reasons in the file")
     if noisy := [record.noise for record in records if record.noise]:
-        print(f"busy: {len(noisy)} of {len(records)} cases, whose machine was, mostly {commonest(noisy)}")
+        print(f"on a busy machine: {len(noisy)} of {len(records)} cases, mostly {commonest(noisy)}")
     for record in records:
         if record.suspect:
             print(f"suspect (? above): {record.op} {record.impl} {record.mode} T={record.seq_len}: {record.suspect}")

@@ -91,7 +91,7 @@ def normaliser_kernel(
         count = BH // H
         number = batch
         batch, end = document_of(starts.documents, number, T)
-        # Gate vectors as those of a sequence that begins with the document. Triton 3.6 returns no None of a function.
+        # As of a sequence that begins with the document.
         stretch = stretch_of_document(head, batch, number, count, T, BLOCK_T)
         gates = GateVectors(
             u=None if gates.u is None else gates.u + batch,

@@ -627,7 +627,7 @@ def whole_state_kernel(
         document = PackedDocument(length, count, batch // every + at)
         # From here on all is that of head number ``head`` in tensors that begin with the document.
         pid_bh = head
-        # Gate vectors as those of a sequence that begins with the document. Triton 3.6 returns no None of a function.
+        # As of a sequence that begins with the document.
         stretch = stretch_of_document(head, batch, at, count, T, BT)
         gates = GateVectors(
             u=None if gates.u is None else gates.u + batch,

@@ -218,4 +218,4 @@ def test_times_of_a_busy_machine_are_marked_where_they_are_printed(capsys: pytes
     ((_, table),) = display.best_tables(rows)
     assert [table[0][column].endswith(" (busy)") for column in ("512", "1k")] == [False, True]
     display.print_summary(rows)
-    assert f"busy: 1 of 2 cases, whose machine was, mostly {BUSY}" in capsys.readouterr().out
+    assert f"on a busy machine: 1 of 2 cases, mostly {BUSY}" in capsys.readouterr().out
